@@ -1,0 +1,1 @@
+"""The decision core: click model, precision, planning, policies, estimators. numpy only."""

@@ -1,0 +1,1 @@
+"""Experiments, evaluation, plots and benchmarks, for people."""

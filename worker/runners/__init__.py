@@ -1,0 +1,1 @@
+"""What moves bytes and tells the time: embedded, kafka, replay."""

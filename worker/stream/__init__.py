@@ -1,0 +1,1 @@
+"""Events, sessions, episodes and the topology. No I/O, no clock."""
