@@ -110,9 +110,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = 
     widths = [max(len(row[i]) for row in rows_list) for i in range(len(header))]
     right = [all(_numeric(row[i]) for row in cells) and bool(cells) for i in range(len(header))]
     lines = [
-        " ".join(
-            cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)
-        ).rstrip()
+        " ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
         for row in rows_list
     ]
     return "\n".join(([title, ""] if title else []) + lines)
@@ -126,9 +124,7 @@ def write_json(path: str | None, value: Any) -> None:
     """Write `value` to the file (or standard output for ``-``); nothing if no path was given."""
     if path is None:
         return
-    data = orjson.dumps(
-        value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    )
+    data = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     if path == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -155,9 +151,7 @@ def write_file(path: str | Path, data: bytes) -> None:
     """Write a file whole or not at all."""
     target = Path(path)
     try:
-        with tempfile.NamedTemporaryFile(
-            dir=target.absolute().parent, prefix=f".{target.name}.", delete=False
-        ) as file:
+        with tempfile.NamedTemporaryFile(dir=target.absolute().parent, prefix=f".{target.name}.", delete=False) as file:
             file.write(data)
         Path(file.name).chmod(0o644)
         Path(file.name).replace(target)

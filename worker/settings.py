@@ -163,9 +163,7 @@ def build_parser(command: Command, prog: str) -> ArgumentParser:
         allow_abbrev=False,
     )
     if command.actions:
-        actions = parser.add_subparsers(
-            dest="action", metavar="ACTION", required=True, parser_class=ArgumentParser
-        )
+        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=ArgumentParser)
         for action in command.actions:
             sub = build_parser(action, f"{prog} {action.name}")
             actions._name_parser_map[action.name] = sub
@@ -234,9 +232,7 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None
             text = [part.strip() for part in text.split(",")] if option.repeatable else text
             values[option.attribute] = _parse(option, text, option.variable)
         elif option.attribute in file and not option.positional:
-            values[option.attribute] = _parse(
-                option, file[option.attribute], f"{option.attribute} in the config file"
-            )
+            values[option.attribute] = _parse(option, file[option.attribute], f"{option.attribute} in the config file")
         elif option.positional and not option.optional:
             raise InputError(f"{option.metavar or option.name.upper()} is missing: {option.help}")
         else:

@@ -1,0 +1,95 @@
+"""Slates without repeats: each arm at most once in a session (math.md §7).
+
+Whatever set of arms is shown, its best order is by falling revenue (exchange argument), so the best slate is an exact
+dynamic programme over arms sorted that way, m being the displays left:
+
+    V(i, m) = max( V(i+1, m),  f_i e_i + (1 − f_i) V(i+1, m−1) )
+
+An arm that at least H others beat in both revenue and probability is in no best slate, so under the estimate, where
+the order by probability is that of θ_k for every context, the arms beaten by fewer than H suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from worker.bandit.planning import ELEMENTS, NO_ARM, ROWS, Array, Masked, Planner
+from worker.bandit.precision import Floats, Ints
+
+Chances = Callable[[int, int], Array]  # (first row, last row) → probabilities in the order of the columns
+
+
+def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None) -> Ints:
+    """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones."""
+    offsets = planner.offsets(contexts)
+
+    def best(offsets: Floats, columns: Ints, masked: Masked | None) -> Ints:
+        return _best(planner, len(offsets), columns, lambda a, b: planner.probabilities(offsets[a:b], columns), masked)
+
+    slates = best(offsets, planner.contenders, None)
+    if masked is not None:
+        hit = np.unique(masked.rows[np.isin(masked.columns, planner.contenders)])
+        slates[hit] = best(offsets[hit], planner.by_falling_revenue, masked.select(hit))
+    return slates
+
+
+def optimistic_slates(planner: Planner, contexts: Floats, *, beta: float, masked: Masked | None = None) -> Ints:
+    """Return the best slates under the optimistic probabilities σ(u + β·width): (n, d) → (n, H)."""
+    offsets, whitened = planner.offsets(contexts), planner.whitened(contexts)
+    order = planner.by_falling_revenue
+
+    def chances(start: int, stop: int) -> Array:
+        # Slices start at multiples of ROWS, as the blocks of `whitened` do.
+        widths = planner.widths(whitened[start // ROWS : -(-stop // ROWS)], slice(None))[: stop - start]
+        odds = (offsets[start:stop, None] + planner.posterior.theta_arms[planner.shown]).astype(planner.dtype)
+        odds += beta * widths
+        return np.asarray(1 / (1 + np.exp(-np.clip(odds, -80, 80))))[:, order]
+
+    return _best(planner, len(contexts), order, chances, masked)
+
+
+def _best(planner: Planner, count: int, columns: Ints, chances: Chances, masked: Masked | None) -> Ints:
+    horizon = planner.horizon
+    slates = np.full((count, horizon), NO_ARM, dtype=np.intp)
+    rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
+    place = np.empty(len(planner.shown), dtype=np.intp)
+    place[columns] = np.arange(len(columns))
+    rows = max(1, 8 * ELEMENTS // max(1, len(columns)) // ROWS) * ROWS
+    for start in range(0, count, rows):
+        stop = min(start + rows, count)
+        f = chances(start, stop)
+        if masked:
+            holes, arms = masked.within(start, stop, 0, len(planner.shown))
+            f[holes, place[arms]] = 0  # never better than leaving it out
+        picks = _pick(np.ascontiguousarray(f.T), rewards, horizon)
+        slates[start:stop] = np.where(picks == NO_ARM, NO_ARM, planner.shown[columns[picks]])
+    return slates
+
+
+def best_values(chances: Floats, rewards: Floats, horizon: int) -> Floats:
+    """Return the revenue of the best slates without repeats when probabilities are given: (n, K) → (n,), float64."""
+    values = np.zeros((horizon + 1, len(chances)))
+    for arm in np.argsort(rewards, kind="stable"):
+        values[1:] = np.maximum(values[1:], values[:-1] + chances[:, arm] * (rewards[arm] - values[:-1]))
+    return np.asarray(values[-1])
+
+
+def _pick(f: Array, rewards: Array, horizon: int) -> Ints:
+    """Run the programme for f (arms, rows), arms by falling revenue; return places in that order, (rows, H)."""
+    arms, rows = f.shape
+    values = np.zeros((horizon + 1, rows), dtype=f.dtype)
+    taken = np.zeros((arms, horizon, rows), dtype=bool)
+    for i in range(arms - 1, -1, -1):
+        with_it = values[:-1] + f[i] * (rewards[i] - values[:-1])
+        np.greater(with_it, values[1:], out=taken[i])
+        np.maximum(values[1:], with_it, out=values[1:])
+    picks = np.full((rows, horizon), NO_ARM, dtype=np.intp)
+    left = np.full(rows, horizon, dtype=np.intp)
+    every = np.arange(rows)
+    for i in range(arms):
+        hit = (left > 0) & taken[i, np.maximum(left, 1) - 1, every]
+        picks[every[hit], horizon - left[hit]] = i
+        left[hit] -= 1
+    return picks

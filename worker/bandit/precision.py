@@ -1,0 +1,236 @@
+"""The precision matrix A of the joint parameter [θ_x; θ_1 … θ_K], in block form.
+
+Every observation is z = [x; onehot(k)], so A = λI + Σ w z zᵀ has a diagonal arm block:
+
+    A = [[C, Bᵀ],      C  (d, d)  context
+         [B, D]]       B  (K, d)  cross, a row per arm
+                       D  (K,)    arms, the diagonal
+
+and everything goes through the Schur complement of D (math.md §4), with U = B / D:
+
+    S = (C − Uᵀ B)⁻¹ = LᵀL        zᵀA⁻¹z = ‖L(x − U_k)‖² + 1/D_k
+
+No (d+K)² matrix is ever formed: memory is O(dK), a factorisation O(d²K + d³).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.errors import EstimationError, InputError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+
+def frozen_array(values: object, shape: tuple[int, ...] | None = None) -> Floats:
+    """Return `values` as a float64 array of its own that cannot be written to; check shape and finiteness."""
+    try:
+        array = np.array(values, dtype=np.float64, order="C")
+    except (TypeError, ValueError):
+        raise InputError("not an array of numbers") from None
+    if shape is not None and array.shape != shape:
+        raise InputError(f"shape {array.shape} instead of {shape}")
+    if not np.isfinite(array).all():
+        raise InputError("has a number that is not finite")
+    array.flags.writeable = False
+    return array
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Precision:
+    """The information about all parameters so far; a value, never changed in place.
+
+    Parameters
+    ----------
+    context : (d, d)
+    cross : (K, d)
+    arms : (K,)
+
+    Examples
+    --------
+    >>> prior = Precision.prior(dim=2, arms=3, ridge=2.0)
+    >>> prior.widths(np.array([[0.0, 0.0]])).round(3)
+    array([[0.707, 0.707, 0.707]])
+    >>> once = prior.plus(np.array([[1.0, 0.0]]), sessions=np.array([0]), arms=np.array([1]), weights=np.array([0.25]))
+    >>> bool((once.widths(np.array([[1.0, 0.0]])) < prior.widths(np.array([[1.0, 0.0]]))).all())
+    True
+    """
+
+    context: Floats
+    cross: Floats
+    arms: Floats = field(repr=False)
+
+    def __post_init__(self) -> None:
+        arms = frozen_array(self.arms)
+        if arms.ndim != 1 or np.ndim(self.context) != 2:
+            raise InputError("precision.context must be d×d and precision.arms a list")
+        dim = np.shape(self.context)[0]
+        try:
+            object.__setattr__(self, "context", frozen_array(self.context, (dim, dim)))
+            object.__setattr__(self, "cross", frozen_array(self.cross, (len(arms), dim)))
+        except InputError as error:
+            raise InputError(f"precision: {error}") from None
+        object.__setattr__(self, "arms", arms)
+
+    @classmethod
+    def prior(cls, *, dim: int, arms: int, ridge: float) -> Precision:
+        """Return λI."""
+        return cls(context=np.eye(dim) * ridge, cross=np.zeros((arms, dim)), arms=np.full(arms, float(ridge)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Precision):
+            return NotImplemented
+        return (
+            np.array_equal(self.context, other.context)
+            and np.array_equal(self.cross, other.cross)
+            and np.array_equal(self.arms, other.arms)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def dim(self) -> int:
+        """The number d of context features."""
+        return len(self.context)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def centres(self) -> Floats:
+        """U = B / D: the average context each arm was shown to, shrunk by the ridge, (K, d)."""
+        return self.cross / self.arms[:, None]
+
+    @cached_property
+    def whitening(self) -> Floats:
+        """L with LᵀL = (C − Uᵀ B)⁻¹, lower triangular, (d, d)."""
+        if not (self.arms > 0).all():
+            raise EstimationError("the precision is not positive definite: an arm has none")
+        schur = self.context - self.centres.T @ self.cross
+        try:
+            factor = np.linalg.cholesky((schur + schur.T) / 2)
+        except np.linalg.LinAlgError:
+            raise EstimationError("the precision is not positive definite in the context block") from None
+        return np.linalg.inv(factor)
+
+    def squared_widths(self, contexts: Floats) -> Floats:
+        """Return zᵀA⁻¹z for every context and arm: (n, d) → (n, K)."""
+        # Centring both sides keeps the expanded square from cancelling when contexts lie far from the origin.
+        middle = self.centres.mean(axis=0)
+        here = (contexts - middle) @ self.whitening.T
+        there = (self.centres - middle) @ self.whitening.T
+        squares = (here**2).sum(axis=1)[:, None] - 2 * here @ there.T + (there**2).sum(axis=1)
+        return np.asarray(np.maximum(squares, 0.0) + 1 / self.arms)
+
+    def widths(self, contexts: Floats) -> Floats:
+        """Return sqrt(zᵀA⁻¹z), the posterior standard deviation of the log-odds: (n, d) → (n, K)."""
+        return np.sqrt(self.squared_widths(contexts))
+
+    def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return zᵀA⁻¹z of chosen pairs only: contexts (n, d), arms (n, h) → (n, h)."""
+        offsets = (contexts[:, None, :] - self.centres[arms]) @ self.whitening.T
+        return np.asarray((offsets**2).sum(axis=2) + 1 / self.arms[arms])
+
+    def times(self, context: Floats, arms: Floats) -> tuple[Floats, Floats]:
+        """Return A v for v = [context; arms]."""
+        return self.context @ context + self.cross.T @ arms, self.cross @ context + self.arms * arms
+
+    def solve(self, context: Floats, arms: Floats) -> tuple[Floats, Floats]:
+        """Return A⁻¹ r for r = [context; arms], in the same two parts."""
+        reduced = context - self.centres.T @ arms
+        solution = self.whitening.T @ (self.whitening @ reduced)
+        return solution, arms / self.arms - self.centres @ solution
+
+    def draw(self, normals_context: Floats, normals_arms: Floats) -> tuple[Floats, Floats]:
+        """Turn standard normals (m, d) and (m, K) into m draws from N(0, A⁻¹)."""
+        context = normals_context @ self.whitening
+        return context, normals_arms / np.sqrt(self.arms) - context @ self.centres.T
+
+    @property
+    def log_determinant(self) -> float:
+        """Return log det A."""
+        return float(np.log(self.arms).sum() - 2 * np.log(np.diag(self.whitening)).sum())
+
+    @property
+    def smallest_eigenvalue(self) -> float:
+        """Return the smallest eigenvalue of A.
+
+        A − μI is positive definite iff all D_k > μ and its own Schur complement is. The smallest eigenvalue of that
+        complement is a falling, concave function of μ, so Newton's method comes to its root from the right without
+        overshooting; bisection guards the poles at the D_k.
+        """
+        low, high = 0.0, float(min(self.arms.min(), np.linalg.eigvalsh(self.context)[0]))
+        if not self.is_positive_definite:
+            raise EstimationError("the precision is not positive definite")
+        guess = high * (1 - 1e-9)
+        for _ in range(200):
+            gaps = self.arms - guess
+            complement = self.context - guess * np.eye(self.dim) - (self.cross / gaps[:, None]).T @ self.cross
+            values, vectors = np.linalg.eigh(complement)
+            if values[0] > 0:
+                low = guess
+            else:
+                high = guess
+            if high - low <= 1e-14 * high:
+                break
+            slope = -1.0 - float((((self.cross @ vectors[:, 0]) / gaps) ** 2).sum())
+            newton = guess - float(values[0]) / slope
+            guess = newton if low < newton < high and newton != guess else (low + high) / 2
+            if guess in (low, high):
+                break
+        return (low + high) / 2
+
+    @property
+    def is_positive_definite(self) -> bool:
+        """Whether every direction carries information; false instead of an error."""
+        try:
+            return bool(np.isfinite(self.whitening).all())
+        except EstimationError:
+            return False
+
+    # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plus(self, contexts: Floats, *, sessions: Ints, arms: Ints, weights: Floats) -> Precision:
+        """Add Σ w z zᵀ of displays: the j-th showed arms[j], with weights[j], to row sessions[j] of `contexts` (n, d).
+
+        Sums in the order given, so the same displays in the same order give the same bits.
+        """
+        per_session = np.bincount(sessions, weights=weights, minlength=len(contexts))
+        grown = self.context + contexts.T @ (contexts * per_session[:, None])
+        cross = self.cross.copy()
+        for shown, sums in _sums_by_arm(arms, contexts, sessions, weights):
+            cross[shown] += sums
+        diagonal = self.arms + np.bincount(arms, weights=weights, minlength=len(self.arms))
+        return Precision(context=(grown + grown.T) / 2, cross=cross, arms=diagonal)
+
+    def with_arms(self, count: int, *, ridge: float) -> Precision:
+        """Append `count` arms of which nothing is known but the prior."""
+        return Precision(
+            context=self.context,
+            cross=np.vstack([self.cross, np.zeros((count, self.dim))]),
+            arms=np.concatenate([self.arms, np.full(count, float(ridge))]),
+        )
+
+    def forget(self, keep: float, *, ridge: float) -> Precision:
+        """Fade towards the prior: A ← γA + (1−γ)λI."""
+        lost = (1 - keep) * ridge
+        return Precision(
+            context=keep * self.context + lost * np.eye(self.dim),
+            cross=keep * self.cross,
+            arms=keep * self.arms + lost,
+        )
+
+
+def _sums_by_arm(arms: Ints, contexts: Floats, sessions: Ints, weights: Floats) -> Iterable[tuple[Ints, Floats]]:
+    """Yield (distinct arms, Σ w x of each), in slices that bound the memory of the gathered contexts."""
+    order = np.argsort(arms, kind="stable")
+    rows = max(1, 4_000_000 // max(1, contexts.shape[1]))
+    for start in range(0, len(order), rows):
+        part = order[start : start + rows]
+        shown, firsts = np.unique(arms[part], return_index=True)
+        yield shown, np.add.reduceat(contexts[sessions[part]] * weights[part, None], firsts, axis=0)
