@@ -72,7 +72,7 @@ def overview() -> str:
         "usage: adcascade COMMAND [OPTIONS]\n\n"
         "Serves the ads of a session one after another, planned backwards over the whole session.\n\n"
         f"commands:\n{lines}\n\n"
-        "Every option is also an environment variable (--beta is ADCASCADE_BETA) and a name in a TOML file (--config).\n"
+        "Every option is also a variable (--beta is ADCASCADE_BETA) and a name in a TOML file (--config).\n"
         "adcascade COMMAND --help shows its options and examples.\n"
     )
 

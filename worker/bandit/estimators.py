@@ -21,9 +21,7 @@ ESTIMATORS = ("laplace", "newton", "paper")
 
 TOLERANCE = 1e-10  # of a Newton step, relative to the parameters
 MOST_STEPS = 50
-LARGEST_STEP = (
-    20.0  # in any one coordinate per fold: log-odds that move further in one episode are not learned but broken
-)
+LARGEST_STEP = 20.0  # per fold, in any one coordinate: log-odds that move further are not learned but broken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

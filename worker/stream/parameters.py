@@ -1,0 +1,330 @@
+"""One version of everything that serving needs: the estimate, the arms, and the settings it was made under.
+
+The learner publishes versions, workers plan by them, `replay --verify` recomputes them. A version's `sha256` covers all
+that it says about the model (not when and where in the journal it was made), so equal hashes mean equal decisions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.model import Posterior
+from worker.bandit.policies import BONUSES, POLICIES
+from worker.bandit.precision import Floats, Precision
+from worker.errors import InputError, ParametersError
+
+UNANSWERED = ("ignored", "passed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """An ad that can be shown: its id, the revenue of a click, and whether it is shown at present."""
+
+    arm: str
+    reward: float
+    active: bool = True
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.reward, int | float) and math.isfinite(self.reward) and self.reward > 0):
+            raise InputError(f"arm {self.arm!r}: the reward must be a finite number above zero, not {self.reward}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningSettings:
+    """How serving and learning go; chosen by the learner's configuration, carried by every version.
+
+    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds.
+    """
+
+    dim: int
+    horizon: int = 5
+    repeats: bool = True
+    policy: str = "ucbbp"
+    epsilon: float = 0.1
+    bonus: str = "value"
+    beta: float | str = 1.5
+    estimator: str = "laplace"
+    ridge: float = 1.0
+    forgetting: float = 1.0
+    warmup: int = 2
+    horizon_episodes: int = 1000
+    random_share: float = 0.0
+    salt: str = "adcascade"
+    session_timeout: int = 60_000
+    lateness: int = 5_000
+    window: int = 60_000
+    unanswered: str = "ignored"
+
+    def __post_init__(self) -> None:
+        for name, least in (("dim", 1), ("horizon", 1), ("warmup", 0), ("horizon_episodes", 2), ("window", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("session_timeout", "lateness"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must not be negative, but is {getattr(self, name)}")
+        for name, known in (
+            ("policy", POLICIES),
+            ("bonus", BONUSES),
+            ("estimator", ESTIMATORS),
+            ("unanswered", UNANSWERED),
+        ):
+            if getattr(self, name) not in known:
+                raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
+        for name in ("epsilon", "random_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+        if not 0 < self.forgetting <= 1:
+            raise InputError(f"forgetting must be above 0 and at most 1 (1: off), not {self.forgetting}")
+        if not (math.isfinite(self.ridge) and self.ridge > 0):
+            raise InputError(f"ridge must be a finite number above zero, not {self.ridge}")
+        if isinstance(self.beta, str):
+            if self.beta != "theory":
+                raise InputError(f'beta must be a number or "theory", not {self.beta!r}')
+        elif not (math.isfinite(self.beta) and self.beta >= 0):
+            raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
+
+
+SETTINGS = tuple(f.name for f in fields(LearningSettings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """A version. `progress` is the highest progress per partition; `radius` the number that "theory" stands for."""
+
+    version: int
+    settings: LearningSettings
+    arms: tuple[Arm, ...]
+    posterior: Posterior = field(repr=False)
+    parent_sha256: str = ""
+    effective_at: int = 0
+    made_at: int = 0
+    window_end: int | None = None
+    journal_offset: int = -1
+    resume_offset: int = 0
+    progress: Mapping[int, int] = field(default_factory=dict)
+    frozen: bool = False
+    folds: int = 0
+    observations: int = 0
+    expected_sessions: int = 0
+    explore_budget: int = 0
+    thresholds: tuple[float, ...] = ()
+    radius: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.posterior.dim != self.settings.dim:
+            raise ParametersError(f"theta_context has {self.posterior.dim} numbers, dim says {self.settings.dim}")
+        if self.posterior.arms != len(self.arms):
+            raise ParametersError(f"theta_arms has {self.posterior.arms} numbers for {len(self.arms)} arms")
+        names = [arm.arm for arm in self.arms]
+        if len(set(names)) != len(names):
+            raise ParametersError("two arms have the same id")
+        if self.thresholds and len(self.thresholds) != self.settings.horizon:
+            raise ParametersError(f"{len(self.thresholds)} thresholds for a horizon of {self.settings.horizon}")
+
+    @classmethod
+    def first(cls, settings: LearningSettings, arms: tuple[Arm, ...]) -> Parameters:
+        """Return version 0: the prior over the configured arms; all explore."""
+        return cls(
+            version=0,
+            settings=settings,
+            arms=arms,
+            posterior=Posterior.prior(dim=settings.dim, arms=len(arms), ridge=settings.ridge),
+            thresholds=(0.0,) * settings.horizon,
+            radius=settings.beta if isinstance(settings.beta, int | float) else 0.0,
+        )
+
+    @property
+    def rewards(self) -> Floats:
+        """Revenue of each arm, (K,)."""
+        return np.array([arm.reward for arm in self.arms])
+
+    @property
+    def beta(self) -> float:
+        """The number of standard deviations that counts, also under "theory"."""
+        beta = self.settings.beta
+        return self.radius if isinstance(beta, str) else float(beta)
+
+    @property
+    def sha256(self) -> str:
+        """The hash over the model: every field but itself, made_at, effective_at, window_end, offsets and progress."""
+        return _digest(_record(self))
+
+
+# ── as JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_UNCOVERED = frozenset(
+    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"]
+)
+
+
+def encode_parameters(parameters: Parameters) -> bytes:
+    """Return the record of a version, its hash included; the same version gives the same bytes."""
+    record = _record(parameters)
+    record["sha256"] = _digest(record)
+    return orjson.dumps(record, option=orjson.OPT_SORT_KEYS)
+
+
+def _record(parameters: Parameters) -> dict[str, Any]:
+    posterior = parameters.posterior
+    return {
+        "version": parameters.version,
+        "parent_sha256": parameters.parent_sha256,
+        "effective_at": parameters.effective_at,
+        "made_at": parameters.made_at,
+        "window_end": parameters.window_end,
+        "journal_offset": parameters.journal_offset,
+        "resume_offset": parameters.resume_offset,
+        "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
+        "frozen": parameters.frozen,
+        "folds": parameters.folds,
+        "observations": parameters.observations,
+        "expected_sessions": parameters.expected_sessions,
+        **{name: getattr(parameters.settings, name) for name in SETTINGS},
+        "explore_budget": parameters.explore_budget,
+        "thresholds": list(parameters.thresholds),
+        "radius": parameters.radius,
+        "arms": [{"arm": arm.arm, "reward": float(arm.reward), "active": arm.active} for arm in parameters.arms],
+        "theta_context": _packed(posterior.theta_context),
+        "theta_arms": _packed(posterior.theta_arms),
+        "precision": {
+            "context": _packed(posterior.precision.context),
+            "cross": _packed(posterior.precision.cross),
+            "arms": _packed(posterior.precision.arms),
+        },
+    }
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    covered = {name: value for name, value in record.items() if name not in _UNCOVERED}
+    return hashlib.sha256(orjson.dumps(covered, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _packed(array: Floats) -> dict[str, Any]:
+    return {"shape": list(array.shape), "data": b64encode(array.astype("<f8").tobytes()).decode("ascii")}
+
+
+def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
+    """Read a version and check its hash.
+
+    With `complete` false (a file written by hand for `explain`), fields not needed for planning may be missing and
+    arrays may be nested lists; a hash is then checked only if there is one.
+    """
+    try:
+        record = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise ParametersError(f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ParametersError("not a JSON object")
+    given = record.get("sha256")
+    if complete and not isinstance(given, str):
+        raise ParametersError("there is no sha256")
+    try:
+        parameters = _parameters(record, complete)
+    except ParametersError:
+        raise
+    except InputError as error:
+        raise ParametersError(str(error)) from None
+    except KeyError as error:
+        raise ParametersError(f"the field {error.args[0]} is missing") from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ParametersError(f"a field has the wrong type: {error}") from None
+    if given is not None and _digest(record) != given:
+        raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
+    return parameters
+
+
+def _parameters(record: Mapping[str, Any], complete: bool) -> Parameters:
+    optional = {} if complete else _planning_defaults(record)
+    known = {**optional, **record}
+    settings = LearningSettings(**{name: known[name] for name in SETTINGS if complete or name in known})
+    arms = tuple(Arm(arm=str(arm["arm"]), reward=arm["reward"], active=bool(arm["active"])) for arm in known["arms"])
+    return Parameters(
+        version=int(known["version"]),
+        settings=settings,
+        arms=arms,
+        posterior=_posterior(known),
+        parent_sha256=str(known["parent_sha256"]),
+        effective_at=int(known["effective_at"]),
+        made_at=int(known["made_at"]),
+        window_end=None if known["window_end"] is None else int(known["window_end"]),
+        journal_offset=int(known["journal_offset"]),
+        resume_offset=int(known["resume_offset"]),
+        progress={int(partition): int(time) for partition, time in known["progress"].items()},
+        frozen=bool(known["frozen"]),
+        folds=int(known["folds"]),
+        observations=int(known["observations"]),
+        expected_sessions=int(known["expected_sessions"]),
+        explore_budget=int(known["explore_budget"]),
+        thresholds=tuple(float(value) for value in known["thresholds"]),
+        radius=float(known["radius"]),
+    )
+
+
+def _planning_defaults(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a hand-written file may leave out."""
+    context = _unpacked(record["theta_context"], "theta_context")
+    arms = [{"active": True, **arm} for arm in record["arms"]] if isinstance(record.get("arms"), list) else None
+    beta = record.get("beta")
+    return {
+        "version": 0,
+        "parent_sha256": "",
+        "effective_at": 0,
+        "made_at": 0,
+        "window_end": None,
+        "journal_offset": -1,
+        "resume_offset": 0,
+        "progress": {},
+        "frozen": False,
+        "folds": 0,
+        "observations": 0,
+        "expected_sessions": 0,
+        "explore_budget": 0,
+        "thresholds": [],
+        "radius": beta if isinstance(beta, int | float) else 0.0,
+        "warmup": 0,
+        "dim": len(context),
+        **({"arms": arms} if arms is not None else {}),
+    }
+
+
+def _posterior(record: Mapping[str, Any]) -> Posterior:
+    precision = record["precision"]
+    parts = {name: _unpacked(precision[name], f"precision.{name}") for name in ("context", "cross", "arms")}
+    if parts["cross"].size == 0:
+        parts["cross"] = parts["cross"].reshape(len(parts["arms"]), len(parts["context"]))
+    posterior = Posterior(
+        theta_context=_unpacked(record["theta_context"], "theta_context"),
+        theta_arms=_unpacked(record["theta_arms"], "theta_arms"),
+        precision=Precision(**parts),
+    )
+    if not posterior.precision.is_positive_definite:
+        raise ParametersError("the precision is not positive definite")
+    return posterior
+
+
+def _unpacked(value: Any, name: str) -> Floats:
+    try:
+        if isinstance(value, Mapping):
+            data = np.frombuffer(b64decode(value["data"], validate=True), dtype="<f8")
+            return data.astype(np.float64).reshape(value["shape"])
+        return np.array(value, dtype=np.float64)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ParametersError(f"{name} is not an array of numbers: {error}") from None
+
+
+def with_settings(parameters: Parameters, **changes: Any) -> Parameters:
+    """Return the same estimate under other settings (what `explain --policy` asks for)."""
+    settings = replace(parameters.settings, **changes)
+    thresholds = parameters.thresholds
+    if settings.horizon != parameters.settings.horizon:
+        thresholds = ()
+    return replace(parameters, settings=settings, thresholds=thresholds)
