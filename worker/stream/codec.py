@@ -40,8 +40,8 @@ from worker.stream.events import (
 )
 
 #: How deep a record may be nested. msgspec passes over unknown fields by recursion, so that without this bound the
-#: depth of the caller's stack would decide what is accepted. Half of Python's usual limit, and no shorter record can
-#: reach it: most need not be looked at.
+#: depth of the caller's stack would decide what is accepted. Half of Python's usual limit; a record has to be twice as
+#: long as it is deep, so most need not be looked at (one that is not closed is undecodable however it is found out).
 MAX_DEPTH: Final = 512
 
 E = TypeVar("E")
@@ -191,7 +191,7 @@ def _read(reader: _Reader[E], value: bytes | None, most: float) -> E:
     try:
         if not value.isascii():
             value.decode()  # msgspec does not look inside the fields that it passes over
-        if len(value) > MAX_DEPTH and _nests_too_deep(value):
+        if len(value) > 2 * MAX_DEPTH and _nests_too_deep(value):
             raise Rejected("undecodable", f"nested deeper than {MAX_DEPTH} levels")
         return reader.decode(value)
     except Rejected:
