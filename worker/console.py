@@ -101,16 +101,16 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = 
     """Lay out rows in columns; numbers to the right.
 
     >>> print(table(["arm", "q"], [["shoes", 0.25], ["hats", 1.5]]))
-    arm      q
-    shoes 0.25
-    hats   1.5
+    arm       q
+    shoes  0.25
+    hats    1.5
     """
     cells = [[str(cell) for cell in row] for row in rows]
     rows_list = [list(header), *cells]
     widths = [max(len(row[i]) for row in rows_list) for i in range(len(header))]
     right = [all(_numeric(row[i]) for row in cells) and bool(cells) for i in range(len(header))]
     lines = [
-        " ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
+        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
         for row in rows_list
     ]
     return "\n".join(([title, ""] if title else []) + lines)
