@@ -1,0 +1,130 @@
+"""A folder that keeps what the embedded runner must not lose: sessions, journal, parameters.
+
+One SQLite file, one transaction per step of the runner: after a `kill -9` the folder holds all of a step or nothing of
+it. A lock file keeps a second process out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from worker.errors import FailedError, InputError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS journal (offset INTEGER PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS parameters (version INTEGER PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+"""
+FORMAT = b"1"
+
+
+class StateFolder:
+    """Opens (and makes) a state folder; a context manager that lets go of the lock.
+
+    Nothing is on disk before `commit`.
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = True) -> None:
+        self.path = Path(path)
+        file = self.path / "state.sqlite3"
+        if not create and not file.exists():
+            raise InputError(f"{self.path} holds no state; `adcascade demo --state {self.path}` makes one")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise InputError(f"cannot use {self.path} as a state folder: {error.strerror or error}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise FailedError(f"another process uses the state folder {self.path}; stop it first") from None
+        try:
+            self._db = sqlite3.connect(file, isolation_level=None)
+            # Survives the death of the process; a power cut may cost the last steps, never the consistency.
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
+            made = self.meta("format")
+            self._db.execute("BEGIN")
+        except sqlite3.Error as error:
+            os.close(self._lock)
+            raise InputError(f"{file} is not a state file of adcascade: {error}") from None
+        if made is None:
+            self.set_meta("format", FORMAT)
+            self.commit()
+        elif made != FORMAT:
+            self.close()
+            raise InputError(f"{self.path} was written by another version of adcascade (format {made.decode()})")
+
+    def __enter__(self) -> StateFolder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop what was not committed, and let others in."""
+        self._db.close()
+        os.close(self._lock)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sessions(self) -> Iterable[tuple[bytes, bytes]]:
+        """Yield the session table."""
+        yield from self._db.execute("SELECT key, value FROM sessions")
+
+    def parameters(self) -> list[bytes]:
+        """Return the records of the versions kept, oldest first."""
+        return [value for (value,) in self._db.execute("SELECT value FROM parameters ORDER BY version")]
+
+    def journal(self, start: int) -> Iterable[tuple[int, bytes]]:
+        """Yield the journal from an offset on."""
+        yield from self._db.execute("SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset", (start,))
+
+    def journal_bounds(self) -> tuple[int, int]:
+        """Return the first offset kept and the next one to be written."""
+        first, last = self._db.execute("SELECT min(offset), max(offset) FROM journal").fetchone()
+        end = int(self.meta("journal_end") or b"0")
+        return (end, end) if first is None else (first, max(end, last + 1))
+
+    def meta(self, name: str) -> bytes | None:
+        """Return a named value."""
+        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def set_meta(self, name: str, value: bytes) -> None:
+        """Keep a named value."""
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
+    def change_sessions(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Apply a changelog; None deletes."""
+        for key, value in changes:
+            if value is None:
+                self._db.execute("DELETE FROM sessions WHERE key = ?", (key,))
+            else:
+                self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (key, value))
+
+    def append_journal(self, records: Sequence[tuple[int, bytes]]) -> None:
+        """Append records at their offsets."""
+        self._db.executemany("INSERT INTO journal VALUES (?, ?)", records)
+        if records:
+            self.set_meta("journal_end", b"%d" % (records[-1][0] + 1))
+
+    def put_parameters(self, version: int, value: bytes, *, kept: int, needed: int) -> None:
+        """Keep a version; drop those older than the last `kept`, and the journal before offset `needed`."""
+        self._db.execute("INSERT OR REPLACE INTO parameters VALUES (?, ?)", (version, value))
+        self._db.execute("DELETE FROM parameters WHERE version <= ?", (version - kept,))
+        self._db.execute("DELETE FROM journal WHERE offset < ?", (needed,))
+
+    def commit(self) -> None:
+        """Make everything since the last commit durable, at once."""
+        self._db.execute("COMMIT")
+        self._db.execute("BEGIN")

@@ -1,0 +1,387 @@
+"""Serving one partition: arrivals and feedback in; journal, decisions, dead letters and table changes out.
+
+Rules that hold in this file (design.md §3):
+
+- Every record that is valid by itself is journaled, whether or not it changed anything, also feedback that does not fit
+  the slate in the table: after a crash the table may hold another slate than the one the user saw, and the learner
+  finds out which by what was reported.
+- Every session that a batch touches gets its current decision once, at the end, if it is open. Same state, same bytes.
+- Slates are planned at arrival, the whole batch at once, and pinned.
+- A bad record costs one dead letter and nothing else. `handle` does not raise, whatever the records.
+- Values are deleted at the start of a later batch, once the acknowledged progress of the partition says that nothing
+  can come for them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+from worker.stream.codec import (
+    Limits,
+    Rejected,
+    decode_arrival,
+    decode_feedback,
+    encode_decision,
+    encode_feedback_fact,
+    encode_opened,
+)
+from worker.stream.contexts import pack_context
+from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
+from worker.stream.sessions import Parked, ParkedRecord, Session, State, decode_state, encode_state
+from worker.stream.slates import Slate
+from worker.stream.tokens import Secret, check_token, slate_tokens
+from worker.stream.topology import Emits, Record, Tally, Topics, dead_letter
+from worker.stream.versions import Versions
+
+#: Feedback records kept for one session whose arrival has not come; an honest client sends one or two per position.
+MOST_PARKED = 64
+
+_TICK = 1000  # milliseconds; values fall due in steps of this
+
+Planned: TypeAlias = dict[str, tuple[Slate, bytes, int, int]]  # session → slate, packed context, version, deadline
+
+
+class Serving:
+    """The task of one partition.
+
+    Parameters
+    ----------
+    versions : the parameters known to this worker, shared by its partitions
+    limits : what is accepted
+    secret : signs tokens and asks for them; none by default
+    keep_changelog : whether anybody stores the table's changes
+    """
+
+    def __init__(
+        self,
+        versions: Versions,
+        *,
+        partition: int = 0,
+        topics: Topics,
+        limits: Limits | None = None,
+        secret: Secret | None = None,
+        keep_changelog: bool = True,
+    ) -> None:
+        self.table: dict[str, State] = {}
+        self.parked = 0  # records waiting for their arrival
+        self._versions = versions
+        self._partition = partition
+        self._topics = topics
+        self._limits = limits or Limits()
+        self._secret = secret
+        self._keep_changelog = keep_changelog
+        self._progress = -1
+        self._due: dict[int, list[str]] = {}
+        self._ticks: list[int] = []
+
+    @property
+    def open_sessions(self) -> int:
+        """Sessions in the table, ended ones that are still remembered among them."""
+        return sum(1 for state in self.table.values() if type(state) is Session)
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> Tally:
+        """Take over the table of a partition."""
+        tally = Tally()
+        for key, value in items:
+            session_id, state = key.decode(), decode_state(value)
+            self.table[session_id] = state
+            if type(state) is Session:
+                tally.recovered += 1
+                self._remember(session_id, state.deadline)
+            elif type(state) is Parked:
+                tally.recovered_parked += len(state.records)
+                self.parked += len(state.records)
+                self._remember(session_id, self._parked_until(state.latest))
+        return tally
+
+    def hand_over(self) -> Tally:
+        """Give the partition away; return what was in the table."""
+        tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
+        self.table.clear()
+        self._due.clear()
+        self._ticks.clear()
+        self.parked = 0
+        return tally
+
+    def acknowledged(self, progress: int) -> None:
+        """Learn that all up to this time is processed, journaled and acknowledged."""
+        self._progress = max(self._progress, progress)
+
+    # ── a batch ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, records: Sequence[Record]) -> Emits:
+        """Process records of this partition's arrivals and clicks."""
+        emits = Emits()
+        self._forget(emits)
+        events = [self._decoded(record, emits) for record in records]
+        planned = self._plan([event for event in events if type(event) is Arrival])
+        touched: dict[str, bool] = {}  # session → whether its value changed
+        for record, event in zip(records, events, strict=True):
+            if type(event) is Arrival:
+                self._arrive(record, event, planned, touched, emits)
+            elif type(event) is Feedback:
+                self._hear(record, event, touched, emits)
+        self._answer(touched, emits)
+        return emits
+
+    def _decoded(self, record: Record, emits: Emits) -> Arrival | Feedback | None:
+        settings = self._versions.newest.settings
+        tally = emits.tally
+        try:
+            if record.topic == self._topics.arrivals:
+                tally.arrivals += 1
+                return decode_arrival(record.value, limits=self._limits, dim=settings.dim, timestamp=record.timestamp)
+            tally.feedback += 1
+            return decode_feedback(
+                record.value, limits=self._limits, horizon=settings.horizon, timestamp=record.timestamp
+            )
+        except Rejected as rejected:
+            self._bury(record, rejected.reason, rejected.error, emits)
+            return None
+
+    def _bury(self, record: Record, reason: str, error: str, emits: Emits) -> None:
+        emits.dead_letters.append(dead_letter(record, reason, error))
+        emits.tally.dead[reason] += 1
+        if record.topic == self._topics.arrivals:
+            emits.tally.dead_arrivals += 1
+        else:
+            emits.tally.dead_feedback += 1
+
+    def _plan(self, arrivals: list[Arrival]) -> Planned:
+        """Plan every session that is new, in one go per version."""
+        groups: dict[int, list[Arrival]] = {}
+        planners = {}
+        seen: set[str] = set()
+        table = self.table
+        for arrival in arrivals:
+            session_id = arrival.session_id
+            if session_id in seen or type(table.get(session_id)) is Session:
+                continue
+            seen.add(session_id)
+            planner = self._versions.at(arrival.occurred_at)
+            version = planner.parameters.version
+            planners[version] = planner
+            groups.setdefault(version, []).append(arrival)
+        planned: Planned = {}
+        for version, group in groups.items():
+            contexts = [pack_context(arrival.context) for arrival in group]
+            timeout = planners[version].parameters.settings.session_timeout
+            slates = planners[version].plan(group, contexts)
+            for arrival, context, slate in zip(group, contexts, slates, strict=True):
+                planned[arrival.session_id] = (slate, context, version, arrival.occurred_at + timeout)
+        return planned
+
+    def _arrive(
+        self, record: Record, arrival: Arrival, planned: Planned, touched: dict[str, bool], emits: Emits
+    ) -> None:
+        session_id = arrival.session_id
+        before = self.table.get(session_id)
+        if type(before) is Session:
+            session = before
+            if (
+                arrival.occurred_at != session.arrived_at
+                or arrival.exclude != session.exclude
+                or pack_context(arrival.context) != session.context
+            ):
+                self._bury(record, "session-reused", "another arrival has this session_id; ids must be unique", emits)
+                return
+            emits.tally.repeated += 1
+            touched.setdefault(session_id, False)
+        else:
+            slate, context, version, deadline = planned[session_id]
+            session = Session(
+                arrival.occurred_at,
+                deadline,
+                context,
+                arrival.exclude,
+                version,
+                slate.arms,
+                slate.modes,
+                slate.propensities,
+                slate.values,
+            )
+            self.table[session_id] = session
+            self._remember(session_id, deadline)
+            emits.tally.opened += 1
+            if slate.values:
+                emits.tally.expected_reward += slate.values[0]
+            touched[session_id] = True
+            if type(before) is Parked:
+                self._join(session_id, session, before, emits)
+        opened = Opened(
+            session_id=session_id,
+            arrived_at=session.arrived_at,
+            context=arrival.context,
+            slate=session.slate,
+            modes=session.modes,
+            exclude=session.exclude,
+            parameters_version=session.version,
+        )
+        emits.journal.append((session_id.encode(), encode_opened(opened)))
+
+    def _join(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
+        """Apply what came before the arrival; it is in the journal already."""
+        self.parked -= len(parked.records)
+        horizon = self._versions.newest.settings.horizon
+        for kept in parked.records:
+            record = Record(
+                self._topics.clicks, self._partition, kept.offset, kept.timestamp, session_id.encode(), kept.value
+            )
+            try:
+                feedback = decode_feedback(
+                    kept.value, limits=self._limits, horizon=max(horizon, len(session.slate)), timestamp=kept.timestamp
+                )
+            except Rejected as rejected:  # limits have become stricter since it was parked
+                self._bury(record, rejected.reason, rejected.error, emits)
+                continue
+            self._apply(record, feedback, session, emits)
+
+    def _hear(self, record: Record, feedback: Feedback, touched: dict[str, bool], emits: Emits) -> None:
+        session_id = feedback.session_id
+        state = self.table.get(session_id)
+        session = state if type(state) is Session else None
+        if not self._is_credible(record, feedback, session, emits):
+            return
+        fact = FeedbackFact(
+            session_id=session_id,
+            occurred_at=feedback.occurred_at,
+            position=feedback.position,
+            arm=feedback.arm,
+            clicked=feedback.clicked,
+        )
+        emits.journal.append((session_id.encode(), encode_feedback_fact(fact)))
+        if session is None:
+            self._park(record, feedback, state if type(state) is Parked else None, touched, emits)
+            return
+        changed = self._apply(record, feedback, session, emits)
+        touched[session_id] = touched.get(session_id, False) or changed
+
+    def _is_credible(self, record: Record, feedback: Feedback, session: Session | None, emits: Emits) -> bool:
+        """Check arm and token as far as they can be judged apart from the slate; bury the record if they fail."""
+        arm = feedback.arm
+        if arm not in self._versions.newest_arms and (session is None or arm not in session.slate):
+            self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", emits)
+            return False
+        if self._secret is not None and not self._has_token(feedback, session):
+            self._bury(record, "token", "$.token is missing or does not belong to this display", emits)
+            return False
+        return True
+
+    def _has_token(self, feedback: Feedback, session: Session | None) -> bool:
+        if self._secret is None:
+            return True
+        arrived_at = check_token(
+            self._secret,
+            feedback.token,
+            session_id=feedback.session_id,
+            position=feedback.position,
+            arm=feedback.arm,
+        )
+        return arrived_at is not None and (session is None or arrived_at == session.arrived_at)
+
+    def _apply(self, record: Record, feedback: Feedback, session: Session, emits: Emits) -> bool:
+        tally = emits.tally
+        if not self._has_token(feedback, session):  # parked before its session was known
+            self._bury(record, "token", "$.token belongs to another session of this id", emits)
+            return False
+        was_clicked = session.clicked
+        verdict = session.apply(feedback)
+        if verdict == "applied":
+            tally.applied += 1
+            if session.clicked and not was_clicked:
+                tally.clicks[session.clicked] += 1
+                tally.reward += self._versions.reward_of(feedback.arm)
+            return True
+        if verdict == "redundant":
+            tally.redundant += 1
+        elif verdict == "outside":
+            tally.outside += 1
+        elif verdict == "position":
+            self._bury(record, "position", f"$.position is beyond the slate of {len(session.slate)}", emits)
+        else:
+            self._bury(record, "arm-mismatch", "$.arm is not what was shown at that position", emits)
+        return False
+
+    def _park(
+        self, record: Record, feedback: Feedback, parked: Parked | None, touched: dict[str, bool], emits: Emits
+    ) -> None:
+        session_id = feedback.session_id
+        latest = feedback.occurred_at
+        if parked is None:
+            if self._parked_until(latest) + self._versions.newest.settings.lateness <= self._progress:
+                emits.tally.late += 1  # its session has been and gone
+                return
+            parked = Parked(latest, [])
+            self.table[session_id] = parked
+            self._remember(session_id, self._parked_until(latest))
+        value = record.value or b""
+        if any(kept.value == value for kept in parked.records):
+            emits.tally.redundant += 1
+        elif len(parked.records) >= MOST_PARKED:
+            self._bury(record, "parked-overflow", f"{MOST_PARKED} records wait for the arrival of this session", emits)
+            return
+        else:
+            parked.records.append(ParkedRecord(record.offset, record.timestamp, value))
+            parked.latest = max(parked.latest, latest)
+            self.parked += 1
+            touched[session_id] = True
+
+    def _answer(self, touched: dict[str, bool], emits: Emits) -> None:
+        decisions, counts = emits.decisions, emits.tally.decisions
+        for session_id, changed in touched.items():
+            state = self.table[session_id]
+            key = session_id.encode()
+            if changed and self._keep_changelog:
+                emits.changelog.append((key, encode_state(state)))
+            if type(state) is not Session or not (state.is_open or not state.slate):
+                continue
+            tokens = None
+            if self._secret is not None:
+                tokens = slate_tokens(
+                    self._secret,
+                    session_id=session_id,
+                    slate=state.slate[state.passed :],
+                    arrived_at=state.arrived_at,
+                    first=state.passed + 1,
+                )
+            decision = state.decision(session_id, tokens)
+            decisions.append((key, encode_decision(decision)))
+            counts[decision.mode, decision.position] += 1
+
+    # ── forgetting ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _parked_until(self, latest: int) -> int:
+        return latest + self._versions.newest.settings.session_timeout
+
+    def _remember(self, session_id: str, until: int) -> None:
+        """Note when a value may be deleted: one tick after `until` + lateness at the latest."""
+        tick = (until + self._versions.newest.settings.lateness) // _TICK + 1
+        due = self._due.get(tick)
+        if due is None:
+            self._due[tick] = due = []
+            heappush(self._ticks, tick)
+        due.append(session_id)
+
+    def _forget(self, emits: Emits) -> None:
+        lateness = self._versions.newest.settings.lateness
+        while self._ticks and self._ticks[0] * _TICK <= self._progress:
+            for session_id in self._due.pop(heappop(self._ticks)):
+                state = self.table.get(session_id)
+                if state is None:
+                    continue
+                until = state.deadline if type(state) is Session else self._parked_until(state.latest)  # type: ignore[union-attr]
+                if until + lateness > self._progress:
+                    self._remember(session_id, until)  # more feedback was parked, or the settings have changed
+                    continue
+                del self.table[session_id]
+                if self._keep_changelog:
+                    emits.changelog.append((session_id.encode(), None))
+                if type(state) is Session:
+                    emits.tally.ended[state.ending] += 1
+                elif type(state) is Parked:
+                    emits.tally.late += len(state.records)
+                    self.parked -= len(state.records)

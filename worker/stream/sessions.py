@@ -1,0 +1,143 @@
+"""One session's state, and how records change it.
+
+Rules that hold in this file; everything that affects a session's state lives here.
+
+- The state is a join of the arrival and the feedback: the arrival part is set once; of the feedback the lowest clicked
+  and the highest passed position count. Joining is commutative, associative and idempotent, so a record may come
+  twice, late or out of order.
+- Feedback that comes before its arrival is parked, as it came, and joined when the arrival comes.
+- Feedback counts iff arrived_at ≤ occurred_at ≤ deadline, whenever it is delivered, and iff its arm is what the slate
+  has at that position. A click at h says that everything before h was passed.
+- A session is open until it is clicked or its slate is exhausted. Its value stays in the table until nothing that may
+  still come can concern it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from worker.stream.events import Decision, Feedback, Mode
+
+#: How a session ended, told when its value is deleted.
+ENDINGS = ("clicked", "exhausted", "expired", "empty")
+Ending: TypeAlias = Literal["clicked", "exhausted", "expired", "empty"]
+
+#: What became of a feedback record that was not a dead letter.
+FEEDBACK_CLASSES = ("applied", "redundant", "outside", "late", "parked")
+Verdict: TypeAlias = Literal["applied", "redundant", "outside", "arm-mismatch", "position"]
+
+
+class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """A session whose arrival is known.
+
+    `deadline` is the last moment of feedback that counts; `context` is packed; `clicked` 0 means no click.
+    """
+
+    arrived_at: int
+    deadline: int
+    context: bytes
+    exclude: tuple[str, ...]
+    version: int
+    slate: tuple[str, ...]
+    modes: tuple[Mode, ...]
+    propensities: tuple[float, ...] | None
+    values: tuple[float, ...]
+    clicked: int = 0
+    passed: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to show."""
+        return not self.clicked and self.passed < len(self.slate)
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended, if it has to end now."""
+        if self.clicked:
+            return "clicked"
+        if not self.slate:
+            return "empty"
+        return "exhausted" if self.passed >= len(self.slate) else "expired"
+
+    def apply(self, feedback: Feedback) -> Verdict:
+        """Join one feedback record; say what it was."""
+        position = feedback.position
+        if position > len(self.slate):
+            return "position"
+        if self.slate[position - 1] != feedback.arm:
+            return "arm-mismatch"
+        if not self.arrived_at <= feedback.occurred_at <= self.deadline:
+            return "outside"
+        changed = False
+        if feedback.clicked and (not self.clicked or position < self.clicked):
+            self.clicked = position
+            changed = True
+        passed = position - 1 if feedback.clicked else position
+        if passed > self.passed:
+            self.passed = passed
+            changed = True
+        return "applied" if changed else "redundant"
+
+    def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> Decision:
+        """Return what to show now; `tokens` are those of the positions from here on."""
+        at = self.passed
+        if not self.slate:
+            return Decision(
+                session_id=session_id,
+                arrived_at=self.arrived_at,
+                position=1,
+                arm=None,
+                slate=(),
+                mode="none",
+                propensity=1.0,
+                parameters_version=self.version,
+                value=0.0,
+                tokens=tokens,
+            )
+        slate = self.slate[at:] if at else self.slate
+        return Decision(
+            session_id=session_id,
+            arrived_at=self.arrived_at,
+            position=at + 1,
+            arm=slate[0],
+            slate=slate,
+            mode=self.modes[at],
+            propensity=1.0 if self.propensities is None else self.propensities[at],
+            parameters_version=self.version,
+            value=self.values[at],
+            tokens=tokens,
+        )
+
+
+class ParkedRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A feedback record as it came, and where it stood."""
+
+    offset: int
+    timestamp: int
+    value: bytes
+
+
+class Parked(msgspec.Struct, array_like=True, tag=2):
+    """Feedback of a session whose arrival has not come yet; `latest` is the latest occurred_at among it."""
+
+    latest: int
+    records: list[ParkedRecord]
+
+
+State: TypeAlias = Session | Parked
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Session | Parked)
+
+
+def encode_state(state: State) -> bytes:
+    """Return a table value."""
+    return _encoder.encode(state)
+
+
+def decode_state(value: bytes) -> State:
+    """Read a table value."""
+    state: State = _decoder.decode(value)
+    return state

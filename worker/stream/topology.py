@@ -1,0 +1,151 @@
+"""What the runners carry: topics, records in, emits out. Written once; every runner moves the same bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+from worker.errors import InputError
+
+
+class Record(NamedTuple):
+    """A record as a broker delivers it; `timestamp` in milliseconds."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Full names of the topics.
+
+    >>> Topics("ads").arrivals
+    'ads.arrivals'
+    """
+
+    prefix: str = "ads"
+
+    def __post_init__(self) -> None:
+        allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+        if not self.prefix or set(self.prefix) - allowed or len(self.prefix) > 200:
+            raise InputError(f"the topic prefix {self.prefix!r} may have letters, digits, '.', '_' and '-' only")
+
+    @property
+    def arrivals(self) -> str:
+        """Users that have come."""
+        return f"{self.prefix}.arrivals"
+
+    @property
+    def clicks(self) -> str:
+        """What they did with what was shown."""
+        return f"{self.prefix}.clicks"
+
+    @property
+    def decisions(self) -> str:
+        """What to show."""
+        return f"{self.prefix}.decisions"
+
+    @property
+    def journal(self) -> str:
+        """The facts, in one order."""
+        return f"{self.prefix}.journal"
+
+    @property
+    def parameters(self) -> str:
+        """Versions of the parameters."""
+        return f"{self.prefix}.parameters"
+
+    @property
+    def episodes(self) -> str:
+        """What each window held and taught."""
+        return f"{self.prefix}.episodes"
+
+    @property
+    def dead_letters(self) -> str:
+        """Records that could not be used."""
+        return f"{self.prefix}.dead-letters"
+
+
+class DeadLetter(NamedTuple):
+    """The original record and why it could not be used."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+def dead_letter(record: Record, reason: str, error: str) -> DeadLetter:
+    """Return a record as it goes to the dead letters."""
+    return DeadLetter(
+        record.key,
+        record.value,
+        [
+            ("adcascade.reason", reason.encode()),
+            ("adcascade.topic", record.topic.encode()),
+            ("adcascade.partition", b"%d" % record.partition),
+            ("adcascade.offset", b"%d" % record.offset),
+            ("adcascade.error", error.encode()),
+        ],
+    )
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a batch did, counted for whoever watches.
+
+    Sums of tallies satisfy the accounting of design.md §7, at every moment:
+
+    - arrivals = opened + repeated + dead_arrivals
+    - opened + recovered = ended + open + handed_over
+    - feedback + recovered_parked
+      = applied + redundant + late + outside + parked now + handed_over_parked + dead_feedback
+    """
+
+    arrivals: int = 0
+    opened: int = 0
+    repeated: int = 0
+    dead_arrivals: int = 0
+    recovered: int = 0
+    handed_over: int = 0
+    feedback: int = 0
+    applied: int = 0
+    redundant: int = 0
+    late: int = 0
+    outside: int = 0
+    dead_feedback: int = 0
+    recovered_parked: int = 0
+    handed_over_parked: int = 0
+    reward: float = 0.0
+    expected_reward: float = 0.0
+    dead: Counter[str] = field(default_factory=Counter)  # reason
+    ended: Counter[str] = field(default_factory=Counter)  # how
+    decisions: Counter[tuple[str, int]] = field(default_factory=Counter)  # mode, position
+    clicks: Counter[int] = field(default_factory=Counter)  # position
+
+    def add(self, other: Tally) -> None:
+        """Add another tally to this one."""
+        for f in fields(Tally):
+            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, f.name, mine + theirs)
+
+
+@dataclass(slots=True)
+class Emits:
+    """What a batch of records calls for, in the order of writing.
+
+    First journal, dead letters and changelog; when these are acknowledged, decisions; when those are, the offsets.
+    """
+
+    journal: list[tuple[bytes | None, bytes]] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    changelog: list[tuple[bytes, bytes | None]] = field(default_factory=list)  # None deletes
+    decisions: list[tuple[bytes, bytes]] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)

@@ -1,0 +1,87 @@
+"""The versions of the parameters that a worker knows, and which of them serves an arrival.
+
+Rules that hold in this file:
+
+- An arrival is served by the newest known version that was in force when the user came (`effective_at ≤ occurred_at`),
+  not by the newest one: so planning again after a crash gives the same slate.
+- The last 8 versions are kept, as the compacted topic does (key = version mod 8), so that a worker that has run for a
+  month and one that has just started answer alike. Version 0, the prior over the configured arms, counts as known and
+  in force since ever until a version ≥ 8 is seen; after that, the oldest known one serves what came before all of them.
+- The same version with another hash is refused: two learners disagree, and somebody has to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from worker.errors import FailedError
+from worker.stream.parameters import Parameters
+from worker.stream.slates import SlatePlanner
+
+KEPT = 8
+
+
+class Versions:
+    """Known versions, the newest last.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from worker.stream.parameters import Arm, LearningSettings
+    >>> zero = Parameters.first(LearningSettings(dim=1), (Arm(arm="a", reward=1.0),))
+    >>> known = Versions(zero)
+    >>> known.learn(replace(zero, version=1, effective_at=1000))
+    True
+    >>> known.at(999).parameters.version, known.at(1000).parameters.version
+    (0, 1)
+    """
+
+    def __init__(self, first: Parameters) -> None:
+        self._known = [SlatePlanner(first)]
+
+    @property
+    def newest(self) -> Parameters:
+        """The highest version seen."""
+        return self._known[-1].parameters
+
+    @property
+    def newest_arms(self) -> Mapping[str, int]:
+        """The arms of the newest version and their places; arms are never removed, so these are all."""
+        return self._known[-1].index
+
+    def reward_of(self, arm: str) -> float:
+        """Return what a click on the arm earns by the newest version; 0 if it is not known."""
+        newest = self._known[-1]
+        place = newest.index.get(arm)
+        return 0.0 if place is None else newest.parameters.arms[place].reward
+
+    @property
+    def history(self) -> tuple[Parameters, ...]:
+        """All versions kept, oldest first."""
+        return tuple(planner.parameters for planner in self._known)
+
+    def learn(self, parameters: Parameters) -> bool:
+        """Take a version in; return whether it is new. Raise if a known version comes with another content."""
+        for planner in self._known:
+            if planner.parameters.version == parameters.version:
+                known, came = planner.parameters.sha256, parameters.sha256
+                if known != came:
+                    raise FailedError(
+                        f"parameters version {parameters.version} came with sha256 {came[:12]}…, but is known with "
+                        f"{known[:12]}…: two learners disagree, check their settings"
+                    )
+                planner.parameters = parameters  # the same model, perhaps republished from a newer position
+                return False
+        kept = [*self._known, SlatePlanner(parameters)]
+        kept.sort(key=lambda planner: planner.parameters.version)
+        newest = kept[-1].parameters.version
+        # Version 0 is the one that was configured; it leaves when the topic would have compacted it away.
+        self._known = [planner for planner in kept if planner.parameters.version > newest - KEPT]
+        return parameters.version > newest - KEPT
+
+    def at(self, time: int) -> SlatePlanner:
+        """Return the planner of the version that serves an arrival of this time."""
+        for planner in reversed(self._known):
+            if planner.parameters.effective_at <= time:
+                return planner
+        return self._known[0]
