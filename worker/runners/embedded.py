@@ -31,13 +31,13 @@ class Observer(Protocol):
     """Watches what the processors emit."""
 
     def batch(self, emits: Emits, records: int, seconds: float) -> None:
-        """Some records of a partition were handled."""
+        """Take note that some records of a partition were handled."""
 
     def episode(self, episode: Episode) -> None:
-        """A window was closed."""
+        """Take note that a window was closed."""
 
     def version(self, parameters: Parameters) -> None:
-        """A version was published."""
+        """Take note that a version was published."""
 
 
 class Tap(Protocol):
