@@ -1,0 +1,479 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.errors import AdcascadeError
+from worker.stream import codec
+from worker.stream.codec import Limits, Rejected, decode_arrival, decode_feedback, decode_journal
+from worker.stream.contexts import pack_context, stack_contexts, stack_packed, unpack_context
+from worker.stream.events import DEAD_LETTER_REASONS, ArmChange, Arrival, Decision, Episode, Opened
+
+NOW = 1_700_000_000_000
+ARRIVAL = {"session_id": "s-1", "occurred_at": NOW, "context": [0.5, -1.0]}
+FEEDBACK = {"session_id": "s-1", "occurred_at": NOW, "position": 2, "arm": "shoes", "clicked": True}
+
+
+def arrive(value: bytes | None, limits: Limits = Limits(), dim: int = 2) -> Arrival:  # noqa: B008
+    return decode_arrival(value, limits=limits, dim=dim, timestamp=NOW)
+
+
+def feedback_reason(value: bytes | None, limits: Limits = Limits()) -> str:  # noqa: B008
+    with pytest.raises(Rejected) as caught:
+        decode_feedback(value, limits=limits, horizon=5, timestamp=NOW)
+    return caught.value.reason
+
+
+def rejected(value: bytes | None, limits: Limits = Limits(), dim: int = 2) -> Rejected:  # noqa: B008
+    with pytest.raises(Rejected) as caught:
+        arrive(value, limits, dim)
+    return caught.value
+
+
+def changed(record: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps(record | fields).encode()
+
+
+# ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(data=st.data())
+def test_what_is_written_is_read_back(kind: Any, data: st.DataObject) -> None:
+    event = data.draw(kind.draw)
+    assert kind.decode(kind.encode(event)) == event
+
+
+@given(data=st.data())
+def test_the_same_event_always_gives_the_same_bytes(kind: Any, data: st.DataObject) -> None:
+    event = data.draw(kind.draw)
+    again = kind.decode(kind.encode(event))
+    assert kind.encode(again) == kind.encode(event)
+
+
+@given(data=st.data())
+def test_fields_are_written_in_their_order_and_absent_ones_are_left_out(kind: Any, data: st.DataObject) -> None:
+    event = data.draw(kind.draw)
+    present = [
+        field.name
+        for field in msgspec.structs.fields(event)
+        if field.required or getattr(event, field.name) != field.default
+    ]
+    assert list(json.loads(kind.encode(event))) == ([] if kind.tag is None else ["kind"]) + present
+
+
+@given(data=st.data())
+def test_any_journal_event_is_written_as_by_its_own_function(kinds: Any, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from([kind for kind in kinds if kind.tag is not None]))
+    event = data.draw(kind.draw)
+    assert codec.encode_journal(event) == kind.encode(event)
+
+
+@given(
+    data=st.data(),
+    name=st.text(st.characters(exclude_categories=["Cs"])).map("x_".__add__),
+    value=st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)),
+)
+def test_unknown_fields_are_ignored(kind: Any, data: st.DataObject, name: str, value: Any) -> None:
+    event = data.draw(kind.draw)
+    document = {name: value} | json.loads(kind.encode(event))
+    assert kind.decode(json.dumps(document).encode()) == event
+
+
+@given(value=st.binary(max_size=300))
+def test_no_bytes_bring_anything_but_an_event_or_a_reason(kind: Any, value: bytes) -> None:
+    try:
+        kind.decode(value)
+    except Rejected as rejection:
+        assert rejection.reason in DEAD_LETTER_REASONS
+
+
+# ── each reason ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"{",
+        b"nonsense",
+        b"\x00",
+        b"\xff\xfe{}",
+        b"\xef\xbb\xbf{}",
+        b'{"session_id":"s-1","occurred_at":1700000000000,"context":[NaN,1]}',
+        b'{"session_id":"s-1","occurred_at":1700000000000,"context":[Infinity,1]}',
+        b'{"session_id":"s-1","occurred_at":1700000000000,"context":[1,1]} {}',
+        b'{"session_id":"\xff","occurred_at":1700000000000,"context":[1,1]}',
+        b'{"session_id":"\\ud800","occurred_at":1700000000000,"context":[1,1]}',
+        # Where the decoder itself does not look.
+        b'{"x":"\xff","session_id":"s-1","occurred_at":1700000000000,"context":[1,1]}',
+        b'{"x":"\xed\xa0\x80","session_id":"s-1","occurred_at":1700000000000,"context":[1,1]}',
+    ],
+)
+def test_what_is_not_json_in_utf8_is_undecodable(value: bytes | None) -> None:
+    assert rejected(value).reason == "undecodable"
+
+
+@pytest.mark.parametrize("opening, closing", [(b"[", b"]"), (b'{"a":', b"}")])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_record_nested_too_deep_is_undecodable(opening: bytes, closing: bytes, closed: bool) -> None:
+    for depth in (codec.MAX_DEPTH, 1_500, 8_000):
+        nested = opening * depth + b"1" + closing * (depth if closed else 0)
+        record = json.dumps(ARRIVAL).encode()[:-1] + b',"x":' + nested + b"}"
+        assert rejected(record).reason == "undecodable"
+
+
+def test_brackets_within_strings_do_not_count_as_nesting() -> None:
+    for text in ("[" * 5_000, '\\"[{' * 2_000, "[" * 5_000 + "\\"):
+        assert arrive(changed(ARRIVAL, note=text)).session_id == "s-1"
+
+
+def test_many_brackets_side_by_side_are_no_nesting() -> None:
+    assert arrive(changed(ARRIVAL, note=[[]] * 5_000)).session_id == "s-1"
+
+
+def test_the_deepest_record_that_is_allowed_is_read() -> None:
+    depth = codec.MAX_DEPTH - 1
+    record = json.dumps(ARRIVAL).encode()[:-1] + b',"x":' + b"[" * depth + b"]" * depth + b"}"
+    assert arrive(record).session_id == "s-1"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"session_id": ""},
+        {"session_id": "s" * 129},
+        {"session_id": "a\nb"},
+        {"session_id": "a\x7fb"},
+        {"session_id": "a\x9fb"},
+        {"session_id": 7},
+        {"session_id": None},
+        {"occurred_at": -1},
+        {"occurred_at": 2**53 + 1},
+        {"occurred_at": 10**30},
+        {"occurred_at": 1.5},
+        {"occurred_at": "1700000000000"},
+        {"occurred_at": True},
+        {"context": None},
+        {"context": {}},
+        {"context": [1, "2"]},
+        {"context": [1, None]},
+        {"context": [1, True]},
+        {"context": [1, 10**400]},
+        {"context": [1, [2]]},
+        {"exclude": None},
+        {"exclude": "shoes"},
+        {"exclude": [""]},
+        {"exclude": ["a\x00"]},
+        {"exclude": ["a" * 129]},
+        {"exclude": [1]},
+        {"exclude": ["a"] * 1001},
+    ],
+    ids=lambda fields: str(fields)[:40],
+)
+def test_a_field_of_the_wrong_kind_or_size_is_invalid(fields: dict[str, Any]) -> None:
+    rejection = rejected(changed(ARRIVAL, **fields))
+    assert rejection.reason == "invalid"
+    assert f"$.{next(iter(fields))}" in rejection.error
+
+
+def test_a_number_too_large_for_a_float_is_invalid() -> None:
+    assert rejected(changed(ARRIVAL).replace(b"0.5", b"1e999")).reason == "invalid"
+    assert rejected(changed(ARRIVAL).replace(b"0.5", b"9" * 5_000)).reason == "invalid"
+
+
+@pytest.mark.parametrize("name", ["session_id", "occurred_at", "context"])
+def test_a_missing_field_is_invalid(name: str) -> None:
+    record = {key: value for key, value in ARRIVAL.items() if key != name}
+    assert rejected(json.dumps(record).encode()).error == f"Object missing required field `{name}`"
+
+
+@pytest.mark.parametrize("value", [b"[]", b"null", b"7", b'"s"', b"true"])
+def test_json_that_is_no_object_is_invalid(value: bytes) -> None:
+    assert rejected(value).reason == "invalid"
+
+
+def test_a_record_above_the_limit_is_too_large_and_one_at_it_is_not() -> None:
+    record = changed(ARRIVAL)
+    assert rejected(record, Limits(max_record_bytes=len(record) - 1)).reason == "too-large"
+    assert arrive(record, Limits(max_record_bytes=len(record))).session_id == "s-1"
+
+
+@pytest.mark.parametrize("context", [[], [1.0], [1.0, 2.0, 3.0]])
+def test_a_context_of_another_length_has_the_wrong_dimension(context: list[float]) -> None:
+    rejection = rejected(changed(ARRIVAL, context=context))
+    assert (rejection.reason, rejection.error) == (
+        "dimension",
+        f"$.context has {len(context)} numbers, not 2",
+    )
+
+
+def test_the_norm_counts_the_arm_beside_the_context() -> None:
+    # ‖z‖² = ‖x‖² + 1 = 4 + 4 + 1 = 9
+    assert arrive(changed(ARRIVAL, context=[2, 2]), Limits(max_norm=3.0)).context == (2.0, 2.0)
+    assert rejected(changed(ARRIVAL, context=[2, 2]), Limits(max_norm=2.999)).reason == "norm"
+
+
+def test_a_norm_that_overflows_is_above_any_limit() -> None:
+    most = Limits(max_norm=1.7976931348623157e308)
+    assert rejected(changed(ARRIVAL, context=[1.7e308, 1.7e308]), most).reason == "norm"
+
+
+def test_an_event_may_be_ahead_of_its_record_by_the_limit_and_no_more() -> None:
+    assert arrive(changed(ARRIVAL, occurred_at=NOW + 60_000)).occurred_at == NOW + 60_000
+    assert rejected(changed(ARRIVAL, occurred_at=NOW + 60_001)).reason == "future"
+    assert feedback_reason(changed(FEEDBACK, occurred_at=NOW + 60_001)) == "future"
+
+
+@pytest.mark.parametrize("position", [0, -1, 6, 2**70])
+def test_a_position_outside_the_horizon_has_its_own_reason(position: int) -> None:
+    assert feedback_reason(changed(FEEDBACK, position=position)) == "position"
+
+
+@pytest.mark.parametrize("position", [1, 5])
+def test_every_position_of_the_horizon_is_read(position: int) -> None:
+    event = decode_feedback(changed(FEEDBACK, position=position), limits=Limits(), horizon=5, timestamp=NOW)
+    assert event.position == position
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"arm": ""}, {"arm": "a" * 129}, {"arm": "a\t"}, {"arm": 1}, {"clicked": 1}, {"token": 1}],
+    ids=str,
+)
+def test_feedback_with_a_wrong_field_is_invalid(fields: dict[str, Any]) -> None:
+    assert feedback_reason(changed(FEEDBACK, **fields)) == "invalid"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "weather"},
+        {"kind": None},
+        {},
+        {"kind": "progress", "partition": 4, "partitions": 4, "time": 1},
+        {"kind": "progress", "partition": 0, "partitions": 0, "time": 1},
+        {"kind": "arm", "arm": "a", "reward": 0, "active": True},
+        {"kind": "arm", "arm": "", "reward": 1, "active": True},
+        {"kind": "command", "action": "sing"},
+        {"kind": "command", "action": "rollback"},
+        {"kind": "command", "action": "freeze", "version": 3},
+        {"kind": "feedback", "session_id": "s", "occurred_at": 1, "position": 0, "arm": "a", "clicked": True},
+    ],
+    ids=str,
+)
+def test_a_journal_record_that_makes_no_sense_is_invalid(record: dict[str, Any]) -> None:
+    with pytest.raises(Rejected) as caught:
+        decode_journal(json.dumps(record).encode())
+    assert caught.value.reason == "invalid"
+
+
+@pytest.mark.parametrize(
+    "slate, modes, fits",
+    [
+        (["a"], ["explore"], True),
+        ([], [], True),
+        ([], ["none"], True),
+        (["a"], [], False),
+        ([], ["explore"], False),
+        (["a", "b"], ["explore"], False),
+    ],
+)
+def test_a_slate_has_as_many_modes_as_arms(slate: list[str], modes: list[str], fits: bool) -> None:
+    record = {
+        "kind": "opened",
+        "session_id": "s",
+        "arrived_at": 1,
+        "context": [],
+        "slate": slate,
+        "modes": modes,
+        "exclude": [],
+        "parameters_version": 0,
+    }
+    value = json.dumps(record).encode()
+    if fits:
+        assert isinstance(decode_journal(value), Opened)
+    else:
+        with pytest.raises(Rejected, match=r"invalid: \$\.modes"):
+            decode_journal(value)
+
+
+# ── what is accepted ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_whole_numbers_in_a_context_are_read_as_floats() -> None:
+    context = arrive(changed(ARRIVAL, context=[1, -2])).context
+    assert context == (1.0, -2.0)
+    assert all(type(number) is float for number in context)
+
+
+@pytest.mark.parametrize("text", [b"1700000000000.0", b"1.7e12", b"17e11"])
+def test_a_whole_number_may_be_written_with_a_point_or_an_exponent(text: bytes) -> None:
+    event = arrive(changed(ARRIVAL).replace(str(NOW).encode(), text))
+    assert (event.occurred_at, type(event.occurred_at)) == (NOW, int)
+
+
+def test_the_last_of_two_equal_fields_counts() -> None:
+    record = b'{"session_id":"a","session_id":"b","occurred_at":1,"context":[0,0]}'
+    assert arrive(record).session_id == "b"
+
+
+def test_a_session_id_may_be_of_any_script() -> None:
+    assert arrive(changed(ARRIVAL, session_id="zoë\u2028\U0001f600")).session_id == "zoë\u2028\U0001f600"
+    assert codec.session_key("zoë") == b"zo\xc3\xab"
+
+
+# ── what is said ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b'{"kind":"PAYLOAD - at `$.x`"}',
+        b'{"kind":"command","action":"PAYLOAD\\n"}',
+        b'{"kind":"opened","session_id":"PAYLOAD","arrived_at":"PAYLOAD"}',
+        b'{"kind":"arm","arm":"PAYLOAD","reward":-1,"active":true}',
+        b'{"kind":PAYLOAD}',
+        b'{"kind":"arm","PAYLOAD":{"PAYLOAD":[PAYLOAD]}}',
+        b'{"kind":"PAYLOAD\xff"}',
+    ],
+)
+def test_an_error_is_one_short_line_without_the_payload(record: bytes) -> None:
+    with pytest.raises(Rejected) as caught:
+        decode_journal(record)
+    error = caught.value.error
+    assert "PAYLOAD" not in error
+    assert len(error) <= 120
+    assert error == " ".join(error.split())
+
+
+def test_an_error_names_the_place() -> None:
+    assert rejected(changed(ARRIVAL, context=[1, "2"])).error == "Expected `float`, got `str` at $.context[1]"
+    with pytest.raises(Rejected) as caught:
+        decode_journal(b'{"kind":"weather"}')
+    assert str(caught.value) == "invalid: Not one of the values allowed here at $.kind"
+
+
+def test_a_rejection_belongs_to_the_errors_of_adcascade() -> None:
+    assert issubclass(Rejected, AdcascadeError)
+
+
+# ── what is refused on the way out ───────────────────────────────────────────────────────────────────────────────────
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_a_context_that_is_not_finite_is_not_written(number: float) -> None:
+    context = (1.0, number)
+    with pytest.raises(ValueError, match="context"):
+        codec.encode_arrival(Arrival(session_id="s", occurred_at=1, context=context))
+    with pytest.raises(ValueError, match="context"):
+        codec.encode_opened(
+            Opened(
+                session_id="s",
+                arrived_at=1,
+                context=context,
+                slate=(),
+                modes=(),
+                exclude=(),
+                parameters_version=0,
+            )
+        )
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+@pytest.mark.parametrize("name", ["propensity", "value"])
+def test_a_decision_that_is_not_finite_is_not_written(number: float, name: str) -> None:
+    decision = Decision(
+        session_id="s",
+        arrived_at=1,
+        position=1,
+        arm="a",
+        slate=("a",),
+        mode="exploit",
+        propensity=1.0,
+        parameters_version=0,
+        value=0.5,
+    )
+    with pytest.raises(ValueError, match=name):
+        codec.encode_decision(msgspec.structs.replace(decision, **{name: number}))
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_rare_events_that_are_not_finite_are_not_written(number: float) -> None:
+    with pytest.raises(ValueError, match="reward"):
+        codec.encode_journal(ArmChange(arm="a", reward=number, active=True))
+    episode = Episode(
+        version=1,
+        window_start=0,
+        window_end=1,
+        sessions=1,
+        displays=1,
+        clicks=0,
+        reward=0.0,
+        expected_reward=0.1,
+        explored=1.0,
+        late=0,
+        beta=1.0,
+        explore_budget=1,
+        thresholds=(0.0,),
+        regret_bound=0.1,
+        regret_posterior=0.1,
+        frozen=False,
+    )
+    for name in ("expected_reward", "regret_bound", "smallest_eigenvalue"):
+        with pytest.raises(ValueError, match=name):
+            codec.encode_episode(msgspec.structs.replace(episode, **{name: number}))
+    with pytest.raises(ValueError, match="thresholds"):
+        codec.encode_episode(msgspec.structs.replace(episode, thresholds=(0.0, number)))
+
+
+def test_finite_numbers_whose_sum_overflows_are_written() -> None:
+    event = Arrival(session_id="s", occurred_at=1, context=(1.7e308, 1.7e308))
+    assert json.loads(codec.encode_arrival(event))["context"] == [1.7e308, 1.7e308]
+
+
+# ── settings and contexts ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_record_bytes": 0},
+        {"max_session_id": 0},
+        {"max_arm_id": 0},
+        {"max_exclude": -1},
+        {"max_ahead_ms": -1},
+        {"max_norm": 0.5},
+        {"max_norm": math.inf},
+        {"max_norm": math.nan},
+    ],
+    ids=str,
+)
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Limits(**wrong)
+
+
+@given(
+    contexts=st.integers(0, 5).flatmap(
+        lambda dim: st.lists(st.tuples(*[st.floats(width=64)] * dim), max_size=5).map(lambda rows: (dim, rows))
+    )
+)
+def test_stacking_and_packing_keep_every_bit(contexts: tuple[int, list[tuple[float, ...]]]) -> None:
+    dim, rows = contexts
+    stacked = stack_contexts(rows, dim)
+    assert stacked.shape == (len(rows), dim)
+    assert stacked.dtype == np.float64
+    assert stacked.tobytes() == np.array(rows, dtype=np.float64).reshape(len(rows), dim).tobytes()
+    packed = [pack_context(row) for row in rows]
+    assert stack_packed(packed, dim).tobytes() == stacked.tobytes()
+    assert [pack_context(unpack_context(item)) for item in packed] == packed

@@ -1,0 +1,373 @@
+"""The schemas say what the decoder does.
+
+Whatever the decoder accepts by itself, the schema accepts, and the other way round. What a record cannot be judged by
+alone is set apart here, explicitly: dimension, norm, future, the horizon and the size of a record are settings
+(`conftest` opens them wide), and `fits_together` has the rules between two fields that JSON Schema cannot say.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from worker.stream.codec import Limits, Rejected
+from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
+from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
+
+FOLDER = Path(__file__).parents[2] / "schemas"
+NAMES = ("arrival", "click", "decision", "episode", "journal", "parameters")
+
+
+@cache
+def schema(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@cache
+def validator(name: str) -> Draft202012Validator:
+    return Draft202012Validator(schema(name))
+
+
+def of(kind: Any) -> Any:
+    """Return the schema of one kind of event."""
+    whole = schema(kind.schema)
+    return whole if kind.tag is None else whole["$defs"][kind.tag]
+
+
+def fits_together(document: dict[str, Any]) -> bool:
+    """Say whether a journal record, good by its schema, also keeps the rules between two fields."""
+    if document.get("kind") == "opened":
+        slate, modes = document["slate"], document["modes"]
+        return len(slate) == len(modes) or (not slate and modes == ["none"])
+    if document.get("kind") == "progress":
+        return bool(document["partition"] < document["partitions"])
+    return True
+
+
+def norm_is_measurable(document: dict[str, Any]) -> bool:
+    """Say whether an arrival, good by its schema, has a norm below the largest that can be configured."""
+    return sum(abs(number) for number in document.get("context", [])) < 1e308
+
+
+# ── decoder and schema ───────────────────────────────────────────────────────────────────────────────────────────────
+
+JUNK: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    2**53,
+    2**53 + 1,
+    -(2**53),
+    2**63,
+    2**64,
+    10**30,
+    10**400,
+    -(10**400),
+    0.0,
+    -0.0,
+    1.0,
+    7.0,
+    -7.0,
+    0.5,
+    1.5,
+    1e16,
+    1e300,
+    -1e300,
+    5e-324,
+    "",
+    "x",
+    "x" * 128,
+    "x" * 129,
+    "\U0001f600" * 128,
+    "\U0001f600" * 129,
+    "a\x00",
+    "a\n",
+    "\x7f",
+    "\x80",
+    "\xa0",
+    "\u2028",
+    "none",
+    "explore",
+    "rollback",
+    "freeze",
+    "opened",
+    "progress",
+    "weather",
+    "1",
+    [],
+    ["x"],
+    ["none"],
+    [""],
+    [1],
+    [1, 2.5],
+    [None],
+    [[]],
+    ["x"] * 1000,
+    ["x"] * 1001,
+    {},
+    {"x": 1},
+    {"kind": "arm"},
+)
+
+junk = st.sampled_from(JUNK) | st.integers() | st.floats(-1e300, 1e300) | st.text(max_size=5)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
+    """Change a document in up to three places: drop, add, replace, or spoil one element of an array."""
+    document = copy.deepcopy(document)
+    for _ in range(draw(st.integers(1, 3))):
+        how = draw(st.sampled_from(["replace", "replace", "element", "drop", "add", "rename"]))
+        name = draw(st.sampled_from(sorted(document) or ["kind"]))
+        value = copy.deepcopy(draw(junk))
+        if how == "drop":
+            document.pop(name, None)
+        elif how == "add":
+            document[draw(st.sampled_from(["x", "token", "tokens", "exclude", "version", "rejected"]))] = value
+        elif how == "rename" and name in document:
+            document[name.upper()] = document.pop(name)
+        elif how == "element" and isinstance(document.get(name), list):
+            array = document[name]
+            array.insert(draw(st.integers(0, len(array))), value)
+        else:
+            document[name] = value
+    return document
+
+
+def check(kind: Any, document: dict[str, Any]) -> None:
+    """Hold the decoder against the schema, and against the two rules above."""
+    expected = validator(kind.schema).is_valid(document)
+    if expected:
+        expected = fits_together(document) if kind.schema == "journal" else norm_is_measurable(document)
+    try:
+        kind.decode(json.dumps(document).encode())
+    except Rejected as rejected:
+        assert not expected, f"the schema accepts what is rejected as {rejected}: {document}"
+    else:
+        assert expected, f"the decoder accepts what the schema does not: {document}"
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_the_decoder_accepts_exactly_what_the_schema_accepts(kind: Any, data: st.DataObject) -> None:
+    check(kind, data.draw(mutated(json.loads(kind.encode(data.draw(kind.draw))))))
+
+
+def test_every_field_is_judged_alike_whatever_is_in_it(kind: Any) -> None:
+    good = json.loads(kind.encode(sample(kind)))
+    check(kind, good)
+    for name in of(kind)["properties"]:
+        check(kind, {key: value for key, value in good.items() if key != name})
+        for value in JUNK:
+            check(kind, good | {name: value})
+            check(kind, good | {name: [value]})
+
+
+def sample(kind: Any) -> Any:
+    """Return a plain event of a kind: all that is required, nothing else."""
+    plain: dict[str, Any] = {
+        "session_id": "s",
+        "arm": "a",
+        "mode": "exploit",
+        "action": "freeze",
+        "propensity": 1.0,
+        "partitions": 4,
+        "position": 1,
+        "reward": 1.0,
+        "clicked": True,
+        "active": True,
+        "frozen": False,
+        "context": (0.5,),
+        "slate": ("a",),
+        "modes": ("exploit",),
+        "exclude": (),
+        "thresholds": (0.0,),
+    }
+    required = [field.name for field in msgspec.structs.fields(kind.event) if field.required]
+    return kind.event(**{name: plain.get(name, 0) for name in required})
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_every_event_that_is_written_is_valid(kind: Any, data: st.DataObject) -> None:
+    document = json.loads(kind.encode(data.draw(kind.draw)))
+    validator(kind.schema).validate(document)
+
+
+def test_a_schema_has_the_fields_of_its_event_in_their_order(kind: Any) -> None:
+    fields = msgspec.structs.fields(kind.event)
+    tag = [] if kind.tag is None else ["kind"]
+    assert list(of(kind)["properties"]) == tag + [field.name for field in fields]
+    assert of(kind)["required"] == tag + [field.name for field in fields if field.required]
+
+
+def test_the_limits_of_the_schemas_are_the_defaults() -> None:
+    limits, arrival = Limits(), schema("arrival")
+    assert arrival["$defs"]["session_id"]["maxLength"] == limits.max_session_id
+    assert arrival["$defs"]["arm_id"]["maxLength"] == limits.max_arm_id
+    assert arrival["properties"]["exclude"]["maxItems"] == limits.max_exclude
+
+
+def test_the_journal_has_a_schema_for_every_kind_and_no_other(kinds: Any) -> None:
+    tags = [kind.tag for kind in kinds if kind.tag is not None]
+    assert [option["$ref"] for option in schema("journal")["oneOf"]] == [f"#/$defs/{tag}" for tag in tags]
+    assert [schema("journal")["$defs"][tag]["properties"]["kind"]["const"] for tag in tags] == tags
+
+
+# ── parameters ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parameters_record() -> dict[str, Any]:
+    parameters = Parameters.first(LearningSettings(dim=3), (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0)))
+    record: dict[str, Any] = json.loads(encode_parameters(parameters))
+    return record
+
+
+def test_a_version_is_valid_and_has_exactly_the_fields_of_its_schema() -> None:
+    record = parameters_record()
+    validator("parameters").validate(record)
+    assert set(record) == set(schema("parameters")["properties"]) == set(schema("parameters")["required"])
+
+
+def test_arrays_of_parameters_may_be_nested_lists() -> None:
+    record = parameters_record()
+    record["theta_context"] = [0.0, 0.5, 1.0]
+    record["precision"]["context"] = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    validator("parameters").validate(record)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"version": -1},
+        {"sha256": "0"},
+        {"parent_sha256": None},
+        {"progress": {"x": 1}},
+        {"progress": [1]},
+        {"policy": "best"},
+        {"beta": "wide"},
+        {"beta": -1},
+        {"arms": [{"arm": "a"}]},
+        {"arms": [{"arm": "a", "reward": 0, "active": True}]},
+        {"theta_context": 1.0},
+        {"theta_context": ["x"]},
+        {"theta_context": {"shape": [3]}},
+        {"theta_context": {"shape": [3], "data": "%"}},
+        {"precision": {}},
+        {"thresholds": [None]},
+        {"window_end": -1},
+        {"horizon": 0},
+    ],
+    ids=str,
+)
+def test_a_version_that_makes_no_sense_is_not_valid(wrong: dict[str, Any]) -> None:
+    assert not validator("parameters").is_valid(parameters_record() | wrong)
+
+
+# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == "$ref":
+                yield value
+            else:
+                yield from references(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from references(item)
+
+
+def resolve(document: Any, pointer: str) -> Any:
+    for part in pointer.removeprefix("#/").split("/"):
+        document = document[part]
+    return document
+
+
+@cache
+def asyncapi() -> Any:
+    return yaml.safe_load((FOLDER / "asyncapi.yaml").read_text(encoding="utf-8"))
+
+
+def test_there_is_a_schema_per_event_and_nothing_else() -> None:
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(
+        [*(f"{name}.json" for name in NAMES), "asyncapi.yaml"]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schema_is_a_schema_and_names_itself(name: str) -> None:
+    Draft202012Validator.check_schema(schema(name))
+    assert schema(name)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema(name)["$id"] == f"urn:adcascade:schema:{name}"
+    for reference in references(schema(name)):
+        assert resolve(schema(name), reference)
+
+
+def test_a_definition_says_the_same_in_every_schema() -> None:
+    seen: dict[str, Any] = {}
+    for name in NAMES:
+        for key, definition in schema(name)["$defs"].items():
+            assert seen.setdefault(key, definition) == definition, f"{key} in {name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_definition_of_a_schema_is_used(name: str) -> None:
+    used = {reference.removeprefix("#/$defs/") for reference in references(schema(name))}
+    assert used == set(schema(name)["$defs"])
+
+
+def test_every_reference_of_the_asyncapi_document_resolves() -> None:
+    found = set(references(asyncapi()))
+    for reference in found:
+        if reference.startswith("#"):
+            assert resolve(asyncapi(), reference)
+        else:
+            assert (FOLDER / reference).is_file()
+    assert {f"{name}.json" for name in NAMES} == {reference for reference in found if reference[0] != "#"}
+
+
+def test_the_asyncapi_document_lists_exactly_the_topics_of_the_code() -> None:
+    channels = asyncapi()["channels"]
+    assert tuple(channels) == TOPICS
+    for topic, channel in channels.items():
+        assert channel["address"] == f"{{prefix}}.{topic}"
+        assert channel["parameters"]["prefix"]["default"] == "ads"
+    touched = {operation["channel"]["$ref"] for operation in asyncapi()["operations"].values()}
+    assert touched == {f"#/channels/{topic}" for topic in TOPICS}
+
+
+def test_the_asyncapi_document_has_the_policies_of_the_contract() -> None:
+    kafka = {topic: channel.get("bindings", {}).get("kafka", {}) for topic, channel in asyncapi()["channels"].items()}
+    policies = {topic: binding["topicConfiguration"]["cleanup.policy"] for topic, binding in kafka.items() if binding}
+    assert policies == {
+        "decisions": ["delete"],
+        "journal": ["delete"],
+        "parameters": ["compact"],
+        "episodes": ["delete"],
+        "dead-letters": ["delete"],
+    }
+    single = {topic for topic, binding in kafka.items() if binding.get("partitions") == 1}
+    assert single == {"journal", "parameters"}
+
+
+def test_the_asyncapi_document_has_the_headers_and_reasons_of_a_dead_letter() -> None:
+    headers = asyncapi()["components"]["messages"]["dead-letter"]["headers"]
+    names = [f"adcascade.{name}" for name in ("reason", "topic", "partition", "offset", "error")]
+    assert headers["required"] == list(headers["properties"]) == names
+    assert tuple(headers["properties"]["adcascade.reason"]["enum"]) == DEAD_LETTER_REASONS
