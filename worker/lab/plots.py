@@ -40,6 +40,7 @@ LOOKS = {
 }
 
 PATH = "#D55E00"
+HEAD, MARGIN = 0.75, 0.12  # inches
 
 STYLE: Any = {  # matplotlib types each key of this on its own
     "font.family": "DejaVu Sans",
@@ -197,17 +198,19 @@ def frontier_of(chances: Floats) -> NDArray[np.bool_]:
 def _draw_surface(axes: Any, surface: Floats) -> None:
     horizon, arms = surface.shape
     across, along = np.meshgrid(np.arange(1, arms + 1), np.arange(1, horizon + 1))
+    axes.computed_zorder = False  # else the path is drawn under facets that lie behind it
     axes.plot_surface(
-        across, along, surface, cmap="cividis", alpha=0.82, linewidth=0.3, edgecolor="#ffffff70", rstride=1, cstride=1
+        across, along, surface, cmap="cividis", alpha=0.9, linewidth=0.4, edgecolor="#ffffff90", rstride=1, cstride=1
     )
     best = surface.argmax(axis=1)
     height = surface.max(axis=1) + 0.012 * np.ptp(surface)
     axes.plot(best + 1, along[:, 0], height, color=PATH, linewidth=2.4, marker="o", markersize=6, zorder=10)
+    axes.set_ylim(horizon, 1)  # the first step at the back, where Q is highest
     axes.set(xlabel="arm k, by rising revenue", ylabel="step h", zlabel="Q of showing k at h")
     axes.set_yticks(range(1, horizon + 1) if horizon <= 12 else axes.get_yticks())
-    axes.set_title("The surface, and the best arm at each step")
-    axes.view_init(elev=28, azim=-58)
-    axes.set_box_aspect((1.35, 1.0, 0.8), zoom=0.93)
+    axes.set_title("Q over arms and steps, and the best arm of each step")
+    axes.view_init(elev=27, azim=-62)
+    axes.set_box_aspect((1.35, 1.05, 0.9), zoom=1.08)
     for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
         axis.set_pane_color((0.975, 0.975, 0.975, 1.0))
 
@@ -225,8 +228,10 @@ def _draw_slices(axes: Axes, surface: Floats, frontier: NDArray[np.bool_]) -> No
         axes.plot(places, relative, color=colour, linewidth=1.6, label=f"h = {h + 1}")
         axes.scatter(places[frontier], relative[frontier], color=colour, s=14, zorder=3)
         axes.scatter([relative.argmax() + 1], [1.0], s=60, facecolor="none", edgecolor=PATH, linewidth=1.8, zorder=4)
-    axes.set(title="Q against the step's best", xlabel="arm k, by rising revenue", ylabel="Q / V")
-    axes.legend(loc="lower left", fontsize=8, title="dots: no other arm is\nboth dearer and likelier", title_fontsize=8)
+    axes.set(title="Q as a share of the step’s best", ylabel="Q / V")
+    axes.set_xlabel("arm k (dots: no other is both dearer and likelier)")
+    axes.legend(loc="best", fontsize=8)
+    _whole_numbers(axes.xaxis)
 
 
 def _draw_path(axes: Axes, surface: Floats) -> None:
@@ -252,8 +257,13 @@ def _drawing() -> Iterator[None]:
 
 
 def _head(figure: Figure, title: str, under: str) -> None:
-    figure.suptitle(title, x=0.012, ha="left", fontsize=14, fontweight="bold")
-    figure.text(0.012, 0, under, fontsize=8.5, color="#666666", va="bottom")
+    """Write a title and a line below it, and keep the panels clear of both."""
+    width, height = figure.get_size_inches()
+    left = MARGIN / width
+    figure.text(left, 1 - 0.14 / height, title, fontsize=14, fontweight="bold", va="top")
+    figure.text(left, 1 - 0.45 / height, under, fontsize=8.5, color="#666666", va="top")
+    layout: Any = figure.get_layout_engine()
+    layout.set(rect=(left, MARGIN / height, 1 - 2 * left, 1 - (HEAD + MARGIN) / height))
 
 
 def _rendered(figure: Figure, path: str) -> bytes:
@@ -266,10 +276,11 @@ def _rendered(figure: Figure, path: str) -> bytes:
 
 
 def _plain_numbers(*scales: Axis) -> None:
-    """Write 0.2, not 2 × 10⁻¹."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """Mark 1, 2, 5, 10 … on a logarithmic scale, and write 0.2, not 2 × 10⁻¹."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     for scale in scales:
+        scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         scale.set_minor_formatter(NullFormatter())
 
