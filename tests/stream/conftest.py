@@ -31,7 +31,7 @@ WIDE = codec.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahe
 WIDE_HORIZON = 10**1000
 
 # Neither control characters, which are refused, nor surrogates, which UTF-8 cannot say.
-ids = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=128)
+ids = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20)
 short_ids = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=8)
 times = st.integers(0, MOST)
 counts = st.integers(0, MOST)

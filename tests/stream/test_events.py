@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.stream.events import ACTIONS, DEAD_LETTER_REASONS, MODES, TOPICS, Command
 
 
+@settings(max_examples=20)
 @given(data=st.data())
 def test_an_event_cannot_be_changed(kind: Any, data: st.DataObject) -> None:
     event = data.draw(kind.draw)
@@ -20,6 +21,7 @@ def test_an_event_cannot_be_changed(kind: Any, data: st.DataObject) -> None:
             setattr(event, field.name, None)
 
 
+@settings(max_examples=20)
 @given(data=st.data())
 def test_equal_events_have_equal_hashes_so_that_they_can_be_counted(kind: Any, data: st.DataObject) -> None:
     event = data.draw(kind.draw)
@@ -32,6 +34,7 @@ def test_events_are_made_by_names_only(kind: Any) -> None:
         kind.event("s", 1)
 
 
+@settings(max_examples=20)
 @given(data=st.data())
 def test_the_garbage_collector_does_not_look_at_events(kind: Any, data: st.DataObject) -> None:
     # A hundred thousand open sessions would otherwise be walked again and again.

@@ -49,7 +49,7 @@ def fits_together(document: dict[str, Any]) -> bool:
     """Say whether a journal record, good by its schema, also keeps the rules between two fields."""
     if document.get("kind") == "opened":
         slate, modes = document["slate"], document["modes"]
-        return len(slate) == len(modes) or (not slate and modes == ["none"])
+        return len(slate) == len(modes) or bool(not slate and modes == ["none"])
     if document.get("kind") == "progress":
         return bool(document["partition"] < document["partitions"])
     return True
