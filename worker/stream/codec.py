@@ -34,6 +34,7 @@ from worker.stream.events import (
     Feedback,
     FeedbackFact,
     JournalEvent,
+    Mode,
     Opened,
     Progress,
     Reason,
@@ -295,44 +296,90 @@ def encode_feedback(event: Feedback) -> bytes:
 
 def encode_decision(event: Decision) -> bytes:
     """Write a decision."""
-    if not isfinite(event.propensity + event.value):
-        _refuse_not_finite((event.propensity, event.value), "propensity, value")
+    return write_decision(
+        event.session_id,
+        event.arrived_at,
+        event.position,
+        event.slate,
+        event.mode,
+        event.propensity,
+        event.parameters_version,
+        event.value,
+        event.tokens,
+    )
+
+
+def write_decision(
+    session_id: str,
+    arrived_at: int,
+    position: int,
+    slate: tuple[str, ...],
+    mode: Mode,
+    propensity: float,
+    parameters_version: int,
+    value: float,
+    tokens: tuple[str, ...] | None,
+) -> bytes:
+    """Write a decision that has not been made an event: serving writes one or more per record that comes."""
+    if not isfinite(propensity + value):
+        _refuse_not_finite((propensity, value), "propensity, value")
     record = {
-        "session_id": event.session_id,
-        "arrived_at": event.arrived_at,
-        "position": event.position,
-        "arm": event.arm,
-        "slate": event.slate,
-        "mode": event.mode,
-        "propensity": event.propensity,
-        "parameters_version": event.parameters_version,
-        "value": event.value,
+        "session_id": session_id,
+        "arrived_at": arrived_at,
+        "position": position,
+        "arm": slate[0] if slate else None,
+        "slate": slate,
+        "mode": mode,
+        "propensity": propensity,
+        "parameters_version": parameters_version,
+        "value": value,
     }
-    if event.tokens is not None:
-        record["tokens"] = event.tokens
+    if tokens is not None:
+        record["tokens"] = tokens
     return orjson.dumps(record)
 
 
 def encode_opened(event: Opened) -> bytes:
     """Write the journal's fact that a session was opened."""
-    if not isfinite(sum(event.context)):
-        _refuse_not_finite(event.context, "context")
+    return write_opened(
+        event.session_id,
+        event.arrived_at,
+        event.context,
+        event.slate,
+        event.modes,
+        event.exclude,
+        event.parameters_version,
+    )
+
+
+def write_opened(
+    session_id: str,
+    arrived_at: int,
+    context: tuple[float, ...],
+    slate: tuple[str, ...],
+    modes: tuple[Mode, ...],
+    exclude: tuple[str, ...],
+    parameters_version: int,
+) -> bytes:
+    """Write `opened` without making it an event first."""
+    if not isfinite(sum(context)):
+        _refuse_not_finite(context, "context")
     return orjson.dumps(
         {
             "kind": "opened",
-            "session_id": event.session_id,
-            "arrived_at": event.arrived_at,
-            "context": event.context,
-            "slate": event.slate,
-            "modes": event.modes,
-            "exclude": event.exclude,
-            "parameters_version": event.parameters_version,
+            "session_id": session_id,
+            "arrived_at": arrived_at,
+            "context": context,
+            "slate": slate,
+            "modes": modes,
+            "exclude": exclude,
+            "parameters_version": parameters_version,
         }
     )
 
 
-def encode_feedback_fact(event: FeedbackFact) -> bytes:
-    """Write the journal's fact that feedback came."""
+def encode_feedback_fact(event: FeedbackFact | Feedback) -> bytes:
+    """Write the journal's fact that feedback came, from the fact or from the feedback itself."""
     return orjson.dumps(
         {
             "kind": "feedback",

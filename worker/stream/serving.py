@@ -23,14 +23,13 @@ from worker.stream.codec import (
     Rejected,
     decode_arrival,
     decode_feedback,
-    encode_decision,
     encode_feedback_fact,
-    encode_opened,
+    write_opened,
 )
 from worker.stream.contexts import pack_context
-from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
+from worker.stream.events import Arrival, Feedback
 from worker.stream.sessions import Parked, ParkedRecord, Session, State, decode_state, encode_state
-from worker.stream.slates import Slate
+from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.tokens import Secret, check_token, slate_tokens
 from worker.stream.topology import Emits, Record, Tally, Topics, dead_letter
 from worker.stream.versions import Versions
@@ -40,7 +39,8 @@ MOST_PARKED = 64
 
 _TICK = 1000  # milliseconds; values fall due in steps of this
 
-Planned: TypeAlias = dict[str, tuple[Slate, bytes, int, int]]  # session → slate, packed context, version, deadline
+#: Session and arrival time → under what, the packed context, and the slate.
+Planned: TypeAlias = dict[tuple[str, int], tuple[SlatePlanner, bytes, Slate]]
 
 
 class Serving:
@@ -68,7 +68,7 @@ class Serving:
         self.parked = 0  # records waiting for their arrival
         self._versions = versions
         self._partition = partition
-        self._topics = topics
+        self._arrivals, self._clicks = topics.arrivals, topics.clicks
         self._limits = limits or Limits()
         self._secret = secret
         self._keep_changelog = keep_changelog
@@ -117,62 +117,59 @@ class Serving:
         """Process records of this partition's arrivals and clicks."""
         emits = Emits()
         self._forget(emits)
-        events = [self._decoded(record, emits) for record in records]
-        planned = self._plan([event for event in events if type(event) is Arrival])
+        events = self._decoded(records, emits)
+        planned = self._plan(events)
         touched: dict[str, bool] = {}  # session → whether its value changed
         for record, event in zip(records, events, strict=True):
-            if type(event) is Arrival:
-                self._arrive(record, event, planned, touched, emits)
-            elif type(event) is Feedback:
+            if type(event) is Feedback:
                 self._hear(record, event, touched, emits)
+            elif type(event) is Arrival:
+                self._arrive(record, event, planned, touched, emits)
         self._answer(touched, emits)
         return emits
 
-    def _decoded(self, record: Record, emits: Emits) -> Arrival | Feedback | None:
-        settings = self._versions.newest.settings
-        tally = emits.tally
-        try:
-            if record.topic == self._topics.arrivals:
-                tally.arrivals += 1
-                return decode_arrival(record.value, limits=self._limits, dim=settings.dim, timestamp=record.timestamp)
-            tally.feedback += 1
-            return decode_feedback(
-                record.value, limits=self._limits, horizon=settings.horizon, timestamp=record.timestamp
-            )
-        except Rejected as rejected:
-            self._bury(record, rejected.reason, rejected.error, emits)
-            return None
+    def _decoded(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
+        settings, limits = self._versions.newest.settings, self._limits
+        dim, horizon, topic = settings.dim, settings.horizon, self._arrivals
+        events: list[Arrival | Feedback | None] = []
+        arrivals = 0
+        for record in records:
+            try:
+                if record.topic == topic:
+                    arrivals += 1
+                    events.append(decode_arrival(record.value, limits=limits, dim=dim, timestamp=record.timestamp))
+                else:
+                    events.append(
+                        decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
+                    )
+            except Rejected as rejected:
+                self._bury(record, rejected.reason, rejected.error, emits)
+                events.append(None)
+        emits.tally.arrivals += arrivals
+        emits.tally.feedback += len(records) - arrivals
+        return events
 
     def _bury(self, record: Record, reason: str, error: str, emits: Emits) -> None:
         emits.dead_letters.append(dead_letter(record, reason, error))
         emits.tally.dead[reason] += 1
-        if record.topic == self._topics.arrivals:
+        if record.topic == self._arrivals:
             emits.tally.dead_arrivals += 1
         else:
             emits.tally.dead_feedback += 1
 
-    def _plan(self, arrivals: list[Arrival]) -> Planned:
+    def _plan(self, events: Sequence[Arrival | Feedback | None]) -> Planned:
         """Plan every session that is new, in one go per version."""
-        groups: dict[int, list[Arrival]] = {}
-        planners = {}
-        seen: set[str] = set()
-        table = self.table
-        for arrival in arrivals:
-            session_id = arrival.session_id
-            if session_id in seen or type(table.get(session_id)) is Session:
-                continue
-            seen.add(session_id)
-            planner = self._versions.at(arrival.occurred_at)
-            version = planner.parameters.version
-            planners[version] = planner
-            groups.setdefault(version, []).append(arrival)
+        groups: dict[SlatePlanner, dict[str, Arrival]] = {}
+        table, at = self.table, self._versions.at
+        for event in events:
+            if type(event) is Arrival and type(table.get(event.session_id)) is not Session:
+                groups.setdefault(at(event.occurred_at), {}).setdefault(event.session_id, event)
         planned: Planned = {}
-        for version, group in groups.items():
-            contexts = [pack_context(arrival.context) for arrival in group]
-            timeout = planners[version].parameters.settings.session_timeout
-            slates = planners[version].plan(group, contexts)
-            for arrival, context, slate in zip(group, contexts, slates, strict=True):
-                planned[arrival.session_id] = (slate, context, version, arrival.occurred_at + timeout)
+        for planner, group in groups.items():
+            arrivals = list(group.values())
+            contexts = [pack_context(arrival.context) for arrival in arrivals]
+            for arrival, context, slate in zip(arrivals, contexts, planner.plan(arrivals, contexts), strict=True):
+                planned[arrival.session_id, arrival.occurred_at] = (planner, context, slate)
         return planned
 
     def _arrive(
@@ -192,45 +189,35 @@ class Serving:
             emits.tally.repeated += 1
             touched.setdefault(session_id, False)
         else:
-            slate, context, version, deadline = planned[session_id]
-            session = Session(
-                arrival.occurred_at,
-                deadline,
-                context,
-                arrival.exclude,
-                version,
-                slate.arms,
-                slate.modes,
-                slate.propensities,
-                slate.values,
-            )
+            planner, context, slate = planned[session_id, arrival.occurred_at]
+            parameters = planner.parameters
+            deadline = arrival.occurred_at + parameters.settings.session_timeout
+            session = Session(arrival.occurred_at, deadline, context, arrival.exclude, parameters.version, *slate)
             self.table[session_id] = session
             self._remember(session_id, deadline)
             emits.tally.opened += 1
-            if slate.values:
-                emits.tally.expected_reward += slate.values[0]
+            if session.values:
+                emits.tally.expected_reward += session.values[0]
             touched[session_id] = True
             if type(before) is Parked:
                 self._join(session_id, session, before, emits)
-        opened = Opened(
-            session_id=session_id,
-            arrived_at=session.arrived_at,
-            context=arrival.context,
-            slate=session.slate,
-            modes=session.modes,
-            exclude=session.exclude,
-            parameters_version=session.version,
+        opened = write_opened(
+            session_id,
+            session.arrived_at,
+            arrival.context,
+            session.slate,
+            session.modes,
+            session.exclude,
+            session.version,
         )
-        emits.journal.append((session_id.encode(), encode_opened(opened)))
+        emits.journal.append((session_id.encode(), opened))
 
     def _join(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
         """Apply what came before the arrival; it is in the journal already."""
         self.parked -= len(parked.records)
         horizon = self._versions.newest.settings.horizon
         for kept in parked.records:
-            record = Record(
-                self._topics.clicks, self._partition, kept.offset, kept.timestamp, session_id.encode(), kept.value
-            )
+            record = Record(self._clicks, self._partition, kept.offset, kept.timestamp, session_id.encode(), kept.value)
             try:
                 feedback = decode_feedback(
                     kept.value, limits=self._limits, horizon=max(horizon, len(session.slate)), timestamp=kept.timestamp
@@ -246,14 +233,7 @@ class Serving:
         session = state if type(state) is Session else None
         if not self._is_credible(record, feedback, session, emits):
             return
-        fact = FeedbackFact(
-            session_id=session_id,
-            occurred_at=feedback.occurred_at,
-            position=feedback.position,
-            arm=feedback.arm,
-            clicked=feedback.clicked,
-        )
-        emits.journal.append((session_id.encode(), encode_feedback_fact(fact)))
+        emits.journal.append((session_id.encode(), encode_feedback_fact(feedback)))
         if session is None:
             self._park(record, feedback, state if type(state) is Parked else None, touched, emits)
             return
@@ -262,8 +242,7 @@ class Serving:
 
     def _is_credible(self, record: Record, feedback: Feedback, session: Session | None, emits: Emits) -> bool:
         """Check arm and token as far as they can be judged apart from the slate; bury the record if they fail."""
-        arm = feedback.arm
-        if arm not in self._versions.newest_arms and (session is None or arm not in session.slate):
+        if (session is None or feedback.arm not in session.slate) and feedback.arm not in self._versions.newest_arms:
             self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", emits)
             return False
         if self._secret is not None and not self._has_token(feedback, session):
@@ -285,7 +264,7 @@ class Serving:
 
     def _apply(self, record: Record, feedback: Feedback, session: Session, emits: Emits) -> bool:
         tally = emits.tally
-        if not self._has_token(feedback, session):  # parked before its session was known
+        if self._secret is not None and not self._has_token(feedback, session):  # parked before its session was known
             self._bury(record, "token", "$.token belongs to another session of this id", emits)
             return False
         was_clicked = session.clicked
@@ -331,26 +310,28 @@ class Serving:
             touched[session_id] = True
 
     def _answer(self, touched: dict[str, bool], emits: Emits) -> None:
-        decisions, counts = emits.decisions, emits.tally.decisions
+        table, counts = self.table, emits.tally.decisions
         for session_id, changed in touched.items():
-            state = self.table[session_id]
+            state = table[session_id]
             key = session_id.encode()
             if changed and self._keep_changelog:
                 emits.changelog.append((key, encode_state(state)))
-            if type(state) is not Session or not (state.is_open or not state.slate):
+            if type(state) is not Session or state.clicked or (state.slate and state.passed >= len(state.slate)):
                 continue
-            tokens = None
-            if self._secret is not None:
-                tokens = slate_tokens(
-                    self._secret,
-                    session_id=session_id,
-                    slate=state.slate[state.passed :],
-                    arrived_at=state.arrived_at,
-                    first=state.passed + 1,
-                )
-            decision = state.decision(session_id, tokens)
-            decisions.append((key, encode_decision(decision)))
-            counts[decision.mode, decision.position] += 1
+            tokens = None if self._secret is None else self._tokens(session_id, state)
+            emits.decisions.append((key, state.decision(session_id, tokens)))
+            counts[state.modes[state.passed] if state.slate else "none", state.passed + 1] += 1
+
+    def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
+        if self._secret is None:
+            return None
+        return slate_tokens(
+            self._secret,
+            session_id=session_id,
+            slate=session.slate[session.passed :],
+            arrived_at=session.arrived_at,
+            first=session.passed + 1,
+        )
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────────────────────────
 

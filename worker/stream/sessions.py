@@ -18,7 +18,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from worker.stream.events import Decision, Feedback, Mode
+from worker.stream.codec import write_decision
+from worker.stream.events import Feedback, Mode
 
 #: How a session ended, told when its value is deleted.
 ENDINGS = ("clicked", "exhausted", "expired", "empty")
@@ -80,34 +81,21 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
             changed = True
         return "applied" if changed else "redundant"
 
-    def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> Decision:
-        """Return what to show now; `tokens` are those of the positions from here on."""
+    def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> bytes:
+        """Return what to show now, as it is written; `tokens` are those of the positions from here on."""
         at = self.passed
         if not self.slate:
-            return Decision(
-                session_id=session_id,
-                arrived_at=self.arrived_at,
-                position=1,
-                arm=None,
-                slate=(),
-                mode="none",
-                propensity=1.0,
-                parameters_version=self.version,
-                value=0.0,
-                tokens=tokens,
-            )
-        slate = self.slate[at:] if at else self.slate
-        return Decision(
-            session_id=session_id,
-            arrived_at=self.arrived_at,
-            position=at + 1,
-            arm=slate[0],
-            slate=slate,
-            mode=self.modes[at],
-            propensity=1.0 if self.propensities is None else self.propensities[at],
-            parameters_version=self.version,
-            value=self.values[at],
-            tokens=tokens,
+            return write_decision(session_id, self.arrived_at, 1, (), "none", 1.0, self.version, 0.0, tokens)
+        return write_decision(
+            session_id,
+            self.arrived_at,
+            at + 1,
+            self.slate[at:] if at else self.slate,
+            self.modes[at],
+            1.0 if self.propensities is None else self.propensities[at],
+            self.version,
+            self.values[at],
+            tokens,
         )
 
 

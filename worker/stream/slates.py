@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,14 +18,16 @@ from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
 
 
-@dataclass(slots=True)
-class Slate:
+class Slate(NamedTuple):
     """What was planned for one session, per position; `propensities` is None where nothing was left to chance."""
 
     arms: tuple[str, ...]
     modes: tuple[Mode, ...]
     propensities: tuple[float, ...] | None
     values: tuple[float, ...]
+
+
+_NOTHING = Slate((), (), None, ())
 
 
 class SlatePlanner:
@@ -61,9 +63,12 @@ class SlatePlanner:
     def plan(self, arrivals: Sequence[Arrival], contexts: Sequence[bytes]) -> list[Slate]:
         """Plan a batch; `contexts` are the packed contexts of the arrivals. A slate depends on its arrival alone."""
         if not any(arm.active for arm in self.parameters.arms):
-            return [Slate((), (), None, ())] * len(arrivals)
-        slates: list[Slate] = [Slate((), (), None, ())] * len(arrivals)
-        for mode, rows in self._by_mode(arrivals):
+            return [_NOTHING] * len(arrivals)
+        parts = self._by_mode(arrivals)
+        if len(parts) == 1:
+            return self._planned(parts[0][0], arrivals, stack_packed(contexts, self.parameters.settings.dim))
+        slates = [_NOTHING] * len(arrivals)
+        for mode, rows in parts:
             part = [arrivals[row] for row in rows]
             stacked = stack_packed([contexts[row] for row in rows], self.parameters.settings.dim)
             for row, slate in zip(rows, self._planned(mode, part, stacked), strict=True):
@@ -84,7 +89,7 @@ class SlatePlanner:
         others = [row for row, hit in enumerate(drawn) if not hit]
         return [(mode, rows) for mode, rows in (("random", chosen), (rest, others)) if rows]
 
-    def _planned(self, mode: Mode | None, arrivals: list[Arrival], contexts: Floats) -> list[Slate]:
+    def _planned(self, mode: Mode | None, arrivals: Sequence[Arrival], contexts: Floats) -> list[Slate]:
         settings = self.parameters.settings
         try:
             masked = self._masked(arrivals)
@@ -101,34 +106,39 @@ class SlatePlanner:
             # There is always an answer: whatever is wrong with this version, the user gets the dearest ads.
             return [self._fallback(arrival) for arrival in arrivals]
         planned = self._named(mode, slates, values)
-        for row in np.flatnonzero(~np.isfinite(values).all(axis=1)):
+        for row in np.flatnonzero(~np.isfinite(values).all(axis=1)).tolist():
             planned[row] = self._fallback(arrivals[row])
         return planned
 
-    def _masked(self, arrivals: list[Arrival]) -> Masked | None:
+    def _masked(self, arrivals: Sequence[Arrival]) -> Masked | None:
+        if not any(arrival.exclude for arrival in arrivals):
+            return None
         index = self.index
-        return self._planner.masked(
-            [[index[arm] for arm in a.exclude if arm in index] if a.exclude else () for a in arrivals]
-        )
+        return self._planner.masked([[index[arm] for arm in arrival.exclude if arm in index] for arrival in arrivals])
 
     def _named(self, mode: Mode | None, slates: Slates, values: Floats) -> list[Slate]:
-        names, horizon = self.names, slates.arms.shape[1]
-        bits = slates.explored @ (1 << np.arange(horizon)) if mode is None else None
+        """Turn indices into ids. Full slates that were not left to chance, nearly all, take the short way."""
+        horizon = slates.arms.shape[1]
+        lengths = (slates.arms != NO_ARM).sum(axis=1)
+        bits = (slates.explored @ (1 << np.arange(horizon))).tolist() if mode is None else [0] * len(values)
+        names = self.names.__getitem__
         certain = bool((slates.propensities == 1).all())
-        planned = []
-        for row, (arms, worth) in enumerate(zip(slates.arms.tolist(), values.tolist(), strict=True)):
-            length = horizon
-            if arms[-1] == NO_ARM:
-                length = arms.index(NO_ARM)
-            planned.append(
-                Slate(
-                    tuple([names[arm] for arm in arms[:length]]),
-                    _modes(int(bits[row]), length) if bits is not None else (mode,) * length,
-                    None if certain else tuple(slates.propensities[row, :length].tolist()),
-                    tuple(worth[:length]),
-                )
+        if certain and bool((lengths == horizon).all()):
+            return [
+                Slate(tuple(map(names, arms)), _modes(mode, explored, horizon), None, tuple(worth))
+                for arms, explored, worth in zip(slates.arms.tolist(), bits, values.tolist(), strict=True)
+            ]
+        return [
+            Slate(
+                tuple(map(names, arms[:length])),
+                _modes(mode, explored, length),
+                None if certain else tuple(propensities[:length]),
+                tuple(worth[:length]),
             )
-        return planned
+            for arms, explored, worth, propensities, length in zip(
+                slates.arms.tolist(), bits, values.tolist(), slates.propensities.tolist(), lengths.tolist(), strict=True
+            )
+        ]
 
     def _fallback(self, arrival: Arrival) -> Slate:
         settings = self.parameters.settings
@@ -143,5 +153,8 @@ class SlatePlanner:
 
 
 @lru_cache(maxsize=4096)
-def _modes(bits: int, length: int) -> tuple[Mode, ...]:
-    return tuple("explore" if bits >> position & 1 else "exploit" for position in range(length))
+def _modes(mode: Mode | None, explored: int, length: int) -> tuple[Mode, ...]:
+    """Return the modes of a slate: one for all, or by the bits of the positions that explored."""
+    if mode is not None:
+        return (mode,) * length
+    return tuple("explore" if explored >> position & 1 else "exploit" for position in range(length))
