@@ -14,7 +14,16 @@ from worker.errors import AdcascadeError
 from worker.stream import codec
 from worker.stream.codec import Limits, Rejected, decode_arrival, decode_feedback, decode_journal
 from worker.stream.contexts import pack_context, stack_contexts, stack_packed, unpack_context
-from worker.stream.events import DEAD_LETTER_REASONS, ArmChange, Arrival, Decision, Episode, Opened
+from worker.stream.events import (
+    DEAD_LETTER_REASONS,
+    ArmChange,
+    Arrival,
+    Decision,
+    Episode,
+    Feedback,
+    FeedbackFact,
+    Opened,
+)
 
 NOW = 1_700_000_000_000
 ARRIVAL = {"session_id": "s-1", "occurred_at": NOW, "context": [0.5, -1.0]}
@@ -73,6 +82,21 @@ def test_any_journal_event_is_written_as_by_its_own_function(kinds: Any, data: s
     kind = data.draw(st.sampled_from([kind for kind in kinds if kind.tag is not None]))
     event = data.draw(kind.draw)
     assert codec.encode_journal(event) == kind.encode(event)
+
+
+@given(data=st.data())
+def test_what_serving_writes_is_what_the_event_would_be_written_as(kinds: Any, data: st.DataObject) -> None:
+    draws = {kind.event: kind.draw for kind in kinds}
+    opened = data.draw(draws[Opened])
+    assert codec.write_opened(*msgspec.structs.astuple(opened)) == codec.encode_opened(opened)
+    decision = data.draw(draws[Decision])
+    decision = msgspec.structs.replace(decision, arm=decision.slate[0] if decision.slate else None)
+    fields = msgspec.structs.asdict(decision)
+    del fields["arm"]
+    assert codec.write_decision(**fields) == codec.encode_decision(decision)
+    fact = data.draw(draws[FeedbackFact])
+    feedback = Feedback(**msgspec.structs.asdict(fact), token="t")
+    assert codec.encode_feedback_fact(feedback) == codec.encode_feedback_fact(fact)
 
 
 @given(

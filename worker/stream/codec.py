@@ -295,18 +295,23 @@ def encode_feedback(event: Feedback) -> bytes:
 
 
 def encode_decision(event: Decision) -> bytes:
-    """Write a decision."""
-    return write_decision(
-        event.session_id,
-        event.arrived_at,
-        event.position,
-        event.slate,
-        event.mode,
-        event.propensity,
-        event.parameters_version,
-        event.value,
-        event.tokens,
-    )
+    """Write a decision as it is, also one whose arm is not the first of its slate (a log may hold anything)."""
+    if not isfinite(event.propensity + event.value):
+        _refuse_not_finite((event.propensity, event.value), "propensity, value")
+    record = {
+        "session_id": event.session_id,
+        "arrived_at": event.arrived_at,
+        "position": event.position,
+        "arm": event.arm,
+        "slate": event.slate,
+        "mode": event.mode,
+        "propensity": event.propensity,
+        "parameters_version": event.parameters_version,
+        "value": event.value,
+    }
+    if event.tokens is not None:
+        record["tokens"] = event.tokens
+    return orjson.dumps(record)
 
 
 def write_decision(
