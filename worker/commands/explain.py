@@ -137,7 +137,8 @@ def report(parameters: Parameters, reasons: Explanation) -> str:
     settings = parameters.settings
     active = sum(arm.active for arm in parameters.arms)
     explores = settings.policy in ("ucbbp", "aucbbp", "myopic-ucb")
-    spread = f", {settings.bonus} bonus, β = {settings.beta}" if explores else ""
+    bonus = f", {settings.bonus} bonus" if settings.repeats or settings.policy == "myopic-ucb" else ", no repeats"
+    spread = f"{bonus}, β = {settings.beta}" if explores else ""
     lines = [f"version {parameters.version}: {settings.policy}{spread}; {active} of {len(parameters.arms)} arms active"]
     lines += [f"note: {text}" for text in reasons.notes]
     if reasons.slate:
@@ -169,6 +170,8 @@ def reason(position: Position) -> str:
     """Say in words why the choice won."""
     chosen = next(one for one in position.arms if one.arm == position.choice)
     later = f"{position.continuation:.4g} can still be earned when it is passed over"
+    if position.continuation == 0:
+        later = "nothing is planned after it"
     surest = max(position.arms, key=lambda one: one.q)
     others = [one for one in position.arms if one is not chosen]
     if not others:

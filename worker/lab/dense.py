@@ -1,0 +1,64 @@
+"""The plain way: the whole (d+K)² matrix, one session after another, one arm after another.
+
+What somebody writes from the paper's page, kept as the thing to measure and to check the fast one against.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worker.bandit.model import Observations, Posterior, sigmoid
+from worker.bandit.precision import Floats, Ints, Precision
+
+STEPS = 50
+
+
+def dense_matrix(precision: Precision) -> Floats:
+    """Write out A in full, (d+K, d+K)."""
+    return np.block([[precision.context, precision.cross.T], [precision.cross, np.diag(precision.arms)]])
+
+
+class DensePlanner:
+    """UCBBP with the `value` bonus, from a dense inverse that is made once."""
+
+    def __init__(self, posterior: Posterior, rewards: Floats, *, horizon: int, beta: float) -> None:
+        self.theta = np.concatenate([posterior.theta_context, posterior.theta_arms])
+        self.inverse = np.linalg.inv(dense_matrix(posterior.precision))
+        self.dim, self.rewards, self.horizon, self.beta = posterior.dim, rewards, horizon, beta
+
+    def slate(self, context: Floats) -> Ints:
+        """Plan one session: (d,) → (H,)."""
+        arms = len(self.rewards)
+        chances, widths = np.empty(arms), np.empty(arms)
+        z = np.zeros(self.dim + arms)
+        z[: self.dim] = context
+        for k in range(arms):
+            z[self.dim + k] = 1.0
+            chances[k] = 1 / (1 + np.exp(-(z @ self.theta)))
+            widths[k] = np.sqrt(z @ self.inverse @ z)
+            z[self.dim + k] = 0.0
+        slate = np.empty(self.horizon, dtype=np.intp)
+        ahead = 0.0
+        for h in range(self.horizon - 1, -1, -1):
+            q = chances * self.rewards + (1 - chances) * ahead
+            bonus = self.beta * widths * chances * (1 - chances) * np.maximum(self.rewards - ahead, 0)
+            slate[h] = (q + bonus).argmax()
+            ahead = float(q.max())
+        return slate
+
+
+def dense_laplace(theta: Floats, matrix: Floats, data: Observations) -> tuple[Floats, Floats]:
+    """Fold an episode: θ̂ (d+K,) and A (d+K, d+K) before → after."""
+    dim = data.contexts.shape[1]
+    z = np.zeros((len(data), len(theta)))
+    z[:, :dim] = data.contexts[data.sessions]
+    z[np.arange(len(data)), dim + data.arms] = 1.0
+    now = theta
+    for _ in range(STEPS):
+        chances = sigmoid(z @ now)
+        information = matrix + z.T @ (z * (chances * (1 - chances))[:, None])
+        step = np.linalg.solve(information, z.T @ (data.clicked - chances) - matrix @ (now - theta))
+        if np.abs(step).max() <= 1e-10 * (1 + np.abs(now).max()):
+            break
+        now = now + step
+    return now, information

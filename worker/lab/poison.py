@@ -1,0 +1,64 @@
+"""Records that no worker can use, one kind per dead-letter reason that a stranger can bring about."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import orjson
+
+from worker.stream.codec import Limits
+
+Kind: TypeAlias = Literal[
+    "undecodable", "invalid", "too-large", "dimension", "norm", "future", "position", "unknown-arm", "session-reused"
+]
+
+#: What `spoilt` can make: the reason is the name.
+KINDS: tuple[Kind, ...] = (
+    "undecodable",
+    "invalid",
+    "too-large",
+    "dimension",
+    "norm",
+    "future",
+    "position",
+    "unknown-arm",
+    "session-reused",
+)
+
+_LIMITS = Limits()
+
+
+def spoilt(kind: Kind, arrival: bytes, *, arm: str, horizon: int) -> tuple[Literal["arrivals", "clicks"], bytes]:
+    """Return a topic and a record that ends as a dead letter of that reason, made from a good arrival.
+
+    `arm` is one that the worker knows. Limits other than the usual may let some of the records through.
+
+    >>> good = b'{"session_id":"s","occurred_at":5,"context":[1.0]}'
+    >>> spoilt("dimension", good, arm="a", horizon=5)
+    ('arrivals', b'{"session_id":"s","occurred_at":5,"context":[1.0,1.0]}')
+    """
+    if kind == "undecodable":
+        return "arrivals", arrival[: len(arrival) // 2]
+    record: dict[str, Any] = orjson.loads(arrival)
+    if kind in ("position", "unknown-arm"):
+        del record["context"]
+        record |= {
+            "position": horizon + 1 if kind == "position" else 1,
+            "arm": f"no-{arm}" if kind == "unknown-arm" else arm,
+            "clicked": True,
+        }
+        return "clicks", orjson.dumps(record)
+    match kind:
+        case "invalid":
+            record["occurred_at"] = "noon"
+        case "too-large":
+            record["padding"] = "x" * _LIMITS.max_record_bytes
+        case "dimension":
+            record["context"] = [*record["context"], 1.0]
+        case "norm":
+            record["context"][0] = 2 * _LIMITS.max_norm
+        case "future":
+            record["occurred_at"] += 60 * _LIMITS.max_ahead_ms
+        case "session-reused":
+            record["context"][0] += 1.0
+    return "arrivals", orjson.dumps(record)
