@@ -106,7 +106,9 @@ class SlatePlanner:
             # There is always an answer: whatever is wrong with this version, the user gets the dearest ads.
             return [self._fallback(arrival) for arrival in arrivals]
         planned = self._named(mode, slates, values)
-        for row in np.flatnonzero(~np.isfinite(values).all(axis=1)).tolist():
+        # A row without an arm is one without an eligible arm, or one whose scores were no numbers.
+        doubtful = ~np.isfinite(values).all(axis=1) | (slates.arms[:, 0] == NO_ARM)
+        for row in np.flatnonzero(doubtful).tolist():
             planned[row] = self._fallback(arrivals[row])
         return planned
 
