@@ -1,6 +1,6 @@
 """Bytes to events and back: msgspec in, orjson out.
 
-Rules that hold in this file:
+Rules that hold here, in `worker.stream.decoding` (in) and in `worker.stream.encoding` (out):
 
 - A record either becomes an event or raises `Rejected`, with a reason of the closed list and one line that says what
   was wrong and where, never the payload. Nothing else escapes from a ``decode_`` function, whatever the bytes.
@@ -9,464 +9,57 @@ Rules that hold in this file:
 - The same event gives the same bytes, always; decoding them gives the same event. A field that is optional and absent
   is left out. A number that is not finite is refused, because orjson would write `null` in its place.
 
-Every function here runs once or more per event; what looks repetitive below is so to spare a call.
+Most of these functions run once or more per event; what looks repetitive in them is so to spare a call.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import hypot, inf, isfinite
-from typing import Any, Final, Generic, NoReturn, TypeVar, get_args
-
-import msgspec
-import numpy as np
-import orjson
-
-from worker.errors import AdcascadeError
-from worker.stream.events import (
-    ArmChange,
-    Arrival,
-    Command,
-    Decision,
-    Episode,
-    Feedback,
-    FeedbackFact,
-    JournalEvent,
-    Mode,
-    Opened,
-    Progress,
-    Reason,
+from worker.stream.decoding import (
+    MAX_DEPTH,
+    Limits,
+    Rejected,
+    decode_arrival,
+    decode_decision,
+    decode_episode,
+    decode_feedback,
+    decode_journal,
+)
+from worker.stream.encoding import (
+    encode_arm_change,
+    encode_arrival,
+    encode_command,
+    encode_decision,
+    encode_episode,
+    encode_feedback,
+    encode_feedback_fact,
+    encode_journal,
+    encode_opened,
+    encode_progress,
+    session_key,
+    write_decision,
+    write_opened,
 )
 
-#: How deep a record may be nested. msgspec passes over unknown fields by recursion, so that without this bound the
-#: depth of the caller's stack would decide what is accepted. Half of Python's usual limit; a record has to be twice as
-#: long as it is deep, so most need not be looked at (one that is not closed is undecodable however it is found out).
-MAX_DEPTH: Final = 512
-
-E = TypeVar("E")
-
-
-class Rejected(AdcascadeError):  # noqa: N818 - says what happened to the record, which is no error of ours
-    """A record cannot be used: `reason` is from the closed list, `error` one line for people."""
-
-    def __init__(self, reason: Reason, error: str) -> None:
-        super().__init__(reason, error)
-        self.reason: Reason = reason
-        self.error = error
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.error}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What is accepted from outside.
-
-    `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)] (the confidence radius rests on it), so the context may
-    have ‖x‖² + 1 ≤ c_z². `max_ahead_ms` is how far an event may lie after the timestamp of its record.
-    """
-
-    max_record_bytes: int = 65_536
-    max_session_id: int = 128
-    max_arm_id: int = 128
-    max_exclude: int = 1_000
-    max_norm: float = 1e3
-    max_ahead_ms: int = 60_000
-
-    def __post_init__(self) -> None:
-        for name in ("max_record_bytes", "max_session_id", "max_arm_id"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        if self.max_exclude < 0 or self.max_ahead_ms < 0:
-            raise ValueError("max_exclude and max_ahead_ms must not be negative")
-        if not 1 <= self.max_norm < inf:
-            raise ValueError("max_norm must be finite and at least 1, the norm of an arm alone")
-
-
-# ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: int) -> Arrival:
-    """Read an arrival whose record carries `timestamp` and whose context must have `dim` numbers.
-
-    >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
-    Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
-    """
-    event = _read(_ARRIVAL, value, limits.max_record_bytes)
-    if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
-        _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
-    if event.exclude:
-        _check_exclude(event.exclude, limits)
-    if event.occurred_at > timestamp + limits.max_ahead_ms:
-        _reject_future(event.occurred_at, timestamp, limits)
-    context = event.context
-    if len(context) != dim:
-        raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
-    # Written so that a NaN would be rejected too, though JSON cannot say one.
-    if not hypot(1.0, *context) <= limits.max_norm:
-        raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
-    return event
-
-
-def decode_feedback(value: bytes | None, *, limits: Limits, horizon: int, timestamp: int) -> Feedback:
-    """Read a click or a pass whose record carries `timestamp`, on a position of 1…`horizon`."""
-    event = _read(_FEEDBACK, value, limits.max_record_bytes)
-    if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
-        _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
-    if not (0 < len(event.arm) <= limits.max_arm_id and event.arm.isprintable()):
-        _check_identifier(event.arm, limits.max_arm_id, "$.arm")
-    if event.occurred_at > timestamp + limits.max_ahead_ms:
-        _reject_future(event.occurred_at, timestamp, limits)
-    if not 1 <= event.position <= horizon:
-        raise Rejected("position", f"$.position is not within 1…{horizon}")
-    return event
-
-
-def decode_journal(value: bytes | None) -> JournalEvent:
-    """Read a journal record; an unknown `kind` is rejected as `invalid`."""
-    event = _read(_JOURNAL, value, inf)
-    # What the types cannot say. A slate without arms may still name its mode, `none`.
-    if type(event) is Opened:
-        if len(event.modes) != len(event.slate) and (event.slate or event.modes != ("none",)):
-            raise Rejected("invalid", f"$.modes has {len(event.modes)} entries, $.slate {len(event.slate)}")
-    elif type(event) is Progress and event.partition >= event.partitions:
-        raise Rejected("invalid", "$.partition is not below $.partitions")
-    return event
-
-
-def decode_decision(value: bytes | None) -> Decision:
-    """Read a decision."""
-    return _read(_DECISION, value, inf)
-
-
-def decode_episode(value: bytes | None) -> Episode:
-    """Read an episode record."""
-    return _read(_EPISODE, value, inf)
-
-
-class _Reader(Generic[E]):
-    """Reads one kind of record; compiled once."""
-
-    __slots__ = ("_integers", "_kind", "decode")
-
-    def __init__(self, kind: Any) -> None:
-        self._kind = kind
-        self.decode: Callable[[bytes], E] = msgspec.json.Decoder(kind).decode
-        self._integers = frozenset(
-            field.name
-            for struct in (get_args(kind) or (kind,))
-            for field in msgspec.structs.fields(struct)
-            if _is_integer(msgspec.inspect.type_info(field.type))
-        )
-
-    def reread(self, value: bytes) -> E:
-        """Read a record in which 5 may have been written as 5.0 or 5e0: to JSON, the same whole number."""
-        document = msgspec.json.decode(value)
-        for name in self._integers & document.keys():
-            number = document[name]
-            if type(number) is float and number.is_integer():
-                document[name] = int(number)
-        event: E = msgspec.convert(document, self._kind)
-        return event
-
-
-def _is_integer(kind: msgspec.inspect.Type) -> bool:
-    options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    return any(isinstance(option, msgspec.inspect.IntType) for option in options)
-
-
-_ARRIVAL: Final = _Reader[Arrival](Arrival)
-_FEEDBACK: Final = _Reader[Feedback](Feedback)
-_JOURNAL: Final = _Reader[JournalEvent](JournalEvent)
-_DECISION: Final = _Reader[Decision](Decision)
-_EPISODE: Final = _Reader[Episode](Episode)
-
-
-def _read(reader: _Reader[E], value: bytes | None, most: float) -> E:
-    if value is None:
-        raise Rejected("undecodable", "the record has no value")
-    if len(value) > most:
-        raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
-    try:
-        if not value.isascii():
-            value.decode()  # msgspec does not look inside the fields that it passes over
-        if len(value) > 2 * MAX_DEPTH and _nests_too_deep(value):
-            raise Rejected("undecodable", f"nested deeper than {MAX_DEPTH} levels")
-        return reader.decode(value)
-    except Rejected:
-        raise
-    except Exception as error:
-        if "got `float`" in str(error):
-            return _reread(reader, value)
-        raise _rejected(error) from None
-
-
-def _reread(reader: _Reader[E], value: bytes) -> E:
-    try:
-        return reader.reread(value)
-    except Exception as error:
-        raise _rejected(error) from None
-
-
-def _rejected(error: Exception) -> Rejected:
-    """Say in one line what msgspec did not like, without a word of the payload."""
-    if isinstance(error, UnicodeDecodeError):
-        return Rejected("undecodable", f"not UTF-8 (byte {error.start})")
-    if isinstance(error, msgspec.ValidationError):
-        text, _, path = str(error).rpartition(" - at ")
-        text = text or path
-        # These two quote what they found.
-        if text.startswith(("Invalid enum value", "Invalid value")):
-            text = "Not one of the values allowed here"
-        return Rejected("invalid", f"{text} at {path.strip('`')}" if path != text else text)
-    if isinstance(error, msgspec.DecodeError):
-        return Rejected("undecodable", str(error))
-    # RecursionError, MemoryError, and whatever else a hostile record could still bring about.
-    return Rejected("undecodable", f"not readable ({type(error).__name__})")
-
-
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-#: Opening brackets to +1, closing ones to −1 as signed bytes; everything else is dropped.
-_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_NO_STEPS: Final = bytes(sorted(set(range(256)) - set(b"[{]}")))
-
-
-def _nests_too_deep(value: bytes) -> bool:
-    if value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
-        return False
-    steps = np.frombuffer(_STRINGS.sub(b"", value).translate(_STEPS, _NO_STEPS), np.int8)
-    return bool(np.cumsum(steps, dtype=np.int64).max(initial=0) > MAX_DEPTH)
-
-
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
-
-
-def _check_identifier(text: str, most: int, path: str) -> None:
-    if not text:
-        raise Rejected("invalid", f"{path} is empty")
-    if len(text) > most:
-        raise Rejected("invalid", f"{path} has {len(text)} characters, more than {most}")
-    if _CONTROL.search(text):
-        raise Rejected("invalid", f"{path} has a control character")
-
-
-def _check_exclude(exclude: tuple[str, ...], limits: Limits) -> None:
-    if len(exclude) > limits.max_exclude:
-        raise Rejected("invalid", f"$.exclude has {len(exclude)} arms, more than {limits.max_exclude}")
-    for index, arm in enumerate(exclude):
-        _check_identifier(arm, limits.max_arm_id, f"$.exclude[{index}]")
-
-
-def _reject_future(occurred_at: int, timestamp: int, limits: Limits) -> NoReturn:
-    raise Rejected(
-        "future",
-        f"$.occurred_at is {occurred_at - timestamp} ms after the record, more than {limits.max_ahead_ms}",
-    )
-
-
-# ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
-# One dictionary display per event: the order of the fields is what stands here.
-
-
-def encode_arrival(event: Arrival) -> bytes:
-    """Write an arrival."""
-    if not isfinite(sum(event.context)):
-        _refuse_not_finite(event.context, "context")
-    record = {"session_id": event.session_id, "occurred_at": event.occurred_at, "context": event.context}
-    if event.exclude:
-        record["exclude"] = event.exclude
-    return orjson.dumps(record)
-
-
-def encode_feedback(event: Feedback) -> bytes:
-    """Write a click or a pass."""
-    record = {
-        "session_id": event.session_id,
-        "occurred_at": event.occurred_at,
-        "position": event.position,
-        "arm": event.arm,
-        "clicked": event.clicked,
-    }
-    if event.token is not None:
-        record["token"] = event.token
-    return orjson.dumps(record)
-
-
-def encode_decision(event: Decision) -> bytes:
-    """Write a decision as it is, also one whose arm is not the first of its slate (a log may hold anything)."""
-    if not isfinite(event.propensity + event.value):
-        _refuse_not_finite((event.propensity, event.value), "propensity, value")
-    record = {
-        "session_id": event.session_id,
-        "arrived_at": event.arrived_at,
-        "position": event.position,
-        "arm": event.arm,
-        "slate": event.slate,
-        "mode": event.mode,
-        "propensity": event.propensity,
-        "parameters_version": event.parameters_version,
-        "value": event.value,
-    }
-    if event.tokens is not None:
-        record["tokens"] = event.tokens
-    return orjson.dumps(record)
-
-
-def write_decision(
-    session_id: str,
-    arrived_at: int,
-    position: int,
-    slate: tuple[str, ...],
-    mode: Mode,
-    propensity: float,
-    parameters_version: int,
-    value: float,
-    tokens: tuple[str, ...] | None,
-) -> bytes:
-    """Write a decision that has not been made an event: serving writes one or more per record that comes."""
-    if not isfinite(propensity + value):
-        _refuse_not_finite((propensity, value), "propensity, value")
-    record = {
-        "session_id": session_id,
-        "arrived_at": arrived_at,
-        "position": position,
-        "arm": slate[0] if slate else None,
-        "slate": slate,
-        "mode": mode,
-        "propensity": propensity,
-        "parameters_version": parameters_version,
-        "value": value,
-    }
-    if tokens is not None:
-        record["tokens"] = tokens
-    return orjson.dumps(record)
-
-
-def encode_opened(event: Opened) -> bytes:
-    """Write the journal's fact that a session was opened."""
-    return write_opened(
-        event.session_id,
-        event.arrived_at,
-        event.context,
-        event.slate,
-        event.modes,
-        event.exclude,
-        event.parameters_version,
-    )
-
-
-def write_opened(
-    session_id: str,
-    arrived_at: int,
-    context: tuple[float, ...],
-    slate: tuple[str, ...],
-    modes: tuple[Mode, ...],
-    exclude: tuple[str, ...],
-    parameters_version: int,
-) -> bytes:
-    """Write `opened` without making it an event first."""
-    if not isfinite(sum(context)):
-        _refuse_not_finite(context, "context")
-    return orjson.dumps(
-        {
-            "kind": "opened",
-            "session_id": session_id,
-            "arrived_at": arrived_at,
-            "context": context,
-            "slate": slate,
-            "modes": modes,
-            "exclude": exclude,
-            "parameters_version": parameters_version,
-        }
-    )
-
-
-def encode_feedback_fact(event: FeedbackFact | Feedback) -> bytes:
-    """Write the journal's fact that feedback came, from the fact or from the feedback itself."""
-    return orjson.dumps(
-        {
-            "kind": "feedback",
-            "session_id": event.session_id,
-            "occurred_at": event.occurred_at,
-            "position": event.position,
-            "arm": event.arm,
-            "clicked": event.clicked,
-        }
-    )
-
-
-def encode_progress(event: Progress) -> bytes:
-    """Write how far a partition is."""
-    return orjson.dumps(
-        {
-            "kind": "progress",
-            "partition": event.partition,
-            "partitions": event.partitions,
-            "time": event.time,
-        }
-    )
-
-
-def encode_arm_change(event: ArmChange) -> bytes:
-    """Write a change of an arm."""
-    return _encode_rare(event)
-
-
-def encode_command(event: Command) -> bytes:
-    """Write an order to the learner."""
-    return _encode_rare(event)
-
-
-def encode_episode(event: Episode) -> bytes:
-    """Write an episode record."""
-    return _encode_rare(event)
-
-
-def encode_journal(event: JournalEvent) -> bytes:
-    """Write a journal record of any kind.
-
-    >>> encode_journal(Progress(partition=0, partitions=4, time=1_700_000_000_000))
-    b'{"kind":"progress","partition":0,"partitions":4,"time":1700000000000}'
-    """
-    if type(event) is Opened:
-        return encode_opened(event)
-    if type(event) is FeedbackFact:
-        return encode_feedback_fact(event)
-    if type(event) is Progress:
-        return encode_progress(event)
-    return _encode_rare(event)
-
-
-def _encode_rare(event: msgspec.Struct) -> bytes:
-    """Write an event that comes once per window or less, and so needs no lines of its own."""
-    config = event.__struct_config__
-    record: dict[str, Any] = {} if config.tag_field is None else {config.tag_field: config.tag}
-    for field in msgspec.structs.fields(event):
-        value = getattr(event, field.name)
-        if value is None and field.default is None:
-            continue
-        if isinstance(value, float | tuple):
-            _refuse_not_finite(value if isinstance(value, tuple) else (value,), field.name)
-        record[field.name] = value
-    return orjson.dumps(record)
-
-
-def _refuse_not_finite(numbers: Sequence[float], name: str) -> None:
-    """Raise if a number is not finite; the callers' quick tests also trip over a sum that overflows."""
-    for number in numbers:
-        if not isfinite(number):
-            raise ValueError(f"{name}: {number} cannot be written as JSON")
-
-
-# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def session_key(session_id: str) -> bytes:
-    """Return the key of a session's records.
-
-    >>> session_key("zoë").decode()
-    'zoë'
-    """
-    return session_id.encode()
+__all__ = [
+    "MAX_DEPTH",
+    "Limits",
+    "Rejected",
+    "decode_arrival",
+    "decode_decision",
+    "decode_episode",
+    "decode_feedback",
+    "decode_journal",
+    "encode_arm_change",
+    "encode_arrival",
+    "encode_command",
+    "encode_decision",
+    "encode_episode",
+    "encode_feedback",
+    "encode_feedback_fact",
+    "encode_journal",
+    "encode_opened",
+    "encode_progress",
+    "session_key",
+    "write_decision",
+    "write_opened",
+]

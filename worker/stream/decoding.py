@@ -1,0 +1,237 @@
+"""Bytes to events, or a reason; see `worker.stream.codec` for the rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import hypot, inf
+from typing import Any, Final, Generic, NoReturn, TypeVar, get_args
+
+import msgspec
+import numpy as np
+
+from worker.errors import AdcascadeError
+from worker.stream.events import Arrival, Decision, Episode, Feedback, JournalEvent, Opened, Progress, Reason
+
+#: How deep a record may be nested. msgspec passes over unknown fields by recursion, so that without this bound the
+#: depth of the caller's stack would decide what is accepted. Half of Python's usual limit; a record has to be twice as
+#: long as it is deep, so most need not be looked at (one that is not closed is undecodable however it is found out).
+MAX_DEPTH: Final = 512
+
+E = TypeVar("E")
+
+
+class Rejected(AdcascadeError):  # noqa: N818 - says what happened to the record, which is no error of ours
+    """A record cannot be used: `reason` is from the closed list, `error` one line for people."""
+
+    def __init__(self, reason: Reason, error: str) -> None:
+        super().__init__(reason, error)
+        self.reason: Reason = reason
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What is accepted from outside.
+
+    `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)] (the confidence radius rests on it), so the context may
+    have ‖x‖² + 1 ≤ c_z². `max_ahead_ms` is how far an event may lie after the timestamp of its record.
+    """
+
+    max_record_bytes: int = 65_536
+    max_session_id: int = 128
+    max_arm_id: int = 128
+    max_exclude: int = 1_000
+    max_norm: float = 1e3
+    max_ahead_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        for name in ("max_record_bytes", "max_session_id", "max_arm_id"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.max_exclude < 0 or self.max_ahead_ms < 0:
+            raise ValueError("max_exclude and max_ahead_ms must not be negative")
+        if not 1 <= self.max_norm < inf:
+            raise ValueError("max_norm must be finite and at least 1, the norm of an arm alone")
+
+
+def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: int) -> Arrival:
+    """Read an arrival whose record carries `timestamp` and whose context must have `dim` numbers.
+
+    >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
+    Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
+    """
+    event = _read(_ARRIVAL, value, limits.max_record_bytes)
+    if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
+        _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
+    if event.exclude:
+        _check_exclude(event.exclude, limits)
+    if event.occurred_at > timestamp + limits.max_ahead_ms:
+        _reject_future(event.occurred_at, timestamp, limits)
+    context = event.context
+    if len(context) != dim:
+        raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
+    # Written so that a NaN would be rejected too, though JSON cannot say one.
+    if not hypot(1.0, *context) <= limits.max_norm:
+        raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
+    return event
+
+
+def decode_feedback(value: bytes | None, *, limits: Limits, horizon: int, timestamp: int) -> Feedback:
+    """Read a click or a pass whose record carries `timestamp`, on a position of 1…`horizon`."""
+    event = _read(_FEEDBACK, value, limits.max_record_bytes)
+    if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
+        _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
+    if not (0 < len(event.arm) <= limits.max_arm_id and event.arm.isprintable()):
+        _check_identifier(event.arm, limits.max_arm_id, "$.arm")
+    if event.occurred_at > timestamp + limits.max_ahead_ms:
+        _reject_future(event.occurred_at, timestamp, limits)
+    if not 1 <= event.position <= horizon:
+        raise Rejected("position", f"$.position is not within 1…{horizon}")
+    return event
+
+
+def decode_journal(value: bytes | None) -> JournalEvent:
+    """Read a journal record; an unknown `kind` is rejected as `invalid`."""
+    event = _read(_JOURNAL, value, inf)
+    # What the types cannot say. A slate without arms may still name its mode, `none`.
+    if type(event) is Opened:
+        if len(event.modes) != len(event.slate) and (event.slate or event.modes != ("none",)):
+            raise Rejected("invalid", f"$.modes has {len(event.modes)} entries, $.slate {len(event.slate)}")
+    elif type(event) is Progress and event.partition >= event.partitions:
+        raise Rejected("invalid", "$.partition is not below $.partitions")
+    return event
+
+
+def decode_decision(value: bytes | None) -> Decision:
+    """Read a decision."""
+    return _read(_DECISION, value, inf)
+
+
+def decode_episode(value: bytes | None) -> Episode:
+    """Read an episode record."""
+    return _read(_EPISODE, value, inf)
+
+
+class _Reader(Generic[E]):
+    """Reads one kind of record; compiled once."""
+
+    __slots__ = ("_integers", "_kind", "decode")
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self.decode: Callable[[bytes], E] = msgspec.json.Decoder(kind).decode
+        self._integers = frozenset(
+            field.name
+            for struct in (get_args(kind) or (kind,))
+            for field in msgspec.structs.fields(struct)
+            if _is_integer(msgspec.inspect.type_info(field.type))
+        )
+
+    def reread(self, value: bytes) -> E:
+        """Read a record in which 5 may have been written as 5.0 or 5e0: to JSON, the same whole number."""
+        document = msgspec.json.decode(value)
+        for name in self._integers & document.keys():
+            number = document[name]
+            if type(number) is float and number.is_integer():
+                document[name] = int(number)
+        event: E = msgspec.convert(document, self._kind)
+        return event
+
+
+def _is_integer(kind: msgspec.inspect.Type) -> bool:
+    options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return any(isinstance(option, msgspec.inspect.IntType) for option in options)
+
+
+_ARRIVAL: Final = _Reader[Arrival](Arrival)
+_FEEDBACK: Final = _Reader[Feedback](Feedback)
+_JOURNAL: Final = _Reader[JournalEvent](JournalEvent)
+_DECISION: Final = _Reader[Decision](Decision)
+_EPISODE: Final = _Reader[Episode](Episode)
+
+
+def _read(reader: _Reader[E], value: bytes | None, most: float) -> E:
+    if value is None:
+        raise Rejected("undecodable", "the record has no value")
+    if len(value) > most:
+        raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
+    try:
+        if not value.isascii():
+            value.decode()  # msgspec does not look inside the fields that it passes over
+        if len(value) > 2 * MAX_DEPTH and _nests_too_deep(value):
+            raise Rejected("undecodable", f"nested deeper than {MAX_DEPTH} levels")
+        return reader.decode(value)
+    except Rejected:
+        raise
+    except Exception as error:
+        if "got `float`" in str(error):
+            return _reread(reader, value)
+        raise _rejected(error) from None
+
+
+def _reread(reader: _Reader[E], value: bytes) -> E:
+    try:
+        return reader.reread(value)
+    except Exception as error:
+        raise _rejected(error) from None
+
+
+def _rejected(error: Exception) -> Rejected:
+    """Say in one line what msgspec did not like, without a word of the payload."""
+    if isinstance(error, UnicodeDecodeError):
+        return Rejected("undecodable", f"not UTF-8 (byte {error.start})")
+    if isinstance(error, msgspec.ValidationError):
+        text, _, path = str(error).rpartition(" - at ")
+        text = text or path
+        # These two quote what they found.
+        if text.startswith(("Invalid enum value", "Invalid value")):
+            text = "Not one of the values allowed here"
+        return Rejected("invalid", f"{text} at {path.strip('`')}" if path != text else text)
+    if isinstance(error, msgspec.DecodeError):
+        return Rejected("undecodable", str(error))
+    # RecursionError, MemoryError, and whatever else a hostile record could still bring about.
+    return Rejected("undecodable", f"not readable ({type(error).__name__})")
+
+
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+#: Opening brackets to +1, closing ones to −1 as signed bytes; everything else is dropped.
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_STEPS: Final = bytes(sorted(set(range(256)) - set(b"[{]}")))
+
+
+def _nests_too_deep(value: bytes) -> bool:
+    if value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
+        return False
+    steps = np.frombuffer(_STRINGS.sub(b"", value).translate(_STEPS, _NO_STEPS), np.int8)
+    return bool(np.cumsum(steps, dtype=np.int64).max(initial=0) > MAX_DEPTH)
+
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+
+
+def _check_identifier(text: str, most: int, path: str) -> None:
+    if not text:
+        raise Rejected("invalid", f"{path} is empty")
+    if len(text) > most:
+        raise Rejected("invalid", f"{path} has {len(text)} characters, more than {most}")
+    if _CONTROL.search(text):
+        raise Rejected("invalid", f"{path} has a control character")
+
+
+def _check_exclude(exclude: tuple[str, ...], limits: Limits) -> None:
+    if len(exclude) > limits.max_exclude:
+        raise Rejected("invalid", f"$.exclude has {len(exclude)} arms, more than {limits.max_exclude}")
+    for index, arm in enumerate(exclude):
+        _check_identifier(arm, limits.max_arm_id, f"$.exclude[{index}]")
+
+
+def _reject_future(occurred_at: int, timestamp: int, limits: Limits) -> NoReturn:
+    raise Rejected(
+        "future",
+        f"$.occurred_at is {occurred_at - timestamp} ms after the record, more than {limits.max_ahead_ms}",
+    )
