@@ -1,0 +1,136 @@
+"""What a closed window earned, what was expected of it, and what it may have lost.
+
+All of it goes into the episode record, none of it into the model.
+
+- `reward` and `expected_reward` are by the version that served each session, its prices among them; if that version is
+  no longer kept, by the parent of the fold.
+- `explored` counts a session by the share of its positions that explored, so that it compares with M_t.
+- `regret_bound` is the mean optimistic gap V^ucb − V̂^π per session, `regret_posterior` the mean posterior regret, of
+  the slates as served, under the estimate in force after the window (math.md §6). Both are means over an evenly spread
+  sample of the sessions, and both take every active arm as eligible for everyone. They are null where no arm is active
+  or the numbers are beyond floating point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+
+from worker.bandit.planning import NO_ARM
+from worker.bandit.precision import Floats, Ints
+from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
+from worker.errors import AdcascadeError
+from worker.stream.contexts import stack_packed
+from worker.stream.episodes import ClosedWindow, Plan
+from worker.stream.folding import one_thread, planner_of, sample
+from worker.stream.parameters import Parameters
+
+#: Contexts looked at for the two regrets, and contexts × arms (× draws) that bound memory and time.
+MOST_BOUNDED, BOUNDED_ELEMENTS = 2000, 4_000_000
+MOST_DRAWN, DRAWN_ELEMENTS, DRAWS = 256, 8_000_000, 32
+LEAST = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """The numbers of a window."""
+
+    reward: float
+    expected_reward: float
+    explored: float
+    regret_bound: float | None
+    regret_posterior: float | None
+    parameter_norm: float | None
+    smallest_eigenvalue: float | None
+
+
+def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: Mapping[int, Parameters]) -> Assessment:
+    """Assess a window that `parent` was the newest version for, `current` being in force after it."""
+    with one_thread(), np.errstate(all="ignore"):
+        reward, expected = _revenue(window, parent, kept)
+        bound, posterior = _regrets(window, current)
+        norm, eigenvalue = current.posterior.norm, _smallest_eigenvalue(current)
+    return Assessment(
+        reward=_finite(reward) or 0.0,
+        expected_reward=_finite(expected) or 0.0,
+        explored=float(sum(plan.explored / len(plan.slate) for plan in window.plans if plan.slate)),
+        regret_bound=_finite(bound),
+        regret_posterior=_finite(posterior),
+        parameter_norm=_finite(norm),
+        smallest_eigenvalue=_finite(eigenvalue),
+    )
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and isfinite(number) else None
+
+
+def _smallest_eigenvalue(parameters: Parameters) -> float | None:
+    try:
+        return parameters.posterior.precision.smallest_eigenvalue
+    except (AdcascadeError, ValueError, np.linalg.LinAlgError):
+        return None
+
+
+def _revenue(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]) -> tuple[float, float]:
+    """Return what was earned and what was expected."""
+    if not parent.arms:
+        return 0.0, 0.0
+    served = [kept.get(plan.parameters_version, parent) for plan in window.plans]
+    prices = {id(version): {arm.arm: arm.reward for arm in version.arms} for version in served}
+    reward = 0.0
+    for row, arm, clicked in zip(window.rows, window.arms, window.clicked, strict=True):
+        if clicked:
+            reward += prices[id(served[row])].get(arm, 0.0)
+    groups: dict[int, list[Plan]] = {}
+    versions = {}
+    for version, plan in zip(served, window.plans, strict=True):
+        groups.setdefault(version.version, []).append(plan)
+        versions[version.version] = version
+    expected = sum(_expected(versions[number], groups[number]) for number in sorted(groups))
+    return reward, expected
+
+
+def _expected(version: Parameters, plans: list[Plan]) -> float:
+    if not version.arms:
+        return 0.0
+    belief = version.posterior
+    contexts, slates = _contexts(version, plans), _slates(version, plans)
+    return float(slate_revenue(belief.theta_context, belief.theta_arms, version.rewards, contexts, slates).sum())
+
+
+def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
+    planner = planner_of(current, dtype=np.float64)
+    if planner is None:
+        return None, None
+    arms = len(current.arms)
+    plans = sample(window.plans, min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // arms)))
+    gaps = optimistic_gap(planner, _contexts(current, plans), _slates(current, plans), beta=current.beta)
+    plans = sample(window.plans, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
+    losses = posterior_regret(
+        planner,
+        _contexts(current, plans),
+        _slates(current, plans),
+        # The same window and version give the same draws, whoever folds.
+        generator=np.random.default_rng([current.version, window.end]),
+        draws=DRAWS,
+    )
+    return float(gaps.mean()), float(losses.mean())
+
+
+def _contexts(version: Parameters, plans: list[Plan]) -> Floats:
+    return stack_packed([plan.context for plan in plans], version.settings.dim)
+
+
+def _slates(version: Parameters, plans: list[Plan]) -> Ints:
+    """Return the slates as places in the version's arms, NO_ARM after their end: (n, longest)."""
+    places = {arm.arm: place for place, arm in enumerate(version.arms)}
+    longest = max(1, max(len(plan.slate) for plan in plans))
+    nothing = ("",) * longest
+    return np.array(
+        [[places.get(arm, NO_ARM) for arm in (*plan.slate, *nothing[len(plan.slate) :])] for plan in plans],
+        dtype=np.intp,
+    )

@@ -1,0 +1,199 @@
+"""From a closed window to the next estimate, and to how much the next sessions shall explore.
+
+Rules that hold in this file:
+
+- The same parent, window and settings give the same bits: sessions are in the order of their keys, every sum is made
+  in one order, and BLAS runs in one thread whatever the caller has set.
+- The gate: what comes out is finite, its precision positive definite, Newton's method converged, the step bounded.
+  Otherwise `EstimationError`, and the parent stands.
+- Exploration is planned for as many users as the window had. N = sessions of this window, t = folds so far:
+  M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t among the
+  window's own contexts under the new estimate (math.md §5). Sessions drawn at random (`random_share`) explore nothing,
+  so the rank is scaled up to the share of the others.
+- β "theory" takes c_z, the bound on ‖z‖, from the contexts folded, at least sqrt(1 + d); it never falls.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import DTypeLike
+from threadpoolctl import ThreadpoolController
+
+from worker.bandit.estimators import update
+from worker.bandit.model import Observations, Posterior
+from worker.bandit.planning import Planner
+from worker.bandit.policies import Ucbbp, exploration_scores
+from worker.bandit.precision import Floats
+from worker.bandit.schedule import explore_budget, theory_radius
+from worker.errors import AdcascadeError, EstimationError
+from worker.stream.contexts import stack_packed
+from worker.stream.episodes import ClosedWindow, Plan
+from worker.stream.parameters import Parameters
+
+#: Contexts × arms that are scored for the thresholds; a larger window is sampled.
+MOST_SCORED = 20_000_000
+#: But never fewer contexts than this.
+LEAST_SCORED = 500
+ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """The parent with the new estimate in it, not yet numbered, and how many Newton steps it took."""
+
+    parameters: Parameters
+    steps: int
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()  # looks through all loaded libraries, so once
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Return a context manager that holds BLAS to one thread."""
+    limit: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
+    return limit
+
+
+def fold(parent: Parameters, window: ClosedWindow) -> Folded:
+    """Fold a window into the parent's estimate, under the parent's settings; raise `EstimationError` at the gate."""
+    settings = parent.settings
+    try:
+        with one_thread(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            data = observations(parent, window)
+            fit = update(_faded(parent), data, estimator=settings.estimator)
+            folded = replace(
+                parent,
+                posterior=fit.posterior,
+                folds=parent.folds + 1,
+                observations=parent.observations + len(data),
+                expected_sessions=len(window.plans),
+                explore_budget=explore_budget(len(window.plans), parent.folds + 1, settings.horizon_episodes),
+            )
+            folded = replace(folded, radius=_radius(folded, data))
+            folded = replace(folded, thresholds=_thresholds(folded, window.plans))
+    except EstimationError:
+        raise
+    except (AdcascadeError, ArithmeticError, np.linalg.LinAlgError) as error:
+        raise EstimationError(str(error)) from None
+    if not np.isfinite([folded.radius, *folded.thresholds]).all():
+        raise EstimationError("a threshold or the confidence radius is not finite")
+    return Folded(parameters=folded, steps=fit.steps)
+
+
+def observations(parameters: Parameters, window: ClosedWindow) -> Observations:
+    """Return the displays that count, of arms that are known; sessions without any are left out."""
+    places = {arm.arm: place for place, arm in enumerate(parameters.arms)}
+    arms = np.array([places.get(arm, -1) for arm in window.arms], dtype=np.intp)
+    known = arms >= 0
+    rows, sessions = np.unique(np.array(window.rows, dtype=np.intp)[known], return_inverse=True)
+    return Observations(
+        contexts=stack_packed([window.plans[row].context for row in rows.tolist()], parameters.settings.dim),
+        sessions=sessions.astype(np.intp),
+        arms=arms[known],
+        clicked=np.array(window.clicked, dtype=np.float64)[known],
+    )
+
+
+def _faded(parent: Parameters) -> Posterior:
+    """Return the belief before the fold: under forgetting the estimate is kept, its certainty fades."""
+    keep = parent.settings.forgetting
+    if keep == 1:
+        return parent.posterior
+    return Posterior(
+        theta_context=parent.posterior.theta_context,
+        theta_arms=parent.posterior.theta_arms,
+        precision=parent.posterior.precision.forget(keep, ridge=parent.settings.ridge),
+    )
+
+
+def _radius(folded: Parameters, data: Observations) -> float:
+    settings = folded.settings
+    if not isinstance(settings.beta, str):
+        return float(settings.beta)
+    if not folded.arms:
+        return folded.radius
+    squares = (data.contexts**2).sum(axis=1).max(initial=settings.dim)
+    radius = theory_radius(
+        dim=settings.dim,
+        arms=len(folded.arms),
+        largest_reward=float(folded.rewards.max()),
+        largest_norm=float(np.sqrt(1 + squares)),
+        ridge=settings.ridge,
+        displays=folded.observations,
+    )
+    return max(folded.radius, radius)
+
+
+# ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _thresholds(folded: Parameters, plans: list[Plan]) -> tuple[float, ...]:
+    settings = folded.settings
+    planner = planner_of(folded)
+    planned_for = len(plans) * (1 - settings.random_share)
+    if settings.policy != "aucbbp" or planner is None or folded.explore_budget >= planned_for:
+        return (0.0,) * settings.horizon
+    chosen = sample(plans, max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
+    scores = _scores(folded, planner, chosen)
+    return tuple(score_of_rank(column, folded.explore_budget * len(chosen) / planned_for) for column in scores.T)
+
+
+def planner_of(parameters: Parameters, dtype: DTypeLike = np.float32) -> Planner | None:
+    """Return a planner under these parameters; None if there is no arm to show."""
+    active = np.array([arm.active for arm in parameters.arms], dtype=bool)
+    if not active.any():
+        return None
+    settings = parameters.settings
+    return Planner(
+        parameters.posterior,
+        parameters.rewards,
+        horizon=settings.horizon,
+        active=active,
+        repeats=settings.repeats,
+        dtype=dtype,
+    )
+
+
+def sample(plans: list[Plan], most: int) -> list[Plan]:
+    """Return at most `most` of the plans, evenly spread over the order of the keys: no chance in it.
+
+    >>> [plan.parameters_version for plan in sample([Plan(n, (), b"", (), 0) for n in range(10)], 4)]
+    [0, 2, 5, 7]
+    """
+    if len(plans) <= most:
+        return plans
+    return [plans[index * len(plans) // most] for index in range(most)]
+
+
+def _scores(parameters: Parameters, planner: Planner, plans: list[Plan]) -> Floats:
+    """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
+    policy = Ucbbp(beta=parameters.beta, bonus=parameters.settings.bonus)
+    places = {arm.arm: place for place, arm in enumerate(parameters.arms)}
+    parts = []
+    for start in range(0, len(plans), ROWS_AT_ONCE):
+        part = plans[start : start + ROWS_AT_ONCE]
+        contexts = stack_packed([plan.context for plan in part], parameters.settings.dim)
+        masked = planner.masked([[places[arm] for arm in plan.exclude if arm in places] for plan in part])
+        parts.append(exploration_scores(planner, contexts, policy.slates(planner, contexts, masked).arms))
+    return np.concatenate(parts)
+
+
+def score_of_rank(scores: Floats, rank: float) -> float:
+    """Return the score of a rank counted from the highest, 1; between two ranks, in between.
+
+    >>> score_of_rank(np.array([1.0, 4.0, 2.0]), 2), score_of_rank(np.array([1.0, 4.0, 2.0]), 1.5)
+    (2.0, 3.0)
+    """
+    falling = np.sort(scores)[::-1]
+    rank = min(max(rank, 1.0), float(len(falling)))
+    above = int(rank)
+    share = rank - above
+    if not share:
+        return float(falling[above - 1])
+    return float(falling[above - 1] * (1 - share) + falling[above] * share)

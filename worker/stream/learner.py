@@ -1,0 +1,379 @@
+"""The learner: a deterministic fold over the journal that makes the versions.
+
+Rules that hold in this file (design.md §4 and §5):
+
+- Versions depend on the journal and the settings alone. There is no clock: a version's times come from progress
+  records. So learners that were restarted, paused or run side by side all make the same versions.
+- **Watermark** = lowest progress over all partitions. A partition that has not reported stands at 0, which closes
+  nothing. The number of partitions is the highest that any progress record has named: if topics grow, time waits for
+  the new partitions; it never runs back. They cannot shrink: whoever takes partitions away has to append progress for
+  those that are gone.
+- **A window is closed** when the watermark reaches its end + session_timeout + lateness; one progress record may close
+  several, in order, each with a version of its own. A window without sessions leaves no trace. What comes for a closed
+  window is late: counted, never folded.
+- `arm` and `command` act where they stand and make a version at once, unless they change nothing.
+- **Position**: a version says how far the journal was folded. `window_end`: everything before is closed;
+  `journal_offset`: the record that made it; `resume_offset`: the oldest record that an open window needs, else
+  journal_offset + 1; `progress`: the highest per partition.
+- **Restart**: read from resume_offset; up to journal_offset take only `opened` and `feedback` of open windows; then
+  close every window that the loaded progress calls for (a version may have been made while another window was due);
+  then take everything.
+- **Republishing**: when `REPUBLISH` windows were closed since the position of the newest version and none of them made
+  a version (idle, frozen, rejected), the same version goes out again with its newer position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from worker.errors import EstimationError, FailedError, InputError
+from worker.stream.assessment import Assessment, assess
+from worker.stream.catalog import Refusal, change_arm, obey, under
+from worker.stream.codec import Rejected, decode_journal
+from worker.stream.episodes import ClosedWindow, OpenWindows
+from worker.stream.events import ArmChange, Command, Episode, FeedbackFact, Opened, Progress
+from worker.stream.folding import fold
+from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.versions import KEPT
+
+#: Windows without a version after which the newest one is published again.
+REPUBLISH: Final = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What some journal records led to.
+
+    Write the episodes before the versions: who ends in between makes both again, the other way round an episode would
+    be lost. Episodes may come twice; versions may too, and `should_publish` says whether one is to be written.
+    """
+
+    versions: list[Parameters] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    rejected: int = 0  # records that are no journal records
+    late: int = 0  # records for closed windows
+
+
+def should_publish(candidate: Parameters, newest: Parameters | None) -> bool:
+    """Return whether a version is to be written, `newest` being the highest on the topic, read to its end just now.
+
+    The newest version itself is written again only from a newer position. Raise `FailedError` if it is there with
+    another content: two learners disagree, and somebody has to look.
+    """
+    if newest is None or candidate.version > newest.version:
+        return True
+    if candidate.version < newest.version:
+        return False
+    _check_same(candidate, newest)
+    return candidate.journal_offset > newest.journal_offset
+
+
+class Learner:
+    """Folds the journal into versions.
+
+    Parameters
+    ----------
+    settings : how to learn from now on; a version keeps the settings that it was made under
+    arms : the arms of version 0; later versions have theirs from the journal
+    history : versions that are known, at least the newest 8 of those that were published, in any order, also repeated
+    made_under : settings of versions to come that were made already, if they are to be made again (`replay --verify`)
+
+    Examples
+    --------
+    >>> learner = Learner(LearningSettings(dim=1), [Arm(arm="a", reward=1.0)])
+    >>> [version.version for version in learner.begin().versions]
+    [0]
+    >>> learner.handle([(0, b'{"kind":"arm","arm":"b","reward":2,"active":true}')]).versions[0].arms[1].arm
+    'b'
+    """
+
+    def __init__(
+        self,
+        settings: LearningSettings,
+        arms: Sequence[Arm],
+        history: Iterable[Parameters] = (),
+        *,
+        made_under: Mapping[int, LearningSettings] | None = None,
+    ) -> None:
+        self._configured = settings
+        self._made_under = made_under or {}
+        self._known = _by_version(history)
+        self._new = not self._known
+        if self._new:
+            self._start(Parameters.first(settings, tuple(arms)))
+        else:
+            self._start(self._known[_base(self._known)])
+
+    def _start(self, loaded: Parameters) -> None:
+        if loaded.settings.dim != self._configured.dim:
+            raise InputError(
+                f"dim is {self._configured.dim} in the settings, but parameters version {loaded.version} has "
+                f"{loaded.settings.dim}: a model of another size needs topics (or a state folder) of its own"
+            )
+        self._current = loaded
+        self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
+        self._kept[loaded.version] = loaded
+        self._progress = dict(loaded.progress)
+        self._windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
+        self._next_offset = loaded.resume_offset
+        self._live_from = loaded.journal_offset + 1
+        self._late = self._late_told = 0
+        self._live = False
+
+    # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def current(self) -> Parameters:
+        """The newest version made or loaded."""
+        return self._current
+
+    @property
+    def settings(self) -> LearningSettings:
+        """What the next version is made under."""
+        following = self._current.version + 1
+        known = self._known.get(following)
+        return known.settings if known else self._made_under.get(following, self._configured)
+
+    @property
+    def resume_offset(self) -> int:
+        """Where to read the journal from."""
+        return self._current.resume_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The first journal offset not handled yet."""
+        return self._next_offset
+
+    @property
+    def watermark(self) -> int:
+        """How far every partition has come; 0 until all have reported."""
+        return min(self._progress.values(), default=0)
+
+    @property
+    def closed_until(self) -> int:
+        """The end of the last window that is closed, with or without sessions; 0 before the first."""
+        return self._windows.closed_until
+
+    @property
+    def open_sessions(self) -> int:
+        """How many sessions wait for their windows to be closed."""
+        return self._windows.sessions
+
+    # ── reading the journal ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def check_start(self, first: int, end: int | None = None) -> None:
+        """Raise `FailedError` if the journal, which has the offsets `first` up to `end`, lacks what is needed."""
+        if first > self.resume_offset and self._known and self._current is not self._known[max(self._known)]:
+            self._start(self._known[max(self._known)])  # what is missing in the history cannot be made again
+        if first > self.resume_offset:
+            raise FailedError(
+                f"the journal begins at offset {first}, but version {self._current.version} needs it from "
+                f"{self.resume_offset}: it was trimmed too early, and what it held is lost. Keep the journal longer; "
+                "to go on, restore it or begin with a new journal and new parameters"
+            )
+        if end is not None and end < self._live_from:
+            raise FailedError(
+                f"the journal ends at offset {end}, but version {self._current.version} was made at "
+                f"{self._live_from - 1}: this is not the journal that the parameters were made from"
+            )
+
+    def begin(self) -> Outcome:
+        """Return what is to be published before anything is read: version 0, if no version is known."""
+        return Outcome(versions=[self._current] if self._new else [])
+
+    def handle(self, records: Iterable[tuple[int, bytes | None]]) -> Outcome:
+        """Take journal records, (offset, value) in their order; those handled before are passed over.
+
+        A record that cannot be read is counted and passed over. Raises only `FailedError`, if a version that is known
+        comes out with another content.
+        """
+        outcome = Outcome()
+        late = self._late
+        for offset, value in records:
+            if offset < self._next_offset:
+                continue
+            if not self._live and offset >= self._live_from:
+                self._go_live(outcome)
+            self._next_offset = offset + 1
+            try:
+                event = decode_journal(value)
+            except Rejected:
+                outcome.rejected += self._live
+                continue
+            if isinstance(event, Opened):
+                if len(event.context) != self._configured.dim:
+                    outcome.rejected += self._live
+                elif not self._windows.open(offset, event):
+                    self._late += self._live
+            elif isinstance(event, FeedbackFact):
+                if not self._windows.report(offset, event):
+                    self._late += self._live
+            elif self._live:
+                self._act(offset, event, outcome)
+        if not self._live and self._next_offset >= self._live_from:
+            self._go_live(outcome)
+        outcome.late = self._late - late
+        return outcome
+
+    def _go_live(self, outcome: Outcome) -> None:
+        self._live = True
+        self._close_due(self._live_from - 1, outcome)
+
+    def _act(self, offset: int, event: Progress | ArmChange | Command, outcome: Outcome) -> None:
+        if isinstance(event, Progress):
+            for partition in range(len(self._progress), event.partitions):
+                self._progress[partition] = 0
+            self._progress[event.partition] = max(self._progress[event.partition], event.time)
+            self._close_due(offset, outcome)
+            self._republish_if_due(offset, outcome)
+            return
+        current = under(self.settings, self._current)
+        changed = change_arm(current, event) if isinstance(event, ArmChange) else obey(current, event, self._kept)
+        if isinstance(changed, Refusal):
+            outcome.refusals.append(changed)
+        elif changed is not None:
+            reached = max(self._progress.values(), default=0)
+            soon = reached + 2 * self.settings.lateness if reached else 0
+            self._make(changed, offset, max(current.effective_at, soon), outcome)
+
+    # ── closing windows ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _close_due(self, offset: int, outcome: Outcome) -> None:
+        """Close every window that the watermark calls for, the earliest first."""
+        while due := self._windows.due(self._called_for):
+            self._close(due[0], offset, outcome)
+        self._windows.skip(self._called_for)
+
+    @property
+    def _called_for(self) -> int:
+        settings = self.settings
+        return (self.watermark - settings.session_timeout - settings.lateness) // settings.window * settings.window
+
+    def _close(self, end: int, offset: int, outcome: Outcome) -> None:
+        settings, parent = self.settings, self._current
+        window = self._windows.close(
+            end, session_timeout=settings.session_timeout, whole_slates=settings.unanswered == "passed"
+        )
+        if not window.plans:
+            return
+        kept, steps, rejected = dict(self._kept), None, None
+        if not parent.frozen:
+            try:
+                folded = fold(under(settings, parent), window)
+            except EstimationError as error:
+                rejected = str(error)
+            else:
+                steps = folded.steps
+                effective_at = end + settings.session_timeout + 2 * settings.lateness
+                self._make(folded.parameters, offset, effective_at, outcome)
+        numbers = assess(window, parent, self._current, kept)
+        outcome.episodes.append(_episode(window, self._current, numbers, steps, rejected, self._late - self._late_told))
+        self._late_told = self._late
+
+    def _make(self, candidate: Parameters, offset: int, effective_at: int, outcome: Outcome) -> None:
+        """Give a version its number and its place in the journal, and let it stand."""
+        made = replace(
+            self._placed(candidate, offset),
+            version=self._current.version + 1,
+            parent_sha256=self._current.sha256,
+            effective_at=effective_at,
+            made_at=max(self._progress.values(), default=0),
+        )
+        known = self._known.get(made.version)
+        if known is None:
+            outcome.versions.append(made)
+        else:
+            _check_same(made, known)
+        self._stand(made)
+
+    def _republish_if_due(self, offset: int, outcome: Outcome) -> None:
+        behind = self.closed_until - (self._current.window_end or 0)
+        if behind >= REPUBLISH * self.settings.window:
+            self._stand(self._placed(self._current, offset))
+            if self._current.version not in self._known or self._current.version == max(self._known):
+                outcome.versions.append(self._current)
+
+    def _placed(self, parameters: Parameters, offset: int) -> Parameters:
+        needed = self._windows.needed_from
+        return replace(
+            parameters,
+            window_end=self.closed_until or None,
+            journal_offset=offset,
+            resume_offset=offset + 1 if needed is None else needed,
+            progress=dict(self._progress),
+        )
+
+    def _stand(self, parameters: Parameters) -> None:
+        self._current = parameters
+        self._kept[parameters.version] = parameters
+        self._kept.pop(parameters.version - KEPT, None)
+        self._windows.resize(self.settings.window)
+
+
+def _episode(
+    window: ClosedWindow, current: Parameters, numbers: Assessment, steps: int | None, rejected: str | None, late: int
+) -> Episode:
+    return Episode(
+        version=current.version,
+        window_start=window.start,
+        window_end=window.end,
+        sessions=len(window.plans),
+        displays=len(window.arms),
+        clicks=sum(window.clicked),
+        reward=numbers.reward,
+        expected_reward=numbers.expected_reward,
+        explored=numbers.explored,
+        late=late,
+        beta=current.beta,
+        explore_budget=current.explore_budget,
+        thresholds=current.thresholds,
+        regret_bound=numbers.regret_bound,
+        regret_posterior=numbers.regret_posterior,
+        frozen=current.frozen,
+        rejected=rejected,
+        folds=current.folds,
+        observations=current.observations,
+        newton_steps=steps,
+        parameter_norm=numbers.parameter_norm,
+        smallest_eigenvalue=numbers.smallest_eigenvalue,
+    )
+
+
+# ── what is known already ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_same(one: Parameters, other: Parameters) -> None:
+    if one.sha256 != other.sha256:
+        raise FailedError(
+            f"parameters version {one.version} was made with sha256 {one.sha256[:12]}…, but is published with "
+            f"{other.sha256[:12]}…: two learners disagree, check their settings"
+        )
+
+
+def _by_version(history: Iterable[Parameters]) -> dict[int, Parameters]:
+    """Return the versions by number, each from the newest position that it was published with."""
+    known: dict[int, Parameters] = {}
+    for parameters in history:
+        there = known.get(parameters.version)
+        if there is not None:
+            _check_same(parameters, there)
+            if there.journal_offset >= parameters.journal_offset:
+                continue
+        known[parameters.version] = parameters
+    return known
+
+
+def _base(known: Mapping[int, Parameters]) -> int:
+    """Return the version to start from: the newest, or the one before the first gap among those kept.
+
+    A learner that was paused between looking at the topic and writing to it can put an old version over one of the last
+    eight (their keys are the same). That one is then made again, because a rollback may ask for it.
+    """
+    newest = max(known)
+    for number in range(max(1, newest - KEPT + 1), newest):
+        if number not in known and number - 1 in known:
+            return number - 1
+    return newest
