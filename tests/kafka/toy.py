@@ -1,0 +1,151 @@
+"""A worker with a small deterministic processor, to see what the transport does to it.
+
+Per key: how many arrivals and which clicks were seen, as sets of numbers (joined, so that a repeat changes nothing).
+Values are ``<key>:<number>``. The journal gets every record, the decisions the state, the changelog too.
+Run as a process: ``python toy.py '{"servers": […], "prefix": …}'``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from worker.runners.faust.connection import Connection
+from worker.runners.faust.names import TopicNames
+from worker.runners.faust.ports import Emits, Lessons, Ports, Publication, Record
+
+
+class Joins:
+    """The task of a partition: state per key is the sorted numbers of its arrivals and of its clicks."""
+
+    def __init__(self, partition: int, partitions: int) -> None:
+        self.partition = partition
+        self.state: dict[bytes, tuple[set[int], set[int]]] = {}
+        self.progress = 0
+
+    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        for key, value in items:
+            arrivals, clicks = orjson.loads(value)
+            self.state[key] = (set(arrivals), set(clicks))
+
+    def handle(self, records: Sequence[Record]) -> Emits:
+        emits = Emits()
+        touched: dict[bytes, None] = {}
+        for record in records:
+            key = record.key
+            try:
+                event = orjson.loads(record.value or b"")
+                number = event["n"]
+                if key is None:
+                    raise ValueError("no key")
+            except (ValueError, KeyError, TypeError):
+                emits.dead_letters.append((key, record.value, [("adcascade.reason", b"undecodable")]))
+                continue
+            if event.get("explode"):
+                raise ZeroDivisionError("as asked")
+            state = self.state.get(key)
+            if state is None:
+                state = self.state[key] = (set(), set())
+            state[record.topic.endswith("clicks")].add(number)
+            touched[key] = None
+            emits.journal.append((key, orjson.dumps({"kind": record.topic, "n": number})))
+        for key in touched:
+            arrivals, clicks = self.state[key]
+            value = orjson.dumps([sorted(arrivals), sorted(clicks)])
+            emits.changelog.append((key, value))
+            emits.decisions.append((key, value))
+        return emits
+
+    def acknowledged(self, progress_time: int) -> None:
+        self.progress = progress_time
+
+
+class Newest:
+    """Keeps the newest version, and a count."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.resume = 0
+        self.seen = 0
+
+    def handle(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self.seen += 1
+            body = orjson.loads(record.value or b"{}")
+            if body["version"] > self.version:
+                self.version, self.resume = body["version"], body["resume_offset"]
+
+
+class Sums:
+    """A learner: a version for every 100 journal facts; the hash chain stands for the fold."""
+
+    def __init__(self, sink: Newest) -> None:
+        self.version = sink.version
+        self.resume_offset = sink.resume
+        self._facts = 0
+
+    def begin(self) -> Lessons:
+        return self._version(0, 0) if self.version < 0 else Lessons()
+
+    def handle(self, records: Sequence[Record]) -> Lessons:
+        lessons = Lessons()
+        for record in records:
+            if b'"progress"' in (record.value or b""):
+                continue
+            self._facts += 1
+            if self._facts % 100 == 0:
+                more = self._version(self.version + 1, record.offset + 1)
+                lessons.parameters += more.parameters
+                lessons.episodes += more.episodes
+        return lessons
+
+    def _version(self, version: int, resume: int) -> Lessons:
+        self.version = version
+        value = orjson.dumps({"version": version, "resume_offset": resume})
+        key = str(version % 8).encode()
+        return Lessons(episodes=[(str(version).encode(), value)], parameters=[Publication(version, key, value)])
+
+
+def progress(partition: int, partitions: int, time: int) -> tuple[bytes | None, bytes]:
+    body = {"kind": "progress", "partition": partition, "partitions": partitions, "time": time}
+    return None, orjson.dumps(body)
+
+
+def main(settings: dict[str, Any]) -> int:
+    import asyncio
+
+    from worker.runners.faust.app import Options, build, partition_count, run
+
+    logging.basicConfig(
+        level=settings.pop("log", "WARNING"), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    connection = Connection(servers=tuple(settings.pop("servers")))
+    names = TopicNames(settings.pop("prefix"))
+    learning = settings.pop("learning", True)
+    sink = Newest()
+    ports = Ports(
+        serve=Joins,
+        parameters=sink,
+        learn=lambda: Sums(sink),
+        progress=progress,
+        clock=lambda: time.time_ns() // 1_000_000,
+    )
+    partitions = asyncio.run(partition_count(connection, names))
+    app = build(Options(connection=connection, names=names, **settings), ports, partitions=partitions)
+    if not learning:
+        app.owned_only = frozenset()
+        app.seat.assign = lambda mine: None  # type: ignore[method-assign]
+    return run(app)
+
+
+if __name__ == "__main__":
+    code = main(json.loads(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,246 @@
+"""The lane of a partition: lists of records through the task, and what comes out of them written in the right order.
+
+Rules that hold here:
+
+1. Per list: journal, dead letters and changelog; when they are acknowledged, decisions; when those are, the list is
+   acknowledged, and only then may its offsets be committed.
+2. Lists overtake each other at no stage, but the next is handled while the ones before are still being written.
+3. Progress is written when everything before the end offsets that were read after the clock is acknowledged.
+4. A write that fails fails the worker. Nothing that came after it is ever acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from faust.types import TP
+
+from worker.errors import FailedError
+from worker.runners.faust.outlets import Outlet
+from worker.runners.faust.ports import Emits, PartitionTask, Record
+from worker.runners.faust.records import RecordList
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneOutlets:
+    """Where a lane writes: the journal is shared by all lanes, changelog and decisions are its own partition."""
+
+    journal: Outlet
+    dead_letters: Outlet
+    changelog: Outlet
+    decisions: Outlet
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A handled list on its way to the broker; `waiting` counts the batches of its present stage."""
+
+    tp: TP | None
+    end: int
+    size: int
+    since: float
+    decisions: list[tuple[bytes, bytes]] = field(default_factory=list)
+    waiting: int = 0
+
+
+class Lane:
+    """One assigned partition in one or more generations of the group.
+
+    Parameters
+    ----------
+    partition, task
+        The partition number and the processor that serves it.
+    outlets
+        Where to write.
+    starts
+        The committed position of each input partition, where reading begins.
+    landed
+        Called with the number of records of each list that was acknowledged.
+    failed
+        Called with the error when a write fails.
+    """
+
+    def __init__(
+        self,
+        *,
+        partition: int,
+        task: PartitionTask,
+        outlets: LaneOutlets,
+        starts: Mapping[TP, int],
+        changelog_end: int,
+        landed: Callable[[int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.partition = partition
+        #: The last changelog offset that the task's state contains.
+        self.changelog_end = changelog_end
+        #: The position that has to come next, by input partition.
+        self.expected = dict(starts)
+        #: Everything before this position is acknowledged.
+        self.acknowledged = dict(starts)
+        self._task = task
+        self._outlets = outlets
+        self._landed = landed
+        self._failed = failed
+        self._writing: deque[_Flight] = deque()
+        self._deciding: deque[_Flight] = deque()
+        self._target: tuple[int, Mapping[TP, int], tuple[bytes | None, bytes]] | None = None
+        self._reporting = False
+        #: Set when the partition has gone; what is still under way then lands unheard.
+        self.retired = False
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, taken: RecordList) -> None:
+        """Step a list that begins where the last one ended."""
+        self.expected[taken.tp] = taken.end
+        self._launch(self._step(taken.records), taken.tp, taken.end, len(taken.records))
+
+    def _step(self, records: Sequence[Record]) -> Emits:
+        try:
+            return self._task.handle(records)
+        except Exception:
+            # The processor promises not to raise. If it does, find out on what: one bad record costs one dead letter,
+            # not the list and not the worker. Stepping a record again changes nothing, so the others may come twice.
+            log.exception("partition %d: the processor raised on %d records", self.partition, len(records))
+            return self._isolate(records)
+
+    def _isolate(self, records: Sequence[Record]) -> Emits:
+        together = Emits()
+        survived = 0
+        for record in records:
+            try:
+                emits = self._task.handle([record])
+            except Exception as error:
+                together.dead_letters.append((record.key, record.value, _blame(record, error)))
+                continue
+            survived += 1
+            together.journal += emits.journal
+            together.dead_letters += emits.dead_letters
+            together.changelog += emits.changelog
+            together.decisions += emits.decisions
+        if not survived and len(records) != 1:
+            # Not a bad record, then. To go on would turn all traffic into dead letters.
+            raise FailedError(
+                f"partition {self.partition}: the processor failed on every one of {len(records)} records"
+            )
+        return together
+
+    def _launch(self, emits: Emits, tp: TP | None, end: int, size: int) -> None:
+        outlets = self._outlets
+        flight = _Flight(tp, end, size, asyncio.get_running_loop().time(), emits.decisions)
+        self._writing.append(flight)
+        batches: list[Any] = []
+        if emits.journal:
+            batches += outlets.journal.pairs(emits.journal)
+        if emits.dead_letters:
+            batches += outlets.dead_letters.records(emits.dead_letters)
+        if emits.changelog:
+            changelog = outlets.changelog.pairs(emits.changelog)
+            changelog[-1].future.add_done_callback(partial(self._on_changelog, changelog[-1]))
+            batches += changelog
+        self._follow(flight, batches)
+
+    def _follow(self, flight: _Flight, batches: list[Any]) -> None:
+        flight.waiting = len(batches)
+        for batch in batches:
+            batch.future.add_done_callback(partial(self._when_durable, partial(self._on_batch, flight)))
+        if not batches:
+            self._advance()
+
+    def _when_durable(self, then: Callable[[], None], future: asyncio.Future[Any]) -> None:
+        # Called by the loop, which would only log an exception: here it has to reach the worker.
+        if self.retired:
+            return
+        try:
+            future.result()
+            then()
+        except (Exception, asyncio.CancelledError) as error:
+            self._failed(error)  # the flight stays where it is, and everything behind it with it
+
+    def _on_batch(self, flight: _Flight) -> None:
+        flight.waiting -= 1
+        if not flight.waiting:
+            self._advance()
+
+    def _on_changelog(self, batch: Any, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.changelog_end = max(self.changelog_end, future.result().offset + batch.record_count - 1)
+
+    def _advance(self) -> None:
+        while self._writing and not self._writing[0].waiting:
+            flight = self._writing.popleft()
+            self._deciding.append(flight)
+            if flight.decisions:
+                batches = self._outlets.decisions.pairs(flight.decisions)
+                flight.decisions = []
+                self._follow(flight, list(batches))
+        while self._deciding and not self._deciding[0].waiting:
+            flight = self._deciding.popleft()
+            if flight.tp is not None:
+                self.acknowledged[flight.tp] = flight.end
+            self._landed(flight.size)
+        self._check_target()
+
+    # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def wants_target(self) -> bool:
+        """Whether the last progress is written; a lagging partition keeps its target, and so holds time back."""
+        return self._target is None and not self._reporting
+
+    def aim(self, time: int, ends: Mapping[TP, int], record: tuple[bytes | None, bytes]) -> None:
+        """Write `record`, the progress up to `time`, once everything before `ends` is acknowledged."""
+        self._target = (time, ends, record)
+        self._check_target()
+
+    def _check_target(self) -> None:
+        if self._target is None:
+            return
+        time, ends, record = self._target
+        if any(self.acknowledged[tp] < end for tp, end in ends.items()):
+            return
+        self._target, self._reporting = None, True
+        (batch,) = self._outlets.journal.pairs([record])
+        batch.future.add_done_callback(partial(self._when_durable, partial(self._on_progress, time)))
+
+    def _on_progress(self, time: int) -> None:
+        self._reporting = False
+        self._task.acknowledged(time)
+        self._launch(self._step([]), None, 0, 0)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was handled is acknowledged."""
+        return not (self._writing or self._deciding or self._reporting)
+
+    @property
+    def oldest(self) -> float | None:
+        """Since when the oldest list is under way, on the loop's clock."""
+        return (self._deciding or self._writing)[0].since if self._deciding or self._writing else None
+
+    def rewind(self, starts: Mapping[TP, int]) -> None:
+        """Begin another generation at these positions, with the state as it is."""
+        self.expected = dict(starts)
+        self.acknowledged = dict(starts)
+        self._target = None
+
+
+def _blame(record: Record, error: Exception) -> list[tuple[str, bytes]]:
+    return [
+        ("adcascade.reason", b"invalid"),
+        ("adcascade.topic", record.topic.encode()),
+        ("adcascade.partition", str(record.partition).encode()),
+        ("adcascade.offset", str(record.offset).encode()),
+        ("adcascade.error", f"the processor raised {type(error).__name__}: {error}"[:500].encode()),
+    ]

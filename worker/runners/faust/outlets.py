@@ -1,0 +1,95 @@
+"""Writing in batches, in order, through one idempotent producer.
+
+An outlet is one partition of one topic. Records are appended to the batch that waits for its request; a new batch is
+opened only when that one is full or on its way. So while a request is under way (aiokafka has one at a time per broker)
+everything that comes up collects in the next one, and a busy worker writes few large batches by itself: no linger.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import ProducerClosed
+from aiokafka.producer.message_accumulator import MessageBatch
+from aiokafka.structs import TopicPartition
+
+_NO_HEADERS: list[tuple[str, bytes]] = []
+
+
+class Outlet:
+    """One partition of one topic, written in the order of the calls.
+
+    Each call returns the batches that its records are in. A batch's `future` resolves when all replicas have it.
+    """
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, partition: int) -> None:
+        self._accumulator = producer._message_accumulator
+        self._tp = TopicPartition(topic, partition)
+        self._batch: Any = None
+
+    def pairs(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> list[MessageBatch]:
+        """Append keys with values."""
+        return self.records((key, value, _NO_HEADERS) for key, value in pairs)
+
+    def records(
+        self, records: Iterable[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]]
+    ) -> list[MessageBatch]:
+        """Append keys with values and headers."""
+        now = int(time.time() * 1000)
+        used: list[MessageBatch] = []
+        batch = self._open()
+        for key, value, headers in records:
+            if batch is None or batch._builder.append(timestamp=now, key=key, value=value, headers=headers) is None:
+                batch = self._next()
+                batch._builder.append(timestamp=now, key=key, value=value, headers=headers)
+            if not used or used[-1] is not batch:
+                used.append(batch)
+        return used
+
+    def _open(self) -> Any:
+        # The sender reserves the sequence numbers of a batch when it takes it, one turn of the loop before it closes
+        # the builder. A record appended in between would have no number, and the broker would refuse all that follows.
+        batch = self._batch
+        return None if batch is None or batch._drain_waiter.done() else batch
+
+    def _next(self) -> Any:
+        accumulator = self._accumulator
+        if accumulator._closed:
+            raise ProducerClosed
+        if accumulator._exception is not None:
+            raise copy.copy(accumulator._exception)
+        # What `send_batch` does, without its waiting for the batch before: the queue of a partition keeps the order,
+        # and how much may be under way at all is limited by `Serving`.
+        self._batch = accumulator._append_batch(accumulator.create_builder(), self._tp)
+        return self._batch
+
+
+class Outlets:
+    """The outlets of one producer by topic and partition."""
+
+    def __init__(self, producer: AIOKafkaProducer) -> None:
+        self._producer = producer
+        self._outlets: dict[tuple[str, int], Outlet] = {}
+
+    async def know(self, *topics: str) -> None:
+        """Have the metadata of topics before the first write to them, and keep it.
+
+        Waiting for it is not enough: the first answer of a broker is about all topics, the later ones only about those
+        that were asked for, and then the leader of the others is unknown for ever.
+        """
+        client = self._producer.client
+        for topic in topics:
+            client.add_topic(topic)
+        for topic in topics:
+            await client._wait_on_metadata(topic)
+
+    def to(self, topic: str, partition: int) -> Outlet:
+        """Return the outlet of a partition."""
+        outlet = self._outlets.get((topic, partition))
+        if outlet is None:
+            outlet = self._outlets[topic, partition] = Outlet(self._producer, topic, partition)
+        return outlet

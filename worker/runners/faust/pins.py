@@ -1,0 +1,88 @@
+"""Checks, before anything is started, that the libraries below are the ones this package was written against.
+
+The batch path overrides and calls private names of Faust, mode and aiokafka. A release that renames one would at best
+crash, at worst commit what was not processed. So the versions are pinned, and the signatures are compared as well: a
+fork or a patched wheel has the same number.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from importlib import metadata
+
+from worker.errors import FailedError
+
+VERSIONS = {"faust-streaming": "0.15.3", "aiokafka": "0.14.0", "mode-streaming": "0.7.1"}
+
+_DRIVER = "faust.transport.drivers.aiokafka"
+#: Every private function that is overridden or called, with the names of its parameters.
+SIGNATURES = {
+    f"{_DRIVER}:AIOKafkaConsumerThread._create_worker_consumer": "self transport",
+    f"{_DRIVER}:AIOKafkaConsumerThread._fetch_records": "self consumer active_partitions timeout max_records",
+    f"{_DRIVER}:AIOKafkaConsumerThread._ensure_consumer": "self",
+    f"{_DRIVER}:Consumer._new_consumer_thread": "self",
+    f"{_DRIVER}:Producer._settings_default": "self",
+    f"{_DRIVER}:Producer._settings_auth": "self",
+    f"{_DRIVER}:Producer._settings_extra": "self",
+    "faust.transport.consumer:Consumer.getmany": "self timeout",
+    "faust.transport.consumer:Consumer._wait_next_records": "self timeout",
+    "faust.transport.consumer:Consumer.wait_empty": "self",
+    "faust.transport.consumer:Consumer.perform_seek": "self",
+    "faust.transport.consumer:Consumer._should_commit": "self tp offset",
+    "faust.transport.consumer:Consumer._filter_committable_offsets": "self tps",
+    "faust.transport.consumer:Consumer.on_partitions_revoked": "self revoked",
+    "faust.transport.consumer:ThreadDelegateConsumer._getmany": "self active_partitions timeout",
+    "faust.transport.consumer:ThreadDelegateConsumer.seek_to_committed": "self",
+    "faust.tables.recovery:Recovery._add": "self table tp offsets",
+    "faust.tables.recovery:Recovery.need_recovery": "self",
+    "faust.stores.memory:Store.apply_changelog_batch": "self batch to_key to_value",
+    "faust.stores.memory:Store.persisted_offset": "self tp",
+    "faust.stores.base:Store.on_rebalance": "self assigned revoked newly_assigned generation_id",
+    "faust.app.base:App.on_rebalance_end": "self",
+    "faust.app.base:App._create_directories": "self",
+    "mode.threads:QueueServiceThread.call_thread": "self fun args kwargs",
+    "aiokafka.consumer.fetcher:Fetcher.fetched_records": "self partitions timeout max_records",
+    "aiokafka.consumer.fetcher:Fetcher._create_fetch_waiter": "self",
+    "aiokafka.consumer.subscription_state:Assignment.state_value": "self tp",
+    "aiokafka.producer.message_accumulator:MessageAccumulator._append_batch": "self builder tp",
+    "aiokafka.producer.message_accumulator:MessageAccumulator.create_builder": "self key_serializer value_serializer",
+    "aiokafka.producer.message_accumulator:BatchBuilder.append": "self timestamp key value headers",
+    "aiokafka.client:AIOKafkaClient._wait_on_metadata": "self topic",
+}
+
+
+def check() -> None:
+    """Raise `FailedError` if a library is not the one that is needed."""
+    for name, wanted in VERSIONS.items():
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            raise FailedError(f"{name} is not installed: pip install {name}=={wanted}") from None
+        if found != wanted:
+            raise FailedError(
+                f"{name} {found} is installed, but the Kafka worker relies on private names of {wanted}: "
+                f"pip install {name}=={wanted}"
+            )
+    for name, wanted in SIGNATURES.items():
+        found = signature(name)
+        if found != wanted:
+            raise FailedError(
+                f"{name} takes ({found}) where ({wanted}) was expected: this is not the release it says it is"
+            )
+
+
+def signature(name: str) -> str:
+    """Return the parameter names of a function.
+
+    >>> signature("json:JSONDecoder.decode")
+    'self s _w'
+    """
+    module, _, path = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        return " ".join(inspect.signature(found).parameters)  # type: ignore[arg-type]
+    except (ImportError, AttributeError):
+        return "nothing, it does not exist"

@@ -1,0 +1,106 @@
+"""What the transport asks of the processors, and what it hands them: bytes, offsets, times. It decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+
+class Record(NamedTuple):
+    """One record as it stands in a topic; `timestamp` is the broker's, in milliseconds."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(slots=True)
+class Emits:
+    """What came out of a list of records, ready to be written.
+
+    `dead_letters` carry headers. `changelog` and `decisions` go to the partition number of the input, so no key has to
+    be hashed here; a changelog value of `None` deletes the session.
+    """
+
+    journal: list[tuple[bytes | None, bytes]] = field(default_factory=list)
+    dead_letters: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]] = field(default_factory=list)
+    changelog: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    decisions: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+class PartitionTask(Protocol):
+    """Serves one assigned partition, arrivals and clicks together. Synchronous; called from one thread only."""
+
+    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take the contents of the session table; called once, before anything else."""
+
+    def handle(self, records: Sequence[Record]) -> Emits:
+        """Step all records. Bad input becomes a dead letter, never an exception.
+
+        Also called with no records, after each `acknowledged`, so that a silent partition can delete what has ended.
+        """
+
+    def acknowledged(self, progress_time: int) -> None:
+        """Hear that the partition's progress up to this time is durable in the journal."""
+
+
+class Publication(NamedTuple):
+    """A parameters record to be published; `again` marks a version that is published already, with a newer position."""
+
+    version: int
+    key: bytes
+    value: bytes
+    again: bool = False
+
+
+@dataclass(slots=True)
+class Lessons:
+    """What the learner made of a list of journal records. Episodes are written before the parameters."""
+
+    episodes: list[tuple[bytes, bytes]] = field(default_factory=list)
+    parameters: list[Publication] = field(default_factory=list)
+
+
+class Learner(Protocol):
+    """Folds the journal. Lives in a thread of its own: a long fold must not hold up the decisions."""
+
+    @property
+    def resume_offset(self) -> int:
+        """Where in the journal to start reading: the oldest record still needed, 0 without any parameters."""
+
+    def begin(self) -> Lessons:
+        """Return what is to be published before anything is read (version 0, when there is none)."""
+
+    def handle(self, records: Sequence[Record]) -> Lessons:
+        """Fold records that follow each other in the journal, without a gap since `resume_offset`."""
+
+
+class ParametersSink(Protocol):
+    """Takes every record of the parameters topic, on every worker, from its beginning and in order."""
+
+    @property
+    def version(self) -> int:
+        """The highest version seen, -1 before the first."""
+
+    def handle(self, records: Sequence[Record]) -> None:
+        """Take records; bad ones are counted and left out, never raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The processors of one worker.
+
+    `serve` makes the task of a partition from (partition, how many there are). `learn` makes a learner; it is called
+    when the journal is assigned to this worker and `parameters` has seen all there is. `progress` encodes a progress
+    record from (partition, how many there are, time). `clock` tells the time in milliseconds since the epoch.
+    """
+
+    serve: Callable[[int, int], PartitionTask]
+    parameters: ParametersSink
+    learn: Callable[[], Learner]
+    progress: Callable[[int, int, int], tuple[bytes | None, bytes]]
+    clock: Callable[[], int]

@@ -1,0 +1,59 @@
+"""A list of records of one partition, and how it travels through Faust as one message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from faust.serializers.schemas import Schema
+from faust.types import TP
+
+from worker.runners.faust.ports import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordList:
+    """What one poll took from a partition: everything between the positions `start` and `end`.
+
+    The positions are the consumer's, not those of the first and last record: between them offsets may be missing
+    (transaction markers, compaction), and a list may have no records at all and still move the position on.
+    """
+
+    tp: TP
+    start: int
+    end: int
+    records: Sequence[Record]
+
+    def after(self, offset: int) -> RecordList:
+        """Return the part from `offset` on.
+
+        >>> taken = RecordList(tp=TP("t", 0), start=4, end=7, records=[Record("t", 0, n, 0, None, b"") for n in (4, 6)])
+        >>> taken.after(5).start, [record.offset for record in taken.after(5).records]
+        (5, [6])
+        """
+        if offset <= self.start:
+            return self
+        kept = [record for record in self.records if record.offset >= offset]
+        return RecordList(tp=self.tp, start=min(offset, self.end), end=self.end, records=kept)
+
+
+def plain(record: Any) -> Record:
+    """Return what matters of an aiokafka record."""
+    return Record(record.topic, record.partition, record.offset, record.timestamp, record.key, record.value)
+
+
+class ListSchema(Schema):  # type: ignore[type-arg]
+    """Hands the list through: nothing is decoded here, so nothing can fail here.
+
+    A decode error inside Faust would ack the message, that is lose the whole list.
+    """
+
+    def compile(self, app: Any, **_: Any) -> Any:
+        """Return Faust's decode function."""
+        create_event = app.create_event
+
+        async def decode(message: Any, *, propagate: bool = False) -> Any:
+            return create_event(None, message.value, None, message)
+
+        return decode

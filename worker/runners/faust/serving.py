@@ -1,0 +1,220 @@
+"""The lanes of this worker over the generations of its group: what is taken, what is kept, what may be committed.
+
+Faust resumes partitions before it seeks to the committed offsets, clears queues, and cancels polls that then still take
+records from the fetcher: the same records come twice, and holes open. So nothing here trusts the order of arrival. Each
+partition has one position that may come next; what lies before it is cut off, what lies after it is not taken but read
+again from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from faust.types import TP
+
+from worker.errors import FailedError
+from worker.runners.faust.lanes import Lane, LaneOutlets
+from worker.runners.faust.names import TopicNames
+from worker.runners.faust.outlets import Outlets
+from worker.runners.faust.ports import PartitionTask
+from worker.runners.faust.records import RecordList
+
+log = logging.getLogger(__name__)
+
+
+class Serving:
+    """Owns the lanes.
+
+    Parameters
+    ----------
+    names
+        The topics.
+    make_task
+        Makes the task of a partition number.
+    limit
+        How many records may be handled and not yet acknowledged; then no more are taken. Bounds memory, and how much
+        is repeated after a crash.
+    reread
+        Called with a partition and the position it has to be read from again.
+    failed
+        Called once, with the error after which nothing may be acknowledged any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: TopicNames,
+        make_task: Callable[[int], PartitionTask],
+        limit: int,
+        reread: Callable[[TP, int], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.lanes: dict[int, Lane] = {}
+        self.failure: BaseException | None = None
+        self.generation = -1
+        self._member = ""
+        self._names = names
+        self._make_task = make_task
+        self._limit = limit
+        self._reread = reread
+        self._report = failed
+        self._outlets: Outlets | None = None
+        self._open = False
+        self._clean = False
+        self._rereading: dict[TP, int] = {}
+        self._under_way = 0
+        self._moved = asyncio.Event()
+
+    # ── generations ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Take nothing more: the partitions are about to go."""
+        self._open = False
+
+    async def drained(self, patience: float) -> bool:
+        """Wait, for so many seconds, until all that was handled is acknowledged; say whether it is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while self.failure is None and not all(lane.idle for lane in self.lanes.values()):
+                    self._moved.clear()
+                    await self._moved.wait()
+        self._clean = self.failure is None and all(lane.idle for lane in self.lanes.values())
+        return self._clean
+
+    def keep(self, generation: int, member: str, partitions: Iterable[int]) -> set[int]:
+        """Return the partitions whose state is still good, forget the others.
+
+        It is good if this member owned the partition in the generation right before, so that nobody else can have
+        changed it, and if all it did there is durable, so that no effect hangs on the memory alone. Everything else is
+        read from the changelog again: half a second for 100,000 sessions.
+        """
+        unbroken = self._clean and bool(member) and member == self._member and generation == self.generation + 1
+        kept = self.lanes.keys() & set(partitions) if unbroken else set()
+        for partition in self.lanes.keys() - kept:
+            self.lanes.pop(partition).retired = True
+        self._under_way = 0
+        self._open = self._clean = False
+        return set(kept)
+
+    def open(
+        self,
+        *,
+        generation: int,
+        member: str,
+        outlets: Outlets,
+        starts: Mapping[TP, int],
+        restored: Mapping[int, tuple[Mapping[bytes, bytes], int]],
+    ) -> None:
+        """Begin a generation.
+
+        `starts` are the committed positions of all input partitions. `restored` has the table contents and the last
+        changelog offset of every partition that was not kept.
+        """
+        self._outlets = outlets
+        for partition in sorted({tp.partition for tp in starts}):
+            own = {tp: offset for tp, offset in starts.items() if tp.partition == partition}
+            lane = self.lanes.get(partition)
+            if lane is not None:
+                lane.rewind(own)
+                continue
+            contents, end = restored.get(partition, ({}, -1))
+            task = self._make_task(partition)
+            task.restore(contents.items())
+            self.lanes[partition] = Lane(
+                partition=partition,
+                task=task,
+                outlets=LaneOutlets(
+                    journal=outlets.to(self._names.journal, 0),
+                    dead_letters=outlets.to(self._names.dead_letters, 0),
+                    changelog=outlets.to(self._names.changelog, partition),
+                    decisions=outlets.to(self._names.decisions, partition),
+                ),
+                starts=own,
+                changelog_end=end,
+                landed=self._on_landed,
+                failed=self.fail,
+            )
+        self.generation, self._member = generation, member
+        self._rereading.clear()
+        self._open = True
+
+    def is_open(self, generation: int) -> bool:
+        """Whether lists of this generation are taken."""
+        return self._open and generation == self.generation and self.failure is None
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def take(self, taken: RecordList, generation: int) -> None:
+        """Handle a list; return when there is room for another."""
+        if not self.is_open(generation):
+            return
+        lane = self.lanes.get(taken.tp.partition)
+        if lane is None or taken.tp not in lane.expected:
+            return
+        expected = lane.expected[taken.tp]
+        if taken.start > expected:
+            self._refuse(taken, expected)
+            return
+        self._rereading.pop(taken.tp, None)
+        if taken.end <= expected:
+            return
+        fresh = taken.after(expected)
+        self._under_way += len(fresh.records)
+        lane.handle(fresh)
+        while self._under_way > self._limit and self.is_open(generation):
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _refuse(self, taken: RecordList, expected: int) -> None:
+        if self._rereading.get(taken.tp) == expected:
+            return  # asked for already; what is still in the queues comes first
+        log.warning("%s-%d: read from %d, but %d comes next", taken.tp.topic, taken.tp.partition, taken.start, expected)
+        self._rereading[taken.tp] = expected
+        self._reread(taken.tp, expected)
+
+    def skip(self, tp: TP, offset: int) -> None:
+        """Go on at `offset`: what came before it was deleted from the topic and cannot be read any more."""
+        lane = self.lanes.get(tp.partition)
+        if lane is None or lane.expected.get(tp, offset) >= offset:
+            return
+        log.error("%s-%d: records %d to %d are gone (retention)", tp.topic, tp.partition, lane.expected[tp], offset - 1)
+        self._rereading.pop(tp, None)
+        lane.handle(RecordList(tp=tp, start=lane.expected[tp], end=offset, records=()))
+
+    def _on_landed(self, size: int) -> None:
+        self._under_way -= size
+        self._moved.set()
+
+    # ── acknowledgement ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def committable(self) -> dict[TP, int]:
+        """Return the positions before which everything is acknowledged; none after a failure."""
+        if self.failure is not None:
+            return {}
+        return {tp: offset for lane in self.lanes.values() for tp, offset in lane.acknowledged.items()}
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for good: nothing is taken, nothing is committed any more."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self._open = False
+        self._moved.set()
+        self._report(error)
+
+    def check_stalled(self, now: float, patience: float) -> None:
+        """Fail if a list has been under way for longer than `patience` seconds.
+
+        The idempotent producer retries for ever, also to a topic that was deleted.
+        """
+        oldest = min((lane.oldest for lane in self.lanes.values() if lane.oldest is not None), default=now)
+        if now - oldest > patience:
+            self.fail(FailedError(f"Kafka has not acknowledged a write for {now - oldest:.0f} s"))
+
+    @property
+    def under_way(self) -> int:
+        """How many records are handled and not yet acknowledged."""
+        return self._under_way
