@@ -21,6 +21,8 @@ from worker.settings import Command, build_parser, resolve
 COMMANDS = {
     "simulate": "the paper's experiments: policies × users × seeds, JSON and plots",
     "explain": "parameters + context → per step and arm: probability, Q, width, bonus, choice",
+    "parameters": "show, export, diff, roll back, freeze and unfreeze parameters",
+    "arms": "add, price, retire and list ads",
     "bench": "benchmarks of this machine, as ratios within one run",
 }
 

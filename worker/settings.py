@@ -226,7 +226,8 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None
     for option in command.options:
         given = getattr(parsed, option.attribute, _UNSET)
         if given is not _UNSET and given is not None:
-            values[option.attribute] = _parse(option, given, f"--{option.name}")
+            shown = (option.metavar or option.name.upper()) if option.positional else f"--{option.name}"
+            values[option.attribute] = _parse(option, given, shown)
         elif not option.positional and option.variable in environ:
             text: Any = environ[option.variable]
             text = [part.strip() for part in text.split(",")] if option.repeatable else text

@@ -17,7 +17,7 @@ from worker.errors import InputError
 from worker.runners.state import StateFolder
 from worker.stream.codec import Limits, encode_episode, encode_journal, encode_progress
 from worker.stream.events import ArmChange, Command, Episode, Progress
-from worker.stream.learner import Learner
+from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Arm, LearningSettings, Parameters, decode_parameters, encode_parameters
 from worker.stream.serving import Serving
 from worker.stream.tokens import Secret
@@ -103,9 +103,8 @@ class Embedded:
         self._unread: list[tuple[int, bytes]] = []  # journal records the learner has not seen
         if state is not None:
             self._resume(state)
-        if not history:
-            self._publish([self.learner.current])
-            self._commit()
+        self._publish(self.learner.begin().versions)
+        self._commit()
 
     def _resume(self, state: StateFolder) -> None:
         parts: list[list[tuple[bytes, bytes]]] = [[] for _ in self.tasks]
@@ -115,7 +114,7 @@ class Embedded:
             self.tally.add(task.restore(part))
         self.time = int(state.meta("time") or b"0")
         first, self._journal_end = state.journal_bounds()
-        self.learner.check_start(first)
+        self.learner.check_start(first, self._journal_end)
         self._unread.extend(state.journal(self.learner.resume_offset))
         self._learn()
 
@@ -133,11 +132,12 @@ class Embedded:
         if self._tap:
             self._tap(record, ())
 
-    def order(self, event: ArmChange | Command) -> None:
-        """Put an arm change or a command on the journal, and let the learner act on it."""
+    def order(self, event: ArmChange | Command) -> Outcome:
+        """Put an arm change or a command on the journal, let the learner act on it, and return what it did."""
         self._journal([(None, encode_journal(event))])
-        self._learn()
+        outcome = self._learn()
         self._commit()
+        return outcome
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -194,7 +194,7 @@ class Embedded:
             for (offset, value), (key, _) in zip(placed, records, strict=True):
                 self._tap(Record(self.topics.journal, 0, offset, self.time, key, value), ())
 
-    def _learn(self) -> None:
+    def _learn(self) -> Outcome:
         unread, self._unread = self._unread, []
         outcome = self.learner.handle(unread)
         for episode in outcome.episodes:
@@ -202,6 +202,7 @@ class Embedded:
             for observer in self._observers:
                 observer.episode(episode)
         self._publish(outcome.versions)
+        return outcome
 
     def _publish(self, versions: Iterable[Parameters]) -> None:
         for parameters in versions:
