@@ -77,20 +77,16 @@ def _smallest_eigenvalue(parameters: Parameters) -> float | None:
 
 def _revenue(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]) -> tuple[float, float]:
     """Return what was earned and what was expected."""
-    if not parent.arms:
-        return 0.0, 0.0
-    served = [kept.get(plan.parameters_version, parent) for plan in window.plans]
-    prices = {id(version): {arm.arm: arm.reward for arm in version.arms} for version in served}
+    versions = {plan.parameters_version for plan in window.plans}
+    served = {number: kept.get(number, parent) for number in sorted(versions)}
+    prices = {number: {arm.arm: arm.reward for arm in version.arms} for number, version in served.items()}
     reward = 0.0
     for row, arm, clicked in zip(window.rows, window.arms, window.clicked, strict=True):
         if clicked:
-            reward += prices[id(served[row])].get(arm, 0.0)
-    groups: dict[int, list[Plan]] = {}
-    versions = {}
-    for version, plan in zip(served, window.plans, strict=True):
-        groups.setdefault(version.version, []).append(plan)
-        versions[version.version] = version
-    expected = sum(_expected(versions[number], groups[number]) for number in sorted(groups))
+            reward += prices[window.plans[row].parameters_version].get(arm, 0.0)
+    expected = 0.0
+    for number, version in served.items():
+        expected += _expected(version, [plan for plan in window.plans if plan.parameters_version == number])
     return reward, expected
 
 

@@ -192,23 +192,17 @@ class OpenWindows:
         window = self._windows.pop(end // self._window - 1)
         closed = ClosedWindow(start=end - self._window, end=end, plans=[], rows=[], arms=[], clicked=[])
         for row, key in enumerate(sorted(window.sessions)):
-            session_id, arrived_at = key
             plans = window.sessions[key]
-            reports = self._belonging(session_id, arrived_at, arrived_at + session_timeout)
+            reports = self._belonging(key, session_timeout)
             if isinstance(plans, Plan):
                 closed.plans.append(plans)
-                shown, clicked = answered(plans.slate, reports, whole_slate=whole_slates)
-                if shown:
-                    closed.rows.extend([row] * shown)
-                    closed.arms.extend(plans.slate[:shown])
-                    closed.clicked.extend([False] * (shown - 1))
-                    closed.clicked.append(clicked)
+                if reports or whole_slates:
+                    _count(closed, row, plans.slate, *answered(plans.slate, reports, whole_slate=whole_slates))
             else:
                 plan, displays = agreed(plans, reports, whole_slate=whole_slates)
                 closed.plans.append(plan)
-                closed.rows.extend([row] * len(displays))
-                closed.arms.extend(arm for _, arm, _ in displays)
-                closed.clicked.extend(clicked for _, _, clicked in displays)
+                for _, arm, clicked in displays:
+                    _count(closed, row, (arm,), 1, clicked)
         self._forget(window, end)
         self.skip(end)
         return closed
@@ -217,26 +211,40 @@ class OpenWindows:
         """Count everything before `until` as closed, because nothing is in it."""
         self._closed_until = max(self._closed_until, until)
 
-    def _belonging(self, session_id: str, first: int, last: int) -> Collection[Report]:
-        known = self._reports.get(session_id)
+    def _belonging(self, key: tuple[str, int], session_timeout: int) -> Collection[Report]:
+        known = self._reports.get(key[0])
         if known is None:
             return ()
-        return [report for report in _several(known) if first <= report.occurred_at <= last]
+        first, last = key[1], key[1] + session_timeout
+        if isinstance(known, Report):
+            return (known,) if first <= known.occurred_at <= last else ()
+        return [report for report in known if first <= report.occurred_at <= last]
 
     def _forget(self, window: _Window, end: int) -> None:
+        """Drop feedback of times that are closed."""
         for session in window.reported:
             known = self._reports.get(session)
-            if known is None:
-                continue
-            left = {report for report in _several(known) if report.occurred_at >= end}
-            if left:
-                self._reports[session] = left
-            else:
+            if isinstance(known, set):
+                left = {report for report in known if report.occurred_at >= end}
+                if left:
+                    self._reports[session] = left
+                else:
+                    del self._reports[session]
+            elif known is not None and known.occurred_at < end:
                 del self._reports[session]
 
 
 def _several(known: Report | set[Report]) -> Collection[Report]:
     return (known,) if isinstance(known, Report) else known
+
+
+def _count(closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool) -> None:
+    """Add the first displays of a slate, all passed over but possibly the last."""
+    if shown:
+        closed.rows.extend([row] * shown)
+        closed.arms.extend(slate[:shown])
+        closed.clicked.extend([False] * (shown - 1))
+        closed.clicked.append(clicked)
 
 
 # ── the join ─────────────────────────────────────────────────────────────────────────────────────────────────────────
