@@ -1,0 +1,352 @@
+r"""Logs of topics: JSON lines as `kcat -J` writes them, one record each.
+
+::
+
+    {"topic": "ads.clicks", "partition": 3, "offset": 17, "tstype": "create", "ts": 1700000000000,
+     "headers": ["name", "value", …], "key": "session", "payload": "{\"session_id\": …}"}
+
+Rules that hold in this file:
+
+- What is written is read back to the byte. A key or payload that is not UTF-8, which JSON cannot hold, stands as base64
+  in `key_base64` or `payload_base64`; header values, if one of them is not, in `headers_base64`. kcat itself writes
+  such bytes as they are, so that its line is no valid JSON: it is read all the same.
+- `payload` is a string, null, or JSON itself (what ``jq '.payload |= fromjson'`` makes of it): then its text is the
+  value. `ts` may be missing (kcat leaves it out where the broker has none), and is −1 then. Other fields are ignored.
+- gzip is known by its first bytes, so it may also come over standard input. Memory is that of one line.
+- A bad line is told by its number, counted from 1. Reading stops there, or goes on and counts (`skip_bad`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+import zlib
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
+
+import msgspec
+import orjson
+from msgspec import Meta, Raw
+
+from worker.errors import FailedError, InputError
+from worker.stream.events import MOST
+from worker.stream.topology import Record
+
+#: Longest line that is read; a version of 20,000 arms and 64 features has 18 MB.
+MOST_LINE: Final = 64 * 1024 * 1024
+
+NO_TIMESTAMP: Final = -1
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+Natural: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
+
+
+class Line(NamedTuple):
+    """A record of a log, its headers, and the number of its line."""
+
+    record: Record
+    headers: Headers
+    number: int
+
+
+class BadLineError(InputError):
+    """A line of a log cannot be read."""
+
+
+# ── one line ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Envelope(msgspec.Struct, gc=False):
+    topic: str
+    partition: Natural
+    offset: Natural
+    ts: int = NO_TIMESTAMP
+    key: Raw = Raw(b"null")
+    payload: Raw = Raw(b"")
+    headers: Raw = Raw(b"")
+    key_base64: str = ""
+    payload_base64: str = ""
+    headers_base64: list[str | None] | None = None
+
+
+_decode_envelope: Final = msgspec.json.Decoder(_Envelope).decode
+_decode_string: Final = msgspec.json.Decoder(str).decode
+
+
+def encode_line(record: Record, headers: Headers = ()) -> bytes:
+    r"""Write a record as a line, the line break included.
+
+    >>> encode_line(Record("ads.clicks", 0, 7, 5, b"s", b"\xff"))
+    b'{"topic":"ads.clicks","partition":0,"offset":7,"tstype":"create","ts":5,"key":"s","payload_base64":"/w=="}\n'
+    """
+    line: dict[str, Any] = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+    if record.timestamp != NO_TIMESTAMP:
+        line["tstype"] = "create"
+        line["ts"] = record.timestamp
+    if headers:
+        try:
+            line["headers"] = _flat([(name, None if value is None else value.decode()) for name, value in headers])
+        except UnicodeDecodeError:
+            line["headers_base64"] = _flat(
+                [(name, None if value is None else _base64(value)) for name, value in headers]
+            )
+    _put(line, "key", record.key)
+    _put(line, "payload", record.value)
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _put(line: dict[str, Any], name: str, value: bytes | None) -> None:
+    try:
+        line[name] = None if value is None else value.decode()
+    except UnicodeDecodeError:
+        line[f"{name}_base64"] = _base64(cast(bytes, value))
+
+
+def _flat(headers: Sequence[tuple[str, str | None]]) -> list[str | None]:
+    return [part for header in headers for part in header]
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode("ascii")
+
+
+def decode_line(text: bytes, number: int = 1) -> Line:
+    """Read a line; raise `BadLineError` with its number and what is wrong with it.
+
+    >>> decode_line(b'{"topic":"ads.clicks","partition":0,"offset":7,"ts":5,"key":null,"payload":{"arm":"a"}}').record
+    Record(topic='ads.clicks', partition=0, offset=7, timestamp=5, key=None, value=b'{"arm":"a"}')
+    """
+    try:
+        try:
+            return _line(_decode_envelope(text), number)
+        except UnicodeDecodeError:
+            return _line(_decode_envelope(_mended(text)), number)
+    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
+        raise BadLineError(f"line {number}: {_complaint(error)}") from None
+
+
+def _line(envelope: _Envelope, number: int) -> Line:
+    if envelope.payload_base64:
+        value: bytes | None = b64decode(envelope.payload_base64, validate=True)
+    else:
+        payload = bytes(envelope.payload)
+        if not payload:
+            raise ValueError("there is no payload")
+        value = _decode_string(payload).encode() if payload[0] == 0x22 else None if payload == b"null" else payload
+    if envelope.key_base64:
+        key: bytes | None = b64decode(envelope.key_base64, validate=True)
+    else:
+        text = bytes(envelope.key)
+        key = _decode_string(text).encode() if text[0] == 0x22 else None if text == b"null" else text
+    return Line(
+        Record(envelope.topic, envelope.partition, envelope.offset, envelope.ts, key, value),
+        _headers(envelope) if bytes(envelope.headers) or envelope.headers_base64 else (),
+        number,
+    )
+
+
+def _headers(envelope: _Envelope) -> Headers:
+    if envelope.headers_base64:
+        parts = [*envelope.headers_base64]
+        values = [None if value is None else b64decode(value, validate=True) for value in parts[1::2]]
+        return [(str(name), value) for name, value in zip(parts[::2], values, strict=True)]
+    given = msgspec.json.decode(envelope.headers)
+    if isinstance(given, dict):  # kcat with -X headers as a map: every name has its values
+        pairs = [(name, value) for name, values in given.items() for value in values]
+    elif isinstance(given, list) and len(given) % 2 == 0:
+        pairs = list(zip(given[::2], given[1::2], strict=True))
+    else:
+        raise ValueError("headers are not a list of names and values")
+    return [(str(name), None if value is None else str(value).encode()) for name, value in pairs]
+
+
+def _mended(text: bytes) -> bytes:
+    """Turn a line in which kcat wrote bytes that are no UTF-8 into one that says them in base64."""
+    escaped = "surrogateescape"
+    document = json.loads(text.decode("utf-8", escaped), strict=False)
+    if not isinstance(document, dict):
+        raise ValueError("not an object")
+    for name in ("key", "payload"):
+        value = document.get(name)
+        if value is not None:
+            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            document[f"{name}_base64"] = _base64(said.encode("utf-8", escaped))
+            if document[f"{name}_base64"]:
+                del document[name]
+    headers = document.pop("headers", None)
+    if isinstance(headers, list):
+        document["headers_base64"] = [
+            part if i % 2 == 0 or part is None else _base64(str(part).encode("utf-8", escaped))
+            for i, part in enumerate(headers)
+        ]
+    return json.dumps(document).encode()
+
+
+def _complaint(error: Exception) -> str:
+    if isinstance(error, msgspec.ValidationError):
+        return str(error).replace("Object missing required field", "there is no").replace("`", "")
+    if isinstance(error, msgspec.DecodeError | json.JSONDecodeError):
+        return f"not JSON ({error})"
+    if isinstance(error, Base64Error):
+        return "what is marked as base64 is not"
+    if isinstance(error, UnicodeError):
+        return "not UTF-8"
+    return str(error) or f"not readable ({type(error).__name__})"
+
+
+# ── a file ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class LogReader:
+    """Reads a log, once, line by line; a context manager.
+
+    Parameters
+    ----------
+    path : of the file, or ``-`` for standard input
+    skip_bad : go on after a bad line, and after the end of a file that was cut short
+
+    Attributes
+    ----------
+    lines, bad : read so far, and how many of them were skipped
+    first_bad : what was wrong with the first of these
+    """
+
+    def __init__(self, path: str | Path, *, skip_bad: bool = False) -> None:
+        self.lines = 0
+        self.bad = 0
+        self.first_bad = ""
+        self.name = "standard input" if str(path) == "-" else str(path)
+        self._skip_bad = skip_bad
+        self._given = str(path) == "-"
+        try:
+            self._raw: BinaryIO = sys.stdin.buffer if self._given else Path(path).open("rb")  # noqa: SIM115 - see __exit__
+            buffered = cast(io.BufferedReader, self._raw)
+            self._compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror or error}") from None
+        self._file: Any = io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 20) if self._compressed else buffered
+
+    @property
+    def size(self) -> int | None:
+        """The length of the file in bytes, if it has one."""
+        try:
+            return os.fstat(self._raw.fileno()).st_size or None
+        except (OSError, io.UnsupportedOperation):
+            return None
+
+    @property
+    def position(self) -> int:
+        """How many of these bytes have been taken in."""
+        return self._raw.tell()
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._compressed:
+            self._file.close()
+        if not self._given:
+            self._raw.close()
+
+    def __iter__(self) -> Iterator[Line]:
+        readline = self._file.readline
+        while True:
+            try:
+                text = readline(MOST_LINE + 1)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                self._complain(f"the gzip data ends or breaks after line {self.lines} ({error}): the log is cut short")
+                return
+            except OSError as error:
+                raise FailedError(f"{self.name}: {error.strerror or error}") from None
+            if not text:
+                return
+            self.lines += 1
+            if len(text) > MOST_LINE:
+                self._complain(f"line {self.lines}: longer than {MOST_LINE} bytes")
+                while text and text[-1:] != b"\n":
+                    text = readline(MOST_LINE + 1)
+                continue
+            try:
+                line = decode_line(text, self.lines)
+            except BadLineError as error:
+                if text.isspace():
+                    continue
+                self._complain(str(error))
+                continue
+            yield line
+
+    def _complain(self, what: str) -> None:
+        if not self._skip_bad:
+            raise BadLineError(f"{self.name}: {what} (--skip-bad goes on)")
+        self.bad += 1
+        self.first_bad = self.first_bad or what
+
+
+class LogWriter:
+    """Writes a log; a context manager, and a `Tap` of the embedded runner.
+
+    Parameters
+    ----------
+    path : of the file, overwritten; compressed if it ends in ``.gz``; ``-`` for standard output
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with LogWriter(f"{folder}/log.gz") as log:
+    ...         log(Record("ads.clicks", 0, 7, 5, b"s", None))
+    ...     with LogReader(f"{folder}/log.gz") as log:
+    ...         [line.record.offset for line in log]
+    [7]
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.lines = 0
+        self.name = "standard output" if str(path) == "-" else str(path)
+        self._given = str(path) == "-"
+        try:
+            self._raw: BinaryIO = sys.stdout.buffer if self._given else Path(path).open("wb")  # noqa: SIM115 - see close
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+        self._file: Any = self._raw
+        if str(path).endswith(".gz"):
+            # No name and no time in the head: the same records give the same file.
+            compressed = gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0)
+            self._file = io.BufferedWriter(cast(io.RawIOBase, compressed), 1 << 18)
+
+    def __call__(self, record: Record, headers: Headers = ()) -> None:
+        """Write one record."""
+        try:
+            self._file.write(encode_line(record, headers))
+        except OSError as error:
+            raise FailedError(f"{self.name}: cannot be written: {error.strerror or error}") from None
+        self.lines += 1
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        self._file.flush()
+        self._raw.flush()
+
+    def close(self) -> None:
+        """Finish the file."""
+        try:
+            if self._file is not self._raw:
+                self._file.close()
+            if self._given:
+                self._raw.flush()
+            else:
+                self._raw.close()
+        except OSError as error:
+            raise FailedError(f"{self.name}: cannot be written: {error.strerror or error}") from None
