@@ -10,7 +10,7 @@ No runner in here: decisions go in, records come out, each with the time at whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -123,7 +123,7 @@ class Users:
     >>> world = make_environment("opposite", dim=2, arms=2, generator=np.random.default_rng(1))
     >>> users = Users(world, ["shoes", "hats"], horizon=3, rate=5, start=0, habits=TIDY)
     >>> users.arrivals(0)[0].key
-    b'user-0-0'
+    b'user:0-0'
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Users:
 
     def session_id(self, period: int, place: int) -> str:
         """Return the session id of a user."""
-        return f"{self._name}-{period}-{place}"
+        return f"{self._name}:{period}-{place}"
 
     def arrivals(self, period: int) -> list[Sent]:
         """Return all that reaches the worker unasked for: arrivals, second copies, poison; by time."""
@@ -225,9 +225,9 @@ class Users:
         records = []
         for place in range(len(cohort)):
             time, key, value = self._arrival(cohort, period, place)
-            for delay in (cohort.transits[place][0], cohort.copies[place][0]):
-                if delay:
-                    records.append(Sent(time + delay, "arrivals", key, value))
+            records.extend(
+                _twice(Sent(time, "arrivals", key, value), cohort.transits[place][0], cohort.copies[place][0])
+            )
         records.extend(self._poison(cohort, period))
         records.sort(key=lambda record: record.time)
         return records
@@ -263,7 +263,10 @@ class Users:
 
     def answer(self, decision: Decision, now: int) -> list[Sent]:
         """Return what the user of a decision, seen at `now`, does about it: at most once for each position."""
-        period, place = self._whose(decision.session_id)
+        whose = self.whose(decision.session_id)
+        if whose is None:
+            return []
+        period, place = whose
         cohort = self.cohort(period)
         if decision.position <= cohort.answered[place]:
             return []
@@ -285,24 +288,24 @@ class Users:
                 clicked=clicked,
                 token=token,
             )
-            key, value = session_key(decision.session_id), encode_feedback(feedback)
-            for delay in (cohort.transits[place][position], cohort.copies[place][position]):
-                if delay:
-                    records.append(Sent(occurred_at + delay, "clicks", key, value))
+            record = Sent(occurred_at, "clicks", session_key(decision.session_id), encode_feedback(feedback))
+            records.extend(_twice(record, cohort.transits[place][position], cohort.copies[place][position]))
             cohort.answered[place] = position
             if clicked:
                 break
         return records
 
-    def _whose(self, session_id: str) -> tuple[int, int]:
-        name, period, place = session_id.rsplit("-", 2)
-        if name != self._name:
-            raise InputError(f"{session_id!r} is not one of the users called {self._name!r}")
+    def whose(self, session_id: str) -> tuple[int, int] | None:
+        """Return the period and the place of a session's user; None if it is none of this crowd."""
+        name, _, rest = session_id.partition(":")
+        period, _, place = rest.partition("-")
+        if name != self._name or not (period.isdecimal() and place.isdecimal()):
+            return None
         return int(period), int(place)
 
     # ── what comes of it ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def slates(self, period: int, served: dict[str, tuple[str, ...]]) -> tuple[Ints, Ints]:
+    def slates(self, period: int, served: Mapping[str, tuple[str, ...]]) -> tuple[Ints, Ints]:
         """Turn slates by session into the users served (m,) of a cohort and their arms (m, H) as indices."""
         places, rows = [], []
         for place in range(len(self.cohort(period))):
@@ -328,3 +331,11 @@ class Users:
         any_click = clicks.any(axis=1)
         first = clicks.argmax(axis=1)
         return np.where(any_click, first, -1), np.where(any_click, first + 1, answers.sum(axis=1))
+
+
+def _twice(record: Sent, transit: int, copy: int) -> list[Sent]:
+    """Return a record as it arrives, and its second copy if there is one."""
+    arriving = [record._replace(time=record.time + transit)]
+    if copy:
+        arriving.append(record._replace(time=record.time + copy))
+    return arriving
