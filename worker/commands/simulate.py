@@ -112,6 +112,10 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError("--epsilon is for --policy epsilon-greedy only")
     if options.bonus == "paper" and not options.repeats and {"ucbbp", "aucbbp"} & set(options.policy):
         raise InputError("--bonus paper contradicts --no-repeats: there, exploring means optimistic probabilities")
+    if options.plot_structure is not None and not options.repeats:
+        raise InputError("--plot-structure draws plans with repeats; leave out --no-repeats")
+    if options.plot_structure is not None and min(options.arms, options.horizon) < 2:
+        raise InputError("--plot-structure needs at least two arms and two displays")
     files = [path for path in (options.json, options.plot, options.plot_structure) if path is not None]
     if len(set(files)) < len(files):
         raise InputError("--json, --plot and --plot-structure must be different files")
