@@ -163,6 +163,8 @@ class Embedded:
             progress = Progress(partition=partition, partitions=count, time=self.time)
             self._journal([(None, encode_progress(progress))])
             task.acknowledged(self.time)
+            if task.has_due:
+                self._step(partition, task, [])
         if self._state:
             self._state.set_meta("time", b"%d" % self.time)
         self._learn()

@@ -107,6 +107,11 @@ class Serving:
         self.parked = 0
         return tally
 
+    @property
+    def has_due(self) -> bool:
+        """Whether the next batch, even an empty one, would delete something."""
+        return bool(self._ticks) and self._ticks[0] * _TICK <= self._progress
+
     def acknowledged(self, progress: int) -> None:
         """Learn that all up to this time is processed, journaled and acknowledged."""
         self._progress = max(self._progress, progress)
@@ -349,7 +354,7 @@ class Serving:
 
     def _forget(self, emits: Emits) -> None:
         lateness = self._versions.newest.settings.lateness
-        while self._ticks and self._ticks[0] * _TICK <= self._progress:
+        while self.has_due:
             for session_id in self._due.pop(heappop(self._ticks)):
                 state = self.table.get(session_id)
                 if state is None:
