@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
 
 from worker.console import JSON, check_writable, progress, say, write_json
-from worker.lab.bench import figures_table, machine, one_blas_thread
+from worker.lab.bench import Figure, figures_table, machine, one_blas_thread
 from worker.settings import Command
+
+
+def _measured(name: str, title: str, measure: Callable[[], Iterator[Figure]], count: int, json: str | None) -> int:
+    check_writable(json)
+    figures = []
+    with one_blas_thread() as blas:
+        where = {**machine(), "blas": blas, "blas_threads": 1}
+    with progress(title, count) as bar:
+        for figure in measure():
+            figures.append(figure)
+            bar.describe(figure.name)
+            bar.advance()
+    write_json(json, {"bench": name, "machine": where, "figures": [one.record() for one in figures]})
+    if json != "-":
+        say(f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread")
+        say()
+        say(figures_table(figures))
+    return 0
 
 
 def run_core(options: argparse.Namespace) -> int:
     """Measure the decision core."""
     from worker.lab.bench_core import FIGURES, measure
 
-    check_writable(options.json)
-    figures = []
-    with one_blas_thread() as blas:
-        where = {**machine(), "blas": blas, "blas_threads": 1}
-    with progress("measuring the core", FIGURES) as bar:
-        for figure in measure():
-            figures.append(figure)
-            bar.describe(figure.name)
-            bar.advance()
-    write_json(options.json, {"bench": "core", "machine": where, "figures": [one.record() for one in figures]})
-    if options.json != "-":
-        say(f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread")
-        say()
-        say(figures_table(figures))
-    return 0
+    return _measured("core", "measuring the core", measure, FIGURES, options.json)
+
+
+def run_stream(options: argparse.Namespace) -> int:
+    """Measure the embedded runner."""
+    from worker.lab.bench_stream import FIGURES, measure
+
+    return _measured("stream", "measuring the stream", measure, FIGURES, options.json)
 
 
 CORE = Command(
@@ -38,9 +50,17 @@ CORE = Command(
     run=run_core,
 )
 
+STREAM = Command(
+    name="stream",
+    summary="The embedded runner against a bare codec loop, decision latency, memory of open sessions.",
+    examples=("adcascade bench stream", "adcascade bench stream --json stream.json"),
+    options=(JSON,),
+    run=run_stream,
+)
+
 COMMAND = Command(
     name="bench",
     summary="Benchmarks of this machine, as ratios within one run.",
-    examples=("adcascade bench core",),
-    actions=(CORE,),
+    examples=("adcascade bench core", "adcascade bench stream"),
+    actions=(CORE, STREAM),
 )

@@ -89,6 +89,16 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def resident_memory() -> int:
+    """Return the memory, in bytes, that this process has now; its peak where that cannot be told."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+    return peak_memory()
+
+
 def machine() -> dict[str, str]:
     """Return what the figures were measured on."""
     return {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine(), "cpu": _cpu()}
