@@ -19,7 +19,9 @@ from worker.errors import EstimationError, InputError
 
 ESTIMATORS = ("laplace", "newton", "paper")
 
-TOLERANCE = 1e-10  # of a Newton step, relative to the parameters
+# Of a Newton step, in posterior standard deviations: the unit that neither the scale of the contexts nor the condition
+# of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
+TOLERANCE = 1e-7
 MOST_STEPS = 50
 LARGEST_STEP = 20.0  # per fold, in any one coordinate: log-odds that move further are not learned but broken
 
@@ -45,53 +47,45 @@ def update(posterior: Posterior, data: Observations, *, estimator: str = "laplac
     >>> update(prior, shown).posterior.theta_arms.round(2)
     array([3.36, 0.  ])
     """
+    if estimator not in ESTIMATORS:
+        raise InputError(f"unknown estimator {estimator!r}; one of {', '.join(ESTIMATORS)}")
     if not len(data):
         return Fit(posterior=posterior, steps=0)
+    method = {"laplace": _laplace, "newton": _newton, "paper": _paper}[estimator]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        match estimator:
-            case "laplace":
-                fit = _laplace(posterior, data)
-            case "newton":
-                fit = _newton(posterior, data)
-            case "paper":
-                fit = _paper(posterior, data)
-            case _:
-                raise InputError(f"unknown estimator {estimator!r}; one of {', '.join(ESTIMATORS)}")
-    return _checked(fit, posterior)
+        return _checked(method(posterior, data), posterior)
 
 
 def _laplace(prior: Posterior, data: Observations) -> Fit:
     theta = (prior.theta_context, prior.theta_arms)
-    height = _log_posterior(prior, theta, data)
     for step in range(1, MOST_STEPS + 1):
         chances = _chances(theta, data)
-        information = _information(prior.precision, data, chances)
         pull = prior.precision.times(theta[0] - prior.theta_context, theta[1] - prior.theta_arms)
-        gradient = _gradient(prior, data, chances)
-        move = information.solve(gradient[0] - pull[0], gradient[1] - pull[1])
-        size = max(float(np.abs(move[0]).max(initial=0)), float(np.abs(move[1]).max(initial=0)))
-        if not np.isfinite(size):
+        likelihood = _gradient(prior, data, chances)
+        gradient = (likelihood[0] - pull[0], likelihood[1] - pull[1])
+        move = _information(prior.precision, data, chances).solve(*gradient)
+        squared = float(gradient[0] @ move[0] + gradient[1] @ move[1])  # length in standard deviations
+        if not np.isfinite(squared):
             raise EstimationError("the Newton step is not finite")
-        if size <= TOLERANCE * (1 + max(np.abs(theta[0]).max(initial=0), np.abs(theta[1]).max(initial=0))):
-            return _fitted(theta, information, step)
-        theta, height, stalled = _climb(prior, data, theta, height, move)
-        if stalled:  # the height cannot be told apart any more: this is the top, to rounding
+        if squared <= TOLERANCE**2:
+            theta = (theta[0] + move[0], theta[1] + move[1])
             return _fitted(theta, _information(prior.precision, data, _chances(theta, data)), step)
+        theta = _climb(prior, data, theta, move)
     raise EstimationError(f"Newton's method did not converge in {MOST_STEPS} steps")
 
 
 def _climb(
-    prior: Posterior, data: Observations, theta: tuple[Floats, Floats], height: float, move: tuple[Floats, Floats]
-) -> tuple[tuple[Floats, Floats], float, bool]:
+    prior: Posterior, data: Observations, theta: tuple[Floats, Floats], move: tuple[Floats, Floats]
+) -> tuple[Floats, Floats]:
     """Go along `move`, half as far each time the log posterior falls: it is concave, so this always arrives."""
+    height = _log_posterior(prior, theta, data)
     scale = 1.0
     for _ in range(40):
         there = (theta[0] + scale * move[0], theta[1] + scale * move[1])
-        reached = _log_posterior(prior, there, data)
-        if reached >= height - 1e-12 * abs(height):
-            return there, reached, False
+        if _log_posterior(prior, there, data) >= height - 1e-9 * (1 + abs(height)):
+            return there
         scale /= 2
-    return theta, height, True
+    raise EstimationError("Newton's method found no way up")
 
 
 def _newton(prior: Posterior, data: Observations) -> Fit:
@@ -134,7 +128,7 @@ def _gradient(prior: Posterior, data: Observations, chances: Floats) -> tuple[Fl
 
 def _log_posterior(prior: Posterior, theta: tuple[Floats, Floats], data: Observations) -> float:
     odds = (data.contexts @ theta[0])[data.sessions] + theta[1][data.arms]
-    likelihood = (data.clicked * odds - np.logaddexp(0, odds)).sum()
+    likelihood = -np.logaddexp(0, np.where(data.clicked > 0, -odds, odds)).sum()
     off = (theta[0] - prior.theta_context, theta[1] - prior.theta_arms)
     pull = prior.precision.times(*off)
     return float(likelihood - (off[0] @ pull[0] + off[1] @ pull[1]) / 2)

@@ -7,6 +7,8 @@ dynamic programme over arms sorted that way, m being the displays left:
 
 An arm that at least H others beat in both revenue and probability is in no best slate, so under the estimate, where
 the order by probability is that of θ_k for every context, the arms beaten by fewer than H suffice.
+
+A slate is never shorter than it has to be: it has H arms, or all that are eligible.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from worker.bandit.model import sigmoid
 from worker.bandit.planning import ELEMENTS, NO_ARM, ROWS, Array, Masked, Planner
 from worker.bandit.precision import Floats, Ints
 
-Chances = Callable[[int, int], Array]  # (first row, last row) → probabilities in the order of the columns
+Chances = Callable[[int, int], Array]  # (first row, last row) → probabilities (columns, rows), an array of its own
 
 
 def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None) -> Ints:
@@ -26,7 +30,10 @@ def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = No
     offsets = planner.offsets(contexts)
 
     def best(offsets: Floats, columns: Ints, masked: Masked | None) -> Ints:
-        return _best(planner, len(offsets), columns, lambda a, b: planner.probabilities(offsets[a:b], columns), masked)
+        def chances(start: int, stop: int) -> Array:
+            return planner.probabilities(offsets[start:stop], columns).T.copy()
+
+        return _best(planner, len(offsets), columns, chances, masked)
 
     slates = best(offsets, planner.contenders, None)
     if masked is not None:
@@ -42,10 +49,10 @@ def optimistic_slates(planner: Planner, contexts: Floats, *, beta: float, masked
 
     def chances(start: int, stop: int) -> Array:
         # Slices start at multiples of ROWS, as the blocks of `whitened` do.
-        widths = planner.widths(whitened[start // ROWS : -(-stop // ROWS)], slice(None))[: stop - start]
+        widths = planner.widths(whitened[start // ROWS : -(-stop // ROWS)])[: stop - start]
         odds = (offsets[start:stop, None] + planner.posterior.theta_arms[planner.shown]).astype(planner.dtype)
         odds += beta * widths
-        return np.asarray(1 / (1 + np.exp(-np.clip(odds, -80, 80))))[:, order]
+        return sigmoid(odds).T[order]
 
     return _best(planner, len(contexts), order, chances, masked)
 
@@ -60,10 +67,13 @@ def _best(planner: Planner, count: int, columns: Ints, chances: Chances, masked:
     for start in range(0, count, rows):
         stop = min(start + rows, count)
         f = chances(start, stop)
+        eligible = np.ones(f.shape, dtype=bool)
         if masked:
             holes, arms = masked.within(start, stop, 0, len(planner.shown))
-            f[holes, place[arms]] = 0  # never better than leaving it out
-        picks = _pick(np.ascontiguousarray(f.T), rewards, horizon)
+            eligible[place[arms], holes] = False
+            f[place[arms], holes] = 0
+        picks = _pick(f, rewards, horizon)
+        _fill(picks, eligible)
         slates[start:stop] = np.where(picks == NO_ARM, NO_ARM, planner.shown[columns[picks]])
     return slates
 
@@ -77,19 +87,37 @@ def best_values(chances: Floats, rewards: Floats, horizon: int) -> Floats:
 
 
 def _pick(f: Array, rewards: Array, horizon: int) -> Ints:
-    """Run the programme for f (arms, rows), arms by falling revenue; return places in that order, (rows, H)."""
+    """Run the programme for f (arms, rows), arms by falling revenue; return places in that order, (rows, H).
+
+    An arm with f = 0 is never picked: it leaves V as it is, to the bit, because V rises with m. Written with (1 − f) V
+    instead of V + f (e − V), every operation rises with V whatever the rounding, so V does rise.
+    """
     arms, rows = f.shape
     values = np.zeros((horizon + 1, rows), dtype=f.dtype)
-    taken = np.zeros((arms, horizon, rows), dtype=bool)
+    taken = np.zeros((horizon, arms, rows), dtype=bool)
+    stays, gains = 1 - f, f * rewards[:, None]
+    with_it = np.empty((horizon, rows), dtype=f.dtype)
     for i in range(arms - 1, -1, -1):
-        with_it = values[:-1] + f[i] * (rewards[i] - values[:-1])
-        np.greater(with_it, values[1:], out=taken[i])
+        np.multiply(values[:-1], stays[i], out=with_it)
+        with_it += gains[i]
+        np.greater(with_it, values[1:], out=taken[:, i])
         np.maximum(values[1:], with_it, out=values[1:])
     picks = np.full((rows, horizon), NO_ARM, dtype=np.intp)
-    left = np.full(rows, horizon, dtype=np.intp)
-    every = np.arange(rows)
-    for i in range(arms):
-        hit = (left > 0) & taken[i, np.maximum(left, 1) - 1, every]
-        picks[every[hit], horizon - left[hit]] = i
-        left[hit] -= 1
+    last = np.full(rows, NO_ARM, dtype=np.intp)
+    for h in range(horizon if arms else 0):
+        options = taken[horizon - 1 - h].T.copy()
+        options &= np.arange(arms) > last[:, None]
+        place = options.argmax(axis=1)
+        found = options[np.arange(rows), place]
+        picks[found, h] = place[found]
+        last = np.where(found, place, arms)
     return picks
+
+
+def _fill(picks: Ints, eligible: NDArray[np.bool_]) -> None:
+    """Add eligible arms to slates that are too short because the rest adds less than rounding shows."""
+    sizes = (picks != NO_ARM).sum(axis=1)
+    for row in np.flatnonzero(sizes < np.minimum(picks.shape[1], eligible.sum(axis=0))):
+        chosen = picks[row, : sizes[row]]
+        spare = np.setdiff1d(np.flatnonzero(eligible[:, row]), chosen)[: picks.shape[1] - len(chosen)]
+        picks[row, : len(chosen) + len(spare)] = np.sort(np.concatenate([chosen, spare]))

@@ -10,8 +10,10 @@ continuation values V of the greedy plan only, so positions are independent give
 Rules that hold in this file:
 
 - **A row's result depends on that row alone**, never on its neighbours or on how a batch was split, to the bit: a
-  re-plan after a crash must give the same slate. BLAS sums in another order for another number of rows, so every
-  product is made in blocks of exactly `ROWS` rows, padded with zeros; all else is elementwise or runs along one row.
+  re-plan after a crash must give the same slate. BLAS sums in another order for another number of rows, and within one
+  product for rows that fall into another of its tiles. So every product is made in blocks of exactly `ROWS` rows, few
+  enough for one tile on every kernel of OpenBLAS, padded with zeros, and never with a single column, which would be
+  a product of another kind; all else is elementwise or runs along one row.
 - The kernel computes in float32 by default: enough to choose. What is reported (values) is computed in float64.
 - Arms that are not active do not enter the kernel at all; arms excluded for one row score −inf there.
 """
@@ -31,9 +33,9 @@ from worker.bandit.model import Posterior, check_rewards, sigmoid
 from worker.bandit.precision import Floats, Ints
 from worker.errors import InputError
 
-ROWS = 32  # rows of every matrix product; see the first rule
-BLOCK = 1024  # arms in one block of the kernel: ROWS × BLOCK float32 stay in the second-level cache
-ELEMENTS = ROWS * BLOCK
+ROWS = 8  # rows of every matrix product; see the first rule
+BLOCK = 1024  # arms in one block of the kernel
+ELEMENTS = 32 * BLOCK  # of one slice: that many float32 stay in the second-level cache
 
 Array = NDArray[Any]  # of the kernel's dtype
 Exclusions = Sequence[Sequence[int]]  # per row, the indices of arms that may not be shown
@@ -116,18 +118,21 @@ class Planner:
         self.shown = np.flatnonzero(mask)  # kernel column → arm
         self._column = np.full(posterior.arms, NO_ARM, dtype=np.intp)
         self._column[self.shown] = np.arange(len(self.shown))
-        self._theta = posterior.theta_arms[self.shown].astype(self.dtype)
+        self._theta = posterior.theta_arms[self.shown]
         self._rewards = self.rewards[self.shown].astype(self.dtype)
         # e^{−(s+θ)} = e^{−s} e^{−θ} saves an exponential per arm, as long as neither factor leaves the number range.
         self._steep = 80.0 if self.dtype == np.float32 else 600.0
         self._flattest = float(np.abs(self._theta).max(initial=0.0))
-        self._decay = np.exp(-np.clip(self._theta, -self._steep, self._steep))
+        self._decay = np.exp(-np.clip(self._theta, -self._steep, self._steep)).astype(self.dtype)
 
     # ── what the context is to the kernel ────────────────────────────────────────────────────────────────────────────
 
     def offsets(self, contexts: Floats) -> Floats:
         """Return s = x·θ_x, through which alone a context enters the click model: (n, d) → (n,)."""
-        return np.asarray((contexts * self.posterior.theta_context).sum(axis=1))
+        if contexts.ndim != 2 or contexts.shape[1] != self.posterior.dim:
+            raise InputError(f"contexts of shape {contexts.shape}, not (n, {self.posterior.dim})")
+        # A sum along the rows takes another order if the memory lies along the columns.
+        return np.asarray((np.ascontiguousarray(contexts) * self.posterior.theta_context).sum(axis=1))
 
     def masked(self, excluded: Exclusions | None) -> Masked | None:
         """Turn exclusions per row into kernel columns; None if there are none."""
@@ -147,16 +152,24 @@ class Planner:
             result += 1
             np.reciprocal(result, out=result)
         for row in np.flatnonzero(steep):
-            result[row] = sigmoid(offsets[row] + self.posterior.theta_arms[self.shown[columns]])
+            result[row] = sigmoid(offsets[row] + self._theta[columns])
         return result
 
     @cached_property
     def _whitened_arms(self) -> Array:
-        """[L(U_k − ū); ‖·‖² + 1/D_k; 1] of the arms, (d+2, columns): the right factor of the squared widths."""
-        precision = self.posterior.precision
+        """[L(U_k − ū); ‖·‖² + 1/D_k; 1] of the arms, (d+2, columns + 1): the right factor of the squared widths."""
+        precision, count = self.posterior.precision, len(self.shown)
         there = (precision.centres[self.shown] - self._middle) @ precision.whitening.T
-        square = (there**2).sum(axis=1) + 1 / precision.arms[self.shown]
-        return np.vstack([there.T, square, np.ones(len(there))]).astype(self.dtype)
+        right = np.zeros((precision.dim + 2, count + 1), dtype=self.dtype)
+        right[:-2, :count] = there.T
+        right[-2, :count] = (there**2).sum(axis=1) + 1 / precision.arms[self.shown]
+        right[-1, :count] = 1
+        return right
+
+    @cached_property
+    def _narrowest(self) -> Array:
+        """1 / D_k of the arms: no squared width is below, so rounding must not take one there."""
+        return np.asarray(1 / self.posterior.precision.arms[self.shown]).astype(self.dtype)
 
     @cached_property
     def _middle(self) -> Floats:
@@ -165,20 +178,21 @@ class Planner:
     def whitened(self, contexts: Floats) -> Array:
         """Return [−2 L(x − ū); 1; ‖·‖²], the left factor of the squared widths, in blocks: (b, ROWS, d+2)."""
         count, dim = contexts.shape
-        blocks = -(-count // ROWS)
-        padded = np.zeros((blocks * ROWS, dim))
+        padded = np.zeros((-(-count // ROWS) * ROWS, dim))
         padded[:count] = contexts - self._middle
-        here = padded.reshape(blocks, ROWS, dim) @ self.posterior.precision.whitening.T
-        left = np.empty((blocks, ROWS, dim + 2), dtype=self.dtype)
+        here = padded.reshape(-1, ROWS, dim) @ self.posterior.precision.whitening.T
+        left = np.empty((len(here), ROWS, dim + 2), dtype=self.dtype)
         left[:, :, :dim] = -2 * here
         left[:, :, dim] = 1
         left[:, :, dim + 1] = (here**2).sum(axis=2)
         return left
 
-    def widths(self, whitened: Array, columns: slice) -> Array:
-        """Return sqrt(zᵀA⁻¹z) for blocks of contexts and kernel columns: (b, ROWS, d+2) → (b·ROWS, columns)."""
-        squares = np.matmul(whitened, self._whitened_arms[:, columns]).reshape(len(whitened) * ROWS, -1)
-        np.maximum(squares, 0, out=squares)
+    def widths(self, whitened: Array, first: int = 0, last: int | None = None) -> Array:
+        """Return sqrt(zᵀA⁻¹z) for blocks of contexts and columns [first, last): (b, ROWS, d+2) → (b·ROWS, columns)."""
+        floor = self._narrowest[first:last]
+        right = self._whitened_arms[:, first : first + max(2, len(floor))]
+        squares = np.matmul(whitened, right).reshape(len(whitened) * ROWS, right.shape[1])[:, : len(floor)]
+        np.maximum(squares, floor, out=squares)
         return np.asarray(np.sqrt(squares, out=squares))
 
     # ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,7 +203,7 @@ class Planner:
 
         f is monotone in θ_k whatever the context, so a dominated arm never attains the maximum of f (e − V).
         """
-        order = np.lexsort((-self._theta, -self._rewards))
+        order = np.lexsort((-self._theta, -self.rewards[self.shown]))
         best = np.maximum.accumulate(np.concatenate([[-np.inf], self._theta[order][:-1]]))
         return np.sort(order[self._theta[order] > best])
 
@@ -206,8 +220,7 @@ class Planner:
         """
         best: list[float] = []  # the H highest biases among arms of at least this revenue, rising
         kept = []
-        biases = self.posterior.theta_arms[self.shown][self.by_falling_revenue]
-        for place, bias in enumerate(biases.tolist()):
+        for place, bias in enumerate(self._theta[self.by_falling_revenue].tolist()):
             if len(best) < self.horizon or bias > best[0]:
                 kept.append(place)
                 insort(best, bias)
@@ -271,7 +284,7 @@ class Planner:
             for first, last in _slices(len(self.shown), BLOCK):
                 columns = slice(first, last)
                 chances = self.probabilities(offsets[start:stop], columns)
-                widths = self.widths(left, columns)[: stop - start]
+                widths = self.widths(left, first, last)[: stop - start]
                 holes = masked.within(start, stop, first, last) if masked else None
                 for h, scores in self._scores(chances, widths, columns, continuations[start:stop], beta, bonus):
                     if holes:

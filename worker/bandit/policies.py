@@ -28,7 +28,7 @@ class Slates:
     Parameters
     ----------
     arms : (n, H), NO_ARM after the end of a shorter slate
-    explored : (n, H), whether the choice served learning rather than revenue
+    explored : (n, H), whether the choice served learning rather than revenue; false where there is no arm
     propensities : (n, H), probability of the choice given the earlier positions
     """
 
@@ -39,7 +39,7 @@ class Slates:
     @classmethod
     def certain(cls, arms: Ints, explored: NDArray[np.bool_] | bool) -> Slates:
         """Return slates that were not left to chance."""
-        return cls(arms=arms, explored=np.broadcast_to(explored, arms.shape), propensities=np.ones(arms.shape))
+        return cls(arms=arms, explored=explored & (arms != NO_ARM), propensities=np.ones(arms.shape))
 
 
 class Policy(Protocol):
@@ -110,13 +110,13 @@ class Aucbbp:
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
         """Plan contexts (n, d)."""
+        if self.thresholds is not None and len(self.thresholds) != planner.horizon:
+            raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
         exploring = Ucbbp(beta=self.beta, bonus=self.bonus).slates(planner, contexts, masked).arms
         scores = exploration_scores(planner, contexts, exploring)
-        if not planner.repeats:
-            scores = scores[:, :1]
-        chosen = np.broadcast_to(self._chosen(scores), exploring.shape) & (exploring != NO_ARM)
-        greedy = greedy_arms(planner, contexts, masked)
-        return Slates.certain(np.where(chosen, exploring, greedy), chosen)
+        # Without repeats two slates cannot be mixed: the first position decides for all.
+        chosen = self._chosen(scores if planner.repeats else scores[:, :1])
+        return Slates.certain(np.where(chosen, exploring, greedy_arms(planner, contexts, masked)), chosen)
 
     def _chosen(self, scores: Floats) -> NDArray[np.bool_]:
         if self.thresholds is not None:

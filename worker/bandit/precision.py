@@ -76,6 +76,8 @@ class Precision:
             object.__setattr__(self, "cross", frozen_array(self.cross, (len(arms), dim)))
         except InputError as error:
             raise InputError(f"precision: {error}") from None
+        if not np.array_equal(self.context, self.context.T):
+            raise InputError("precision.context must be symmetric")
         object.__setattr__(self, "arms", arms)
 
     @classmethod
@@ -104,19 +106,25 @@ class Precision:
     @cached_property
     def centres(self) -> Floats:
         """U = B / D: the average context each arm was shown to, shrunk by the ridge, (K, d)."""
-        return self.cross / self.arms[:, None]
+        centres = self.cross / self.arms[:, None]
+        centres.flags.writeable = False
+        return centres
 
     @cached_property
     def whitening(self) -> Floats:
         """L with LᵀL = (C − Uᵀ B)⁻¹, lower triangular, (d, d)."""
         if not (self.arms > 0).all():
             raise EstimationError("the precision is not positive definite: an arm has none")
-        schur = self.context - self.centres.T @ self.cross
         try:
-            factor = np.linalg.cholesky((schur + schur.T) / 2)
+            with np.errstate(over="ignore", invalid="ignore"):
+                schur = self.context - self.centres.T @ self.cross
+                whitening = np.tril(np.linalg.inv(np.linalg.cholesky((schur + schur.T) / 2)))
         except np.linalg.LinAlgError:
             raise EstimationError("the precision is not positive definite in the context block") from None
-        return np.linalg.inv(factor)
+        if not np.isfinite(whitening).all():
+            raise EstimationError("the precision has numbers too large or too small to work with")
+        whitening.flags.writeable = False
+        return whitening
 
     def squared_widths(self, contexts: Floats) -> Floats:
         """Return zᵀA⁻¹z for every context and arm: (n, d) → (n, K)."""
@@ -133,7 +141,7 @@ class Precision:
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
         """Return zᵀA⁻¹z of chosen pairs only: contexts (n, d), arms (n, h) → (n, h)."""
-        offsets = (contexts[:, None, :] - self.centres[arms]) @ self.whitening.T
+        offsets = np.ascontiguousarray(contexts[:, None, :] - self.centres[arms]) @ self.whitening.T
         return np.asarray((offsets**2).sum(axis=2) + 1 / self.arms[arms])
 
     def times(self, context: Floats, arms: Floats) -> tuple[Floats, Floats]:
@@ -164,9 +172,9 @@ class Precision:
         complement is a falling, concave function of μ, so Newton's method comes to its root from the right without
         overshooting; bisection guards the poles at the D_k.
         """
-        low, high = 0.0, float(min(self.arms.min(), np.linalg.eigvalsh(self.context)[0]))
         if not self.is_positive_definite:
             raise EstimationError("the precision is not positive definite")
+        low, high = 0.0, float(min(self.arms.min(initial=np.inf), np.linalg.eigvalsh(self.context)[0]))
         guess = high * (1 - 1e-9)
         for _ in range(200):
             gaps = self.arms - guess
@@ -176,20 +184,18 @@ class Precision:
                 low = guess
             else:
                 high = guess
-            if high - low <= 1e-14 * high:
-                break
             slope = -1.0 - float((((self.cross @ vectors[:, 0]) / gaps) ** 2).sum())
             newton = guess - float(values[0]) / slope
-            guess = newton if low < newton < high and newton != guess else (low + high) / 2
-            if guess in (low, high):
+            if abs(newton - guess) <= 1e-15 * high or high - low <= 1e-14 * high:
                 break
-        return (low + high) / 2
+            guess = newton if low < newton < high else (low + high) / 2
+        return guess
 
     @property
     def is_positive_definite(self) -> bool:
         """Whether every direction carries information; false instead of an error."""
         try:
-            return bool(np.isfinite(self.whitening).all())
+            return self.whitening is not None
         except EstimationError:
             return False
 

@@ -1,0 +1,126 @@
+"""The same mathematics again, dense, slow and obvious: what the structured code is held against.
+
+Algebra is done in extended precision where the machine has it, so that a difference is the tested code's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import permutations, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.bandit.model import Observations, Posterior
+from worker.bandit.precision import Precision
+
+Floats = NDArray[np.float64]
+Wide = NDArray[np.longdouble]
+
+
+# ── algebra ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def dense(precision: Precision) -> Floats:
+    """Return A itself, (d+K, d+K)."""
+    return np.block([[precision.context, precision.cross.T], [precision.cross, np.diag(precision.arms)]])
+
+
+def inverse(matrix: NDArray[np.floating]) -> Wide:
+    """Invert by Gauss-Jordan elimination with row pivots, in extended precision."""
+    size = len(matrix)
+    table = np.hstack([matrix.astype(np.longdouble), np.eye(size, dtype=np.longdouble)])
+    for column in range(size):
+        pivot = column + int(np.abs(table[column:, column]).argmax())
+        table[[column, pivot]] = table[[pivot, column]]
+        table[column] /= table[column, column]
+        others = np.arange(size) != column
+        table[others] -= np.outer(table[others, column], table[column])
+    return np.asarray(table[:, size:])
+
+
+def features(contexts: Floats, sessions: Iterable[int], arms: Iterable[int], count: int) -> Floats:
+    """Return z = [x; onehot(k)] of displays, a row each."""
+    return np.array([[*contexts[session], *np.eye(count)[arm]] for session, arm in zip(sessions, arms, strict=True)])
+
+
+def squared_width(precision: Precision, context: Floats, arm: int) -> float:
+    """Return zᵀA⁻¹z of one context and arm."""
+    z = features(context[None, :], [0], [arm], len(precision.arms))[0].astype(np.longdouble)
+    return float(z @ inverse(dense(precision)) @ z)
+
+
+def squared_widths(precision: Precision, contexts: Floats) -> Floats:
+    """Return zᵀA⁻¹z of all contexts and arms, (n, K)."""
+    inverted, count = inverse(dense(precision)), len(precision.arms)
+    rows = []
+    for row in range(len(contexts)):
+        z = features(contexts, [row] * count, range(count), count).astype(np.longdouble)
+        rows.append(((z @ inverted) * z).sum(axis=1))
+    return np.array(rows, dtype=np.float64)
+
+
+# ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def logistic(u: NDArray[np.floating]) -> Wide:
+    return np.asarray(1 / (1 + np.exp(-np.asarray(u, dtype=np.longdouble))))
+
+
+def joint(posterior: Posterior) -> Floats:
+    """Return [θ_x; θ_1 … θ_K]."""
+    return np.concatenate([posterior.theta_context, posterior.theta_arms])
+
+
+def all_features(data: Observations, count: int) -> Floats:
+    return features(data.contexts, data.sessions, data.arms, count)
+
+
+def map_estimate(prior: Posterior, data: Observations) -> tuple[Wide, Wide]:
+    """Return the MAP and the precision there, by damped dense Newton in extended precision, to the last bit."""
+    z = all_features(data, prior.arms).astype(np.longdouble)
+    centre, matrix = joint(prior).astype(np.longdouble), dense(prior.precision).astype(np.longdouble)
+    theta = centre
+
+    def height(at: Wide) -> np.longdouble:
+        odds = z @ at
+        signs = np.where(data.clicked > 0, -1, 1)
+        off = at - centre
+        return -(np.logaddexp(np.longdouble(0), signs * odds)).sum() - off @ matrix @ off / 2
+
+    for _ in range(200):
+        chances = logistic(z @ theta)
+        gradient = z.T @ (data.clicked - chances) - matrix @ (theta - centre)
+        curvature = matrix + (z.T * (chances * (1 - chances))) @ z
+        step = inverse(curvature) @ gradient
+        while height(theta + step) < height(theta) and np.abs(step).max() > 1e-17:
+            step = step / 2
+        theta = theta + step
+        if np.abs(step).max() <= 1e-16 * (1 + np.abs(theta).max()):
+            break
+    chances = logistic(z @ theta)
+    return theta, matrix + (z.T * (chances * (1 - chances))) @ z
+
+
+# ── planning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def slate_value(chances: Sequence[float] | Floats, rewards: Sequence[float] | Floats, slate: Iterable[int]) -> float:
+    """Return Σ_h P(reached h) f e: what a slate earns, counted forwards."""
+    value, reach = 0.0, 1.0
+    for arm in slate:
+        value += reach * float(chances[arm]) * float(rewards[arm])
+        reach *= 1 - float(chances[arm])
+    return value
+
+
+def best_with_repeats(chances: Floats, rewards: Floats, horizon: int, eligible: Iterable[int]) -> float:
+    """Return the value of the best of all K^H slates."""
+    return max((slate_value(chances, rewards, s) for s in product(list(eligible), repeat=horizon)), default=0.0)
+
+
+def best_without_repeats(chances: Floats, rewards: Floats, horizon: int, eligible: Iterable[int]) -> float:
+    """Return the value of the best of all ordered subsets of at most H arms."""
+    arms = list(eligible)
+    sizes = range(min(horizon, len(arms)) + 1)
+    return max(slate_value(chances, rewards, s) for size in sizes for s in permutations(arms, size))
