@@ -57,14 +57,14 @@ class Judge:
         places, slates = users.slates(period, served)
         contexts = users.cohort(period).contexts[places]
         best = best_revenue(self._planner, world.truth.probabilities(contexts))
-        worth = slate_revenue(world.truth.theta_context, world.truth.theta_arms, world.rewards, contexts, slates)
+        worth = slate_revenue(world.truth.theta_context, users.biases, users.rewards, contexts, slates)
         clicked, answered = users.outcomes(period, places, slates)
         buyers = np.flatnonzero(clicked >= 0)
         return Score(
             sessions=len(places),
             oracle=float(best.sum()),
             served=float(worth.sum()),
-            earned=float(world.rewards[slates[buyers, clicked[buyers]]].sum()),
+            earned=float(users.rewards[slates[buyers, clicked[buyers]]].sum()),
             answered=tuple(int((answered > h).sum()) for h in range(horizon)),
             clicked=tuple(np.bincount(clicked[buyers], minlength=horizon).tolist()),
         )

@@ -146,7 +146,10 @@ class Users:
         self.horizon, self.rate, self.period, self.start = horizon, rate, period, start
         self._names = tuple(arms)
         self._index = {arm: place for place, arm in enumerate(arms)}
-        self._biases = dict(zip(arms, world.truth.theta_arms.tolist(), strict=True))
+        # The last place stands for what the world does not know, and for no arm at all: nobody clicks there.
+        self.biases = np.append(world.truth.theta_arms, -np.inf)
+        self.rewards = np.append(world.rewards, 0.0)
+        self._bias_of = dict(zip(arms, world.truth.theta_arms.tolist(), strict=True))
         self._seed = seed
         self._name = name
         self._cohorts: dict[int, Cohort] = {}
@@ -277,7 +280,7 @@ class Users:
             position = decision.position + step
             if position > self.horizon or not cohort.stays[place, position - 1]:
                 break
-            need, bias = cohort.needs[place, position - 1], self._biases.get(arm, -np.inf)
+            need, bias = cohort.needs[place, position - 1], self._bias_of.get(arm, -np.inf)
             clicked = bool(need < cohort.offsets[place] + bias)
             occurred_at = max(cohort.dues[place][position - 1], now)
             feedback = Feedback(
@@ -306,13 +309,16 @@ class Users:
     # ── what comes of it ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def slates(self, period: int, served: Mapping[str, tuple[str, ...]]) -> tuple[Ints, Ints]:
-        """Turn slates by session into the users served (m,) of a cohort and their arms (m, H) as indices."""
+        """Turn slates by session into the users served (m,) of a cohort, and their arms (m, H) as places.
+
+        An arm that the world does not know has a place of its own, beyond its arms (see `biases` and `rewards`).
+        """
         places, rows = [], []
         for place in range(len(self.cohort(period))):
             slate = served.get(self.session_id(period, place))
             if slate is not None:
                 places.append(place)
-                arms = [self._index.get(arm, NO_ARM) for arm in slate]
+                arms = [self._index.get(arm, len(self._index)) for arm in slate]
                 rows.append(arms + [NO_ARM] * (self.horizon - len(arms)))
         return np.array(places, dtype=np.intp), np.array(rows, dtype=np.intp).reshape(len(rows), self.horizon)
 
@@ -325,7 +331,7 @@ class Users:
         answered : (m,), how many positions were answered
         """
         cohort = self.cohort(period)
-        odds = cohort.offsets[places][:, None] + self.world.truth.theta_arms[slates]
+        odds = cohort.offsets[places][:, None] + self.biases[slates]
         answers = cohort.stays[places] & (slates != NO_ARM)
         clicks = answers & (cohort.needs[places] < odds)
         any_click = clicks.any(axis=1)
