@@ -11,7 +11,7 @@ import math
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -24,6 +24,16 @@ from worker.errors import InputError, ParametersError
 
 UNANSWERED = ("ignored", "passed")
 
+T = TypeVar("T")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
@@ -34,8 +44,13 @@ class Arm:
     active: bool = True
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.reward, int | float) and math.isfinite(self.reward) and self.reward > 0):
+        if not (isinstance(self.arm, str) and self.arm):
+            raise InputError(f"an arm's id must be a text that is not empty, not {self.arm!r}")
+        if not (_is_number(self.reward) and self.reward > 0):
             raise InputError(f"arm {self.arm!r}: the reward must be a finite number above zero, not {self.reward}")
+        if not isinstance(self.active, bool):
+            raise InputError(f"arm {self.arm!r}: active must be true or false, not {self.active!r}")
+        object.__setattr__(self, "reward", float(self.reward))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +58,7 @@ class LearningSettings:
     """How serving and learning go; chosen by the learner's configuration, carried by every version.
 
     Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds.
+    An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
     dim: int
@@ -65,33 +81,50 @@ class LearningSettings:
     unanswered: str = "ignored"
 
     def __post_init__(self) -> None:
-        for name, least in (("dim", 1), ("horizon", 1), ("warmup", 0), ("horizon_episodes", 2), ("window", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("session_timeout", "lateness"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative, but is {getattr(self, name)}")
-        for name, known in (
-            ("policy", POLICIES),
-            ("bonus", BONUSES),
-            ("estimator", ESTIMATORS),
-            ("unanswered", UNANSWERED),
-        ):
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not _is_whole(value) or value < least:
+                raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
+        if not isinstance(self.repeats, bool):
+            raise InputError(f"repeats must be true or false, not {self.repeats!r}")
+        if not isinstance(self.salt, str):
+            raise InputError(f"salt must be a text, not {self.salt!r}")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
+            value = getattr(self, name)
+            if name == "beta" and isinstance(value, str):
+                if value != "theory":
+                    raise InputError(f'beta must be a number or "theory", not {value!r}')
+                continue
+            if not _is_number(value):
+                raise InputError(f"{name} must be a finite number, not {value!r}")
+            object.__setattr__(self, name, float(value))
         for name in ("epsilon", "random_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
         if not 0 < self.forgetting <= 1:
             raise InputError(f"forgetting must be above 0 and at most 1 (1: off), not {self.forgetting}")
-        if not (math.isfinite(self.ridge) and self.ridge > 0):
+        if self.ridge <= 0:
             raise InputError(f"ridge must be a finite number above zero, not {self.ridge}")
-        if isinstance(self.beta, str):
-            if self.beta != "theory":
-                raise InputError(f'beta must be a number or "theory", not {self.beta!r}')
-        elif not (math.isfinite(self.beta) and self.beta >= 0):
+        if not isinstance(self.beta, str) and self.beta < 0:
             raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
 
+
+_LEAST = {
+    "dim": 1,
+    "horizon": 1,
+    "warmup": 0,
+    "horizon_episodes": 2,
+    "window": 1,
+    "session_timeout": 0,
+    "lateness": 0,
+}
+_CHOICES = {"policy": POLICIES, "bonus": BONUSES, "estimator": ESTIMATORS, "unanswered": UNANSWERED}
 
 SETTINGS = tuple(f.name for f in fields(LearningSettings))
 
@@ -129,6 +162,11 @@ class Parameters:
             raise ParametersError("two arms have the same id")
         if self.thresholds and len(self.thresholds) != self.settings.horizon:
             raise ParametersError(f"{len(self.thresholds)} thresholds for a horizon of {self.settings.horizon}")
+        # JSON has no word for what is not finite: orjson would write null.
+        if not all(map(_is_number, (*self.thresholds, self.radius))):
+            raise ParametersError("a threshold or the confidence radius is not finite")
+        object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
+        object.__setattr__(self, "radius", float(self.radius))
 
     @classmethod
     def first(cls, settings: LearningSettings, arms: tuple[Arm, ...]) -> Parameters:
@@ -139,7 +177,7 @@ class Parameters:
             arms=arms,
             posterior=Posterior.prior(dim=settings.dim, arms=len(arms), ridge=settings.ridge),
             thresholds=(0.0,) * settings.horizon,
-            radius=settings.beta if isinstance(settings.beta, int | float) else 0.0,
+            radius=0.0 if isinstance(settings.beta, str) else settings.beta,
         )
 
     @property
@@ -192,7 +230,7 @@ def _record(parameters: Parameters) -> dict[str, Any]:
         "explore_budget": parameters.explore_budget,
         "thresholds": list(parameters.thresholds),
         "radius": parameters.radius,
-        "arms": [{"arm": arm.arm, "reward": float(arm.reward), "active": arm.active} for arm in parameters.arms],
+        "arms": [{"arm": arm.arm, "reward": arm.reward, "active": arm.active} for arm in parameters.arms],
         "theta_context": _packed(posterior.theta_context),
         "theta_arms": _packed(posterior.theta_arms),
         "precision": {
@@ -228,7 +266,9 @@ def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
     if complete and not isinstance(given, str):
         raise ParametersError("there is no sha256")
     try:
-        parameters = _parameters(record, complete)
+        if given is not None and _digest(record) != given:
+            raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
+        return _parameters(record, complete)
     except ParametersError:
         raise
     except InputError as error:
@@ -237,36 +277,46 @@ def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
         raise ParametersError(f"the field {error.args[0]} is missing") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ParametersError(f"a field has the wrong type: {error}") from None
-    if given is not None and _digest(record) != given:
-        raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-    return parameters
 
 
 def _parameters(record: Mapping[str, Any], complete: bool) -> Parameters:
     optional = {} if complete else _planning_defaults(record)
     known = {**optional, **record}
     settings = LearningSettings(**{name: known[name] for name in SETTINGS if complete or name in known})
-    arms = tuple(Arm(arm=str(arm["arm"]), reward=arm["reward"], active=bool(arm["active"])) for arm in known["arms"])
+    arms = tuple(Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"]) for arm in known["arms"])
     return Parameters(
-        version=int(known["version"]),
+        version=_whole(known, "version"),
         settings=settings,
         arms=arms,
         posterior=_posterior(known),
-        parent_sha256=str(known["parent_sha256"]),
-        effective_at=int(known["effective_at"]),
-        made_at=int(known["made_at"]),
-        window_end=None if known["window_end"] is None else int(known["window_end"]),
-        journal_offset=int(known["journal_offset"]),
-        resume_offset=int(known["resume_offset"]),
-        progress={int(partition): int(time) for partition, time in known["progress"].items()},
-        frozen=bool(known["frozen"]),
-        folds=int(known["folds"]),
-        observations=int(known["observations"]),
-        expected_sessions=int(known["expected_sessions"]),
-        explore_budget=int(known["explore_budget"]),
-        thresholds=tuple(float(value) for value in known["thresholds"]),
-        radius=float(known["radius"]),
+        parent_sha256=_of(str, known, "parent_sha256"),
+        effective_at=_whole(known, "effective_at"),
+        made_at=_whole(known, "made_at"),
+        window_end=None if known["window_end"] is None else _whole(known, "window_end"),
+        journal_offset=_whole(known, "journal_offset"),
+        resume_offset=_whole(known, "resume_offset"),
+        progress={int(partition): _whole(known["progress"], partition) for partition in _of(dict, known, "progress")},
+        frozen=_of(bool, known, "frozen"),
+        folds=_whole(known, "folds"),
+        observations=_whole(known, "observations"),
+        expected_sessions=_whole(known, "expected_sessions"),
+        explore_budget=_whole(known, "explore_budget"),
+        thresholds=tuple(_of(list, known, "thresholds")),
+        radius=known["radius"],
     )
+
+
+def _of(kind: type[T], record: Mapping[str, Any], name: str) -> T:
+    value = record[name]
+    if not isinstance(value, kind):
+        raise ParametersError(f"{name} has the wrong type: {value!r}")
+    return value
+
+
+def _whole(record: Mapping[str, Any], name: str) -> int:
+    if not _is_whole(record[name]):
+        raise ParametersError(f"{name} must be a whole number, not {record[name]!r}")
+    return int(record[name])
 
 
 def _planning_defaults(record: Mapping[str, Any]) -> dict[str, Any]:
