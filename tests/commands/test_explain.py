@@ -171,6 +171,7 @@ WRONG_RECORDS = {
     "an unknown policy": changed(policy="oracle"),
     "no display": changed(horizon=0),
     "half a display": changed(horizon=1.5),
+    "more displays than anybody sees": changed(horizon=2**62),
     "a horizon in words": changed(horizon="two"),
     "a number that is not finite": changed(theta_arms=[1e999, 0.0]).replace("Infinity", "1e999"),
     "too few parameters": changed(theta_arms=[1.0]),

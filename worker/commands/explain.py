@@ -22,6 +22,7 @@ from worker.settings import Command, Option, integer
 from worker.stream.parameters import Parameters, decode_parameters, with_settings
 
 TOP = 5  # arms in the table of a position
+LONGEST = 10_000  # displays in a session; more is a typing error, and would not fit into memory
 
 OPTIONS = (
     Option(name="parameters", help="a parameters record, as `adcascade parameters export` writes it", metavar="FILE"),
@@ -33,7 +34,7 @@ OPTIONS = (
     Option(name="policy", help="plan by this policy instead of the record's", choices=POLICIES),
     Option(name="bonus", help="explore by this bonus instead of the record's", choices=BONUSES),
     Option(name="beta", help="explore this much instead: a number of standard deviations, or theory", parse=beta),
-    Option(name="horizon", help="plan this many displays instead", parse=integer(least=1, most=10_000)),
+    Option(name="horizon", help="plan this many displays instead", parse=integer(least=1, most=LONGEST)),
     Option(name="exclude", help="an arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
     JSON,
 )
@@ -79,6 +80,8 @@ def _read_parameters(path: str) -> Parameters:
         parameters = decode_parameters(_prepared(_read(path, "--parameters")), complete=False)
         if not parameters.arms:
             raise ParametersError("there is no arm")
+        if parameters.settings.horizon > LONGEST:
+            raise ParametersError(f"horizon must be at most {LONGEST}, not {parameters.settings.horizon}")
     except ParametersError as error:
         raise ParametersError(f"--parameters {path}: {error}") from None
     return parameters
