@@ -127,7 +127,7 @@ def _radius(folded: Parameters, data: Observations) -> float:
         ridge=settings.ridge,
         displays=folded.observations,
     )
-    return max(folded.radius, radius)
+    return max(radius, folded.radius)  # in this order a NaN comes out, for the gate to see
 
 
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────

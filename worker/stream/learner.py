@@ -104,8 +104,8 @@ class Learner:
         self._made_under = {} if made_under is None else made_under
         self._with_episodes = with_episodes
         self._known = _by_version(history)
-        self._new = not self._known
-        if self._new:
+        self._newest_known = self._known[max(self._known)] if self._known else None
+        if self._newest_known is None:
             self._start(Parameters.first(settings, tuple(arms)))
         else:
             self._start(self._known[_base(self._known)])
@@ -169,8 +169,8 @@ class Learner:
 
     def check_start(self, first: int, end: int | None = None) -> None:
         """Raise `FailedError` if the journal, which has the offsets `first` up to `end`, lacks what is needed."""
-        if first > self.resume_offset and self._known and self._current is not self._known[max(self._known)]:
-            self._start(self._known[max(self._known)])  # what is missing in the history cannot be made again
+        if first > self.resume_offset and self._newest_known is not None:
+            self._start(self._newest_known)  # what is missing in the history cannot be made again
         if first > self.resume_offset:
             raise FailedError(
                 f"the journal begins at offset {first}, but version {self._current.version} needs it from "
@@ -185,7 +185,7 @@ class Learner:
 
     def begin(self) -> Outcome:
         """Return what is to be published before anything is read: version 0, if no version is known."""
-        return Outcome(versions=[self._current] if self._new else [])
+        return Outcome(versions=[self._current] if self._newest_known is None else [])
 
     def handle(self, records: Iterable[tuple[int, bytes | None]]) -> Outcome:
         """Take journal records, (offset, value) in their order; those handled before are passed over.
@@ -287,18 +287,14 @@ class Learner:
             made_at=max(self._progress.values(), default=0),
         )
         known = self._known.get(made.version)
-        if known is None:
-            outcome.versions.append(made)
-        else:
+        if known is not None:
             _check_same(made, known)
-        self._stand(made)
+        self._stand(made, outcome)
 
     def _republish_if_due(self, offset: int, outcome: Outcome) -> None:
         behind = self.closed_until - (self._current.window_end or 0)
         if behind >= REPUBLISH * self.settings.window:
-            self._stand(self._placed(self._current, offset))
-            if self._current.version not in self._known or self._current.version == max(self._known):
-                outcome.versions.append(self._current)
+            self._stand(self._placed(self._current, offset), outcome)
 
     def _placed(self, parameters: Parameters, offset: int) -> Parameters:
         needed = self._windows.needed_from
@@ -310,7 +306,9 @@ class Learner:
             progress=dict(self._progress),
         )
 
-    def _stand(self, parameters: Parameters) -> None:
+    def _stand(self, parameters: Parameters, outcome: Outcome) -> None:
+        if should_publish(parameters, self._newest_known):
+            outcome.versions.append(parameters)
         self._current = parameters
         self._kept[parameters.version] = parameters
         self._kept.pop(parameters.version - KEPT, None)

@@ -1,0 +1,736 @@
+"""The fold over the journal: windows, versions, arms and commands, restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
+
+from worker.bandit.schedule import explore_budget
+from worker.errors import FailedError, InputError
+from worker.stream import folding
+from worker.stream.codec import encode_episode, encode_journal
+from worker.stream.contexts import pack_context
+from worker.stream.events import ArmChange, Arrival, Command, Episode, FeedbackFact, JournalEvent, Opened, Progress
+from worker.stream.learner import REPUBLISH, Learner, Outcome, should_publish
+from worker.stream.parameters import Arm, LearningSettings, Parameters, decode_parameters, encode_parameters
+from worker.stream.slates import SlatePlanner
+
+# Windows of a second; a session lasts 300 ms, disorder 50 ms: the window [0, 1000) is closed when time reaches 1350.
+SETTINGS = LearningSettings(dim=2, horizon=3, window=1000, session_timeout=300, lateness=50, warmup=0)
+ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
+
+
+def opened(
+    session_id: str = "s", arrived_at: int = 100, slate: tuple[str, ...] = ("a", "b", "c"), **more: Any
+) -> Opened:
+    fields: dict[str, Any] = {"context": (0.5, -1.0), "exclude": (), "parameters_version": 0, **more}
+    modes = fields.pop("modes", ("exploit",) * len(slate))
+    return Opened(session_id=session_id, arrived_at=arrived_at, slate=slate, modes=modes, **fields)
+
+
+def feedback(position: int, arm: str, clicked: bool, occurred_at: int = 150, session_id: str = "s") -> FeedbackFact:
+    return FeedbackFact(session_id=session_id, occurred_at=occurred_at, position=position, arm=arm, clicked=clicked)
+
+
+def progress(time: int, partition: int = 0, partitions: int = 1) -> Progress:
+    return Progress(partition=partition, partitions=partitions, time=time)
+
+
+def session(
+    name: str, arrived_at: int, clicked: bool = True, slate: tuple[str, ...] = ("a", "b", "c")
+) -> list[JournalEvent]:
+    """Return a session that passes over its first arm and answers the second."""
+    angle = hash_of(name)
+    return [
+        opened(name, arrived_at, slate, context=(float(np.cos(angle)), float(np.sin(angle)))),
+        feedback(2, slate[1], clicked, arrived_at + 20, name),
+    ]
+
+
+def hash_of(name: str) -> int:
+    return sum(place * byte for place, byte in enumerate(name.encode(), 1))
+
+
+def written(events: Iterable[JournalEvent]) -> list[tuple[int, bytes]]:
+    return [(offset, encode_journal(event)) for offset, event in enumerate(events)]
+
+
+def learner(history: Iterable[Parameters] = (), **changes: Any) -> Learner:
+    return Learner(replace(SETTINGS, **changes), ARMS, history)
+
+
+def learned(*events: JournalEvent, **changes: Any) -> Outcome:
+    return learner(**changes).handle(written(events))
+
+
+def hashes(versions: Iterable[Parameters]) -> list[tuple[int, str]]:
+    return [(version.version, version.sha256) for version in versions]
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("reports", "watermark"),
+    [
+        ([], 0),
+        ([progress(500)], 500),
+        ([progress(500), progress(400)], 500),
+        ([progress(500, 0, 2)], 0),
+        ([progress(500, 1, 2), progress(300, 0, 2)], 300),
+        # More partitions: time waits for the new ones.
+        ([progress(500), progress(600, 0, 3)], 0),
+        ([progress(500), progress(600, 0, 3), progress(550, 2, 3), progress(700, 1, 3)], 550),
+        # A worker that has not heard of them yet takes none away.
+        ([progress(500, 1, 2), progress(600, 0, 2), progress(900, 0, 1)], 500),
+    ],
+)
+def test_the_watermark_is_the_lowest_of_the_highest_progress_of_every_partition(reports, watermark) -> None:
+    reader = learner()
+    reader.handle(written(reports))
+    assert reader.watermark == watermark
+
+
+@pytest.mark.parametrize(("time", "versions"), [(1349, 0), (1350, 1), (2349, 1), (2350, 2), (9_000, 2)])
+def test_a_window_is_closed_when_its_last_session_has_timed_out_and_disorder_is_over(time, versions) -> None:
+    outcome = learned(*session("x", 0), *session("y", 999), *session("z", 1000), progress(time))
+    assert len(outcome.versions) == len(outcome.episodes) == versions
+
+
+def test_one_progress_record_closes_several_windows_in_order_each_with_its_own_version() -> None:
+    outcome = learned(*session("z", 3500), *session("x", 10), *session("y", 1200), progress(4350))
+    assert [version.window_end for version in outcome.versions] == [1000, 2000, 4000]
+    assert [version.effective_at for version in outcome.versions] == [1400, 2400, 4400]
+    assert [version.journal_offset for version in outcome.versions] == [6, 6, 6]
+    assert [version.resume_offset for version in outcome.versions] == [0, 0, 7]
+    assert [version.made_at for version in outcome.versions] == [4350] * 3
+    assert [version.folds for version in outcome.versions] == [1, 2, 3]
+    assert [(e.version, e.window_start, e.window_end, e.sessions) for e in outcome.episodes] == [
+        (1, 0, 1000, 1),
+        (2, 1000, 2000, 1),
+        (3, 3000, 4000, 1),
+    ]
+
+
+def test_every_version_names_the_hash_of_its_parent() -> None:
+    reader = learner()
+    chain = reader.begin().versions
+    events = [*session("x", 10), progress(1350), ArmChange(arm="d", reward=1.0, active=True), Command(action="freeze")]
+    chain += reader.handle(written(events)).versions
+    assert [version.version for version in chain] == [0, 1, 2, 3]
+    assert [version.parent_sha256 for version in chain] == ["", *(version.sha256 for version in chain[:-1])]
+
+
+def test_a_window_without_sessions_makes_neither_a_version_nor_an_episode() -> None:
+    outcome = learned(feedback(1, "a", True), progress(500), progress(2350))
+    assert not outcome.versions
+    assert not outcome.episodes
+
+
+def test_a_window_whose_sessions_answered_nothing_is_a_fold_that_leaves_the_estimate() -> None:
+    outcome = learned(opened(), progress(1350))
+    (version,) = outcome.versions
+    assert (version.folds, version.observations, version.expected_sessions) == (1, 0, 1)
+    assert version.posterior == Parameters.first(SETTINGS, ARMS).posterior
+
+
+def test_feedback_that_came_in_the_next_window_belongs_to_the_session_of_the_closed_one() -> None:
+    outcome = learned(opened(arrived_at=990), feedback(1, "a", True, occurred_at=1200), progress(1350))
+    assert (outcome.episodes[0].displays, outcome.episodes[0].clicks, outcome.episodes[0].reward) == (1, 1, 1.0)
+
+
+def test_late_records_are_counted_in_the_next_episode_and_never_folded() -> None:
+    on_time = [*session("x", 10), progress(1350), *session("y", 1100), progress(2350)]
+    late = [*session("z", 20), feedback(1, "a", True, occurred_at=999, session_id="y")]
+    with_late = learned(*on_time[:3], *late, *on_time[3:])
+    assert hashes(with_late.versions) == hashes(learned(*on_time).versions)
+    assert [episode.late for episode in with_late.episodes] == [0, 3]
+    assert with_late.late == 3
+
+
+def test_where_only_clicks_are_reported_an_unanswered_slate_is_learned_as_passed() -> None:
+    (version,) = learned(opened(), progress(1350), unanswered="passed").versions
+    assert version.observations == 3
+    assert (version.posterior.theta_arms < 0).all()
+
+
+# ── the same facts in another order ──────────────────────────────────────────────────────────────────────────────────
+
+FACTS = [event for name in "abcdefghij" for event in session(name, 100 * hash_of(name) % 3000, name < "f")]
+
+
+@given(st.permutations(FACTS), st.lists(st.sampled_from(FACTS), max_size=8), st.sampled_from([1, 4, 12]))
+@settings(max_examples=50)
+def test_order_repetition_and_number_of_partitions_leave_every_version_the_same(facts, again, partitions) -> None:
+    closing = [progress(4000, partition, partitions) for partition in range(partitions)]
+    assert hashes(learned(*facts, *again, *closing).versions) == hashes(learned(*FACTS, progress(4000)).versions)
+
+
+def test_records_handled_before_are_passed_over_and_batches_may_be_cut_anywhere() -> None:
+    journal = written([*FACTS[:9], progress(1350), *FACTS[9:], progress(4000)])
+    whole = learner().handle(journal).versions
+    for cut in range(len(journal)):
+        reader = learner()
+        versions = reader.handle(journal[:cut]).versions
+        versions += reader.handle(journal[max(0, cut - 3) :]).versions
+        assert [encode_parameters(version) for version in versions] == [encode_parameters(v) for v in whole]
+        assert reader.next_offset == len(journal)
+
+
+def test_what_is_no_journal_record_is_counted_and_passed_over() -> None:
+    good = written([*session("x", 10), progress(1350)])
+    bad = [b"", None, b"{", b"[]", b'{"kind":"unknown"}', b'{"kind":"progress","partition":3,"partitions":2,"time":1}']
+    bad.append(encode_journal(opened(context=(1.0, 2.0, 3.0))))
+    mixed = [*good[:1], *((1 + place, value) for place, value in enumerate(bad)), (8, good[1][1]), (9, good[2][1])]
+    outcome = learner().handle(mixed)
+    assert outcome.rejected == len(bad)
+    assert hashes(outcome.versions) == hashes(learner().handle(good).versions)
+
+
+def test_slates_with_arms_that_nobody_knows_train_the_known_ones_only() -> None:
+    outcome = learned(opened(slate=("a", "ghost")), feedback(2, "ghost", True), progress(1350))
+    assert outcome.versions[0].observations == 1
+    assert outcome.versions[0].posterior.theta_arms[0] < 0
+    assert outcome.episodes[0].displays == 2
+
+
+# ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_new_arm_starts_at_the_prior_and_leaves_the_rest_as_it_is() -> None:
+    before, after = learned(*session("x", 10), progress(1350), ArmChange(arm="d", reward=4.0, active=True)).versions
+    assert [arm.arm for arm in after.arms] == ["a", "b", "c", "d"]
+    assert after.posterior.theta_arms[3] == 0
+    assert after.posterior.precision.arms[3] == SETTINGS.ridge
+    assert np.array_equal(after.posterior.theta_arms[:3], before.posterior.theta_arms)
+    assert np.array_equal(after.posterior.precision.cross[:3], before.posterior.precision.cross)
+    assert (after.folds, after.observations, after.thresholds) == (before.folds, before.observations, before.thresholds)
+    assert (after.window_end, after.journal_offset, after.resume_offset) == (1000, 3, 4)
+
+
+def test_a_price_changes_the_reward_alone_and_a_retired_arm_keeps_its_statistics_and_its_place() -> None:
+    events = [*session("x", 10), progress(1350), ArmChange(arm="b", reward=9.0, active=True)]
+    fold, priced, retired = learned(*events, ArmChange(arm="b", reward=9.0, active=False)).versions
+    assert priced.posterior == retired.posterior == fold.posterior
+    assert priced.arms[1] == Arm(arm="b", reward=9.0)
+    assert retired.arms[1] == Arm(arm="b", reward=9.0, active=False)
+    assert [arm.arm for arm in retired.arms] == ["a", "b", "c"]
+
+
+def test_what_changes_nothing_makes_no_version() -> None:
+    change = ArmChange(arm="d", reward=4.0, active=True)
+    orders = [change, change, Command(action="unfreeze"), Command(action="freeze"), Command(action="freeze"), change]
+    outcome = learned(*orders, Command(action="rollback", version=2))
+    assert [version.version for version in outcome.versions] == [1, 2]
+    assert not outcome.refusals
+
+
+def test_retiring_an_arm_that_nobody_knows_is_refused_with_a_reason() -> None:
+    outcome = learned(ArmChange(arm="ghost", reward=1.0, active=False))
+    assert not outcome.versions
+    assert outcome.refusals[0].reason == "arm 'ghost' cannot be retired: it is not known"
+
+
+def test_orders_take_effect_after_what_is_being_served_and_never_before_the_parent() -> None:
+    order, again = ArmChange(arm="d", reward=1.0, active=True), Command(action="freeze")
+    assert learned(order).versions[0].effective_at == 0
+    assert learned(progress(700, 1, 2), order).versions[0].effective_at == 800
+    fold, version = learned(*session("x", 10), progress(1350), again).versions
+    assert (fold.effective_at, version.effective_at) == (1400, 1450)
+    fold, version = learned(*session("x", 10), progress(1350), again, lateness=20).versions
+    assert version.effective_at == 1390
+    # Under a long session timeout the parent may still wait for its time.
+    fold, version = learned(*session("x", 990), progress(1350), again, session_timeout=0, lateness=300).versions
+    assert (fold.effective_at, version.effective_at) == (1600, 1950)
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_frozen_windows_close_without_a_version_and_say_so() -> None:
+    events = [Command(action="freeze"), *session("x", 10), progress(1350), *session("y", 1100), progress(2350)]
+    outcome = learned(*events, Command(action="unfreeze"), *session("z", 2100), progress(3350))
+    assert [(version.version, version.frozen, version.folds) for version in outcome.versions] == [
+        (1, True, 0),
+        (2, False, 0),
+        (3, False, 1),
+    ]
+    assert [(episode.version, episode.frozen, episode.sessions) for episode in outcome.episodes] == [
+        (1, True, 1),
+        (1, True, 1),
+        (3, False, 1),
+    ]
+    assert outcome.versions[1].window_end == 2000
+    assert outcome.episodes[0].newton_steps is None
+
+
+def test_arms_change_also_while_frozen() -> None:
+    outcome = learned(Command(action="freeze"), ArmChange(arm="d", reward=1.0, active=True))
+    assert outcome.versions[-1].frozen
+    assert len(outcome.versions[-1].arms) == 4
+
+
+def test_a_rollback_brings_back_the_estimate_under_the_arms_position_and_state_of_now() -> None:
+    events = [*session("x", 10), progress(1350), *session("y", 1100, clicked=False), progress(2350)]
+    events += [ArmChange(arm="d", reward=4.0, active=True), Command(action="freeze")]
+    one, _, _, frozen, back = learned(*events, Command(action="rollback", version=1)).versions
+    assert np.array_equal(back.posterior.theta_arms, [*one.posterior.theta_arms, 0])
+    assert np.array_equal(back.posterior.precision.context, one.posterior.precision.context)
+    assert (back.folds, back.observations, back.expected_sessions) == (1, 2, 1)
+    assert (back.arms, back.frozen, back.window_end) == (frozen.arms, True, 2000)
+    assert (back.version, back.parent_sha256) == (5, frozen.sha256)
+
+
+@pytest.mark.parametrize(("target", "possible"), [(0, False), (1, False), (2, True), (4, True), (10, False)])
+def test_a_rollback_reaches_the_last_eight_versions_only(target, possible) -> None:
+    prices = [ArmChange(arm="a", reward=2.0 + step, active=True) for step in range(4)]
+    folds = [event for at in (10, 1010, 2010, 3010, 4010) for event in (*session("x", at), progress(at + 1400))]
+    outcome = learned(*folds, *prices, Command(action="rollback", version=target))  # versions 1 to 9
+    assert len(outcome.versions) == 9 + possible
+    assert len(outcome.refusals) == 1 - possible
+    if not possible:
+        assert outcome.refusals[0].reason == f"version {target} is not among the last 8 (2 to 9)"
+
+
+# ── the gate ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_fold_without_a_usable_estimate_is_rejected_and_the_next_window_goes_on() -> None:
+    broken = [opened("x", 10, context=(1e200, 1e200)), feedback(1, "a", True, 20, "x")]
+    outcome = learned(*broken, progress(1350), *session("y", 1100), progress(2350))
+    rejected, fine = outcome.episodes
+    assert rejected.rejected
+    assert (rejected.version, fine.version, fine.rejected) == (0, 1, None)
+    assert hashes(outcome.versions) == hashes(learned(*session("y", 1100), progress(2350)).versions)
+    encode_episode(rejected)
+
+
+@pytest.mark.parametrize("what", ["thresholds", "radius"])
+def test_numbers_that_are_not_finite_do_not_pass_the_gate(what, monkeypatch) -> None:
+    if what == "radius":
+        monkeypatch.setattr(folding, "theory_radius", lambda **_: float("nan"))
+    else:
+        monkeypatch.setattr(folding, "score_of_rank", lambda *_: float("inf"))
+    sessions = [event for name in "uvwxyz" for event in session(name, 10)]
+    outcome = learned(*sessions, progress(1350), policy="aucbbp", beta="theory", horizon_episodes=2)
+    assert not outcome.versions
+    assert outcome.episodes[0].rejected == "a threshold or the confidence radius is not finite"
+
+
+CONTEXTS = st.one_of(
+    st.tuples(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300)),
+    st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)),
+    st.sampled_from([(0.0, 0.0), (1.0, 1.0), (5e-324, -5e-324), (1e-300, 1e300), (1.0, 2.0)]),
+)
+
+
+@given(
+    st.lists(st.tuples(CONTEXTS, st.integers(1, 3), st.booleans()), min_size=1, max_size=12),
+    st.sampled_from(["laplace", "newton", "paper"]),
+    st.sampled_from(["ucbbp", "aucbbp"]),
+    st.sampled_from([1.0, 0.5, 1e-9]),
+    st.sampled_from([1.5, "theory"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_comes_only_finite_and_positive_definite_versions_go_out(
+    sessions, estimator, policy, forgetting, beta
+) -> None:
+    events: list[JournalEvent] = []
+    for number, (context, position, clicked) in enumerate(sessions):
+        name, at = f"s{number}", 300 * number
+        events.append(opened(name, at, context=context))
+        events.append(feedback(position, "abc"[position - 1], clicked, at + 5, name))
+    outcome = learned(*events, progress(9000), estimator=estimator, policy=policy, forgetting=forgetting, beta=beta)
+    assert len(outcome.episodes) == len({300 * number // 1000 for number in range(len(sessions))})
+    for version in outcome.versions:
+        again = decode_parameters(encode_parameters(version))  # checks hash, finiteness and definiteness
+        assert again == version
+        assert np.isfinite([version.radius, *version.thresholds]).all()
+    for episode in outcome.episodes:
+        assert bool(episode.rejected) != (episode.window_end in {version.window_end for version in outcome.versions})
+        encode_episode(episode)  # refuses what is not finite
+
+
+# ── restart ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+STORY: Sequence[JournalEvent] = [
+    *session("x", 10),
+    *session("y", 1900),
+    opened("late", 400),
+    progress(900, 0, 2),
+    progress(1400, 1, 2),
+    feedback(1, "a", False, 420, "late"),
+    ArmChange(arm="d", reward=2.5, active=True),
+    progress(3400, 0, 2),  # still held back by partition 1
+    *session("w", 2500, slate=("d", "a", "b")),
+    *session("v", 1500),
+    progress(3500, 1, 2),  # closes two windows
+    *session("late", 100),
+    Command(action="freeze"),
+    *session("u", 3200),
+    progress(4500, 0, 2),
+    progress(4400, 1, 2),
+    Command(action="rollback", version=1),
+    Command(action="unfreeze"),
+    *session("t", 4600),
+    *session("s", 5600),
+    *session("r", 4610),
+    progress(6000, 1, 2),
+    progress(5990, 0, 2),
+    Command(action="rollback", version=99),
+    progress(9990, 0, 2),
+    progress(9990, 1, 2),
+]
+
+
+def test_a_learner_restarted_at_any_version_makes_the_same_versions_byte_for_byte() -> None:
+    journal = written(STORY)
+    fresh = learner()
+    versions = fresh.begin().versions + fresh.handle(journal).versions
+    assert len(versions) == 10
+    for index in range(len(versions)):
+        again = learner(versions[: index + 1])
+        again.check_start(0, len(journal))
+        made = again.handle(journal[again.resume_offset :]).versions
+        assert list(map(encode_parameters, made)) == list(map(encode_parameters, versions[index + 1 :]))
+        assert again.current == fresh.current
+        assert not again.begin().versions
+
+
+def test_a_restarted_learner_needs_nothing_before_its_resume_offset() -> None:
+    journal = written(STORY)
+    versions = learner().handle(journal).versions
+    assert versions[1].resume_offset < versions[1].journal_offset
+    for version in versions:
+        needed = {offset for offset, _ in journal if offset < version.resume_offset}
+        poisoned = [(o, b"x" if o in needed else value) for o, value in journal]
+        again = learner(versions[: version.version])
+        assert hashes(again.handle(poisoned).versions) == hashes(versions[version.version :])
+
+
+def test_a_window_that_was_due_when_the_loaded_version_was_made_is_closed_without_another_record() -> None:
+    journal = written([*session("x", 10), *session("y", 1100), progress(2350)])
+    one, two = learner().handle(journal).versions
+    assert (one.resume_offset, one.journal_offset) == (2, 4)
+    assert hashes(learner([one]).handle(journal).versions) == hashes([two])
+
+
+def test_orders_before_the_loaded_version_are_not_obeyed_twice() -> None:
+    events = [
+        *session("x", 10),
+        ArmChange(arm="a", reward=7.0, active=True),
+        ArmChange(arm="a", reward=8.0, active=True),
+    ]
+    journal = written([*events, Command(action="freeze")])
+    versions = learner().handle(journal).versions
+    again = learner(versions)
+    assert again.resume_offset == 0
+    assert not again.handle(journal).versions
+    assert again.current.arms[0].reward == 8.0
+
+
+def test_progress_of_a_partition_that_has_not_reported_is_remembered_as_missing() -> None:
+    journal = written([progress(2000, 0, 2), *session("x", 10), Command(action="freeze"), Command(action="unfreeze")])
+    *_, version = learner().handle(journal).versions
+    assert version.progress == {0: 2000, 1: 0}
+    again = learner([version])
+    assert not again.handle(journal).episodes
+    assert again.watermark == 0
+
+
+def test_after_ten_windows_without_a_version_the_newest_is_published_again_from_its_newer_position() -> None:
+    idle = [progress(1350 + 1000 * step) for step in range(1, 25)]
+    journal = written([*session("x", 10), progress(1350), *idle])
+    first, again, once_more = learner().handle(journal).versions
+    assert hashes([again, once_more]) == hashes([first, first])
+    assert (again.effective_at, again.made_at) == (first.effective_at, first.made_at)
+    assert again.window_end == first.window_end + REPUBLISH * 1000
+    assert again.journal_offset == again.resume_offset - 1 > first.journal_offset
+    assert learner([first, again]).resume_offset == again.resume_offset
+    assert [encode_parameters(v) for v in learner([again]).handle(journal).versions] == [encode_parameters(once_more)]
+
+
+@pytest.mark.parametrize("why", ["frozen", "rejected"])
+def test_a_long_time_frozen_or_rejected_also_moves_the_position(why) -> None:
+    events: list[JournalEvent] = [Command(action="freeze")] if why == "frozen" else []
+    for step in range(1, 13):
+        context = (1.0, 1.0) if why == "frozen" else (1e200, 1e200)
+        events += [opened("x", 1000 * step, context=context), feedback(1, "a", True, 1000 * step + 9, "x")]
+        events.append(progress(1000 * step + 1400))
+    journal = written([*events, Command(action="unfreeze"), *session("y", 14_000), progress(16_000)])
+    versions = learner().handle(journal).versions
+    republished = [v for v in versions if v.resume_offset > 10]
+    assert republished
+    again = learner([republished[0]])
+    assert hashes(again.handle(journal[again.resume_offset :]).versions)[-1] == hashes(versions)[-1]
+
+
+def test_a_journal_that_was_trimmed_or_replaced_is_noticed() -> None:
+    versions = learner().handle(written([*session("x", 10), *session("y", 1100), progress(1350)])).versions
+    again = learner(versions)
+    again.check_start(2, 5)
+    with pytest.raises(FailedError, match="begins at offset 3, but version 1 needs it from 2: it was trimmed"):
+        again.check_start(3)
+    with pytest.raises(FailedError, match="ends at offset 4, but version 1 was made at 4"):
+        again.check_start(0, 4)
+    with pytest.raises(FailedError, match="begins at offset 1, but version 0 needs it from 0"):
+        learner().check_start(1)
+
+
+def test_a_version_missing_among_the_last_eight_is_made_again_so_that_a_rollback_reaches_it() -> None:
+    prices = [event for at in range(5) for event in (*session("x", 1000 * at), progress(1000 * at + 1350))]
+    journal = written([*prices, Command(action="rollback", version=3)])
+    versions = learner().begin().versions + learner().handle(journal).versions
+    *known, rolled = versions
+    again = learner([version for version in known if version.version != 3])
+    again.check_start(0)
+    assert hashes(again.handle(journal).versions) == hashes([rolled])
+    # If the journal does not reach back so far, the newest version is enough to go on.
+    trimmed = learner([version for version in known if version.version != 3])
+    trimmed.check_start(known[-1].resume_offset)
+    assert trimmed.current.version == 5
+    assert trimmed.handle(journal[known[-1].resume_offset :]).refusals
+
+
+def test_a_version_that_comes_out_otherwise_than_it_was_published_raises_an_alarm() -> None:
+    journal = written([event for at in range(4) for event in (*session("x", 1000 * at), progress(1000 * at + 1350))])
+    zero, one, two, three, four = learner().begin().versions + learner().handle(journal).versions
+    forged = replace(three, observations=99)
+    with pytest.raises(FailedError, match=r"version 3 was made with sha256 .* two learners disagree"):
+        learner([zero, one, forged, four]).handle(journal)
+    with pytest.raises(FailedError, match=r"version 3 .* two learners disagree"):
+        learner([two, three, forged])
+
+
+@pytest.mark.parametrize(
+    ("newest", "answer"),
+    [
+        (None, True),
+        ({"version": 4}, True),
+        ({"version": 6}, False),
+        ({}, False),
+        ({"journal_offset": 10}, True),
+        ({"journal_offset": 99}, False),
+        ({"observations": 1}, FailedError),
+    ],
+)
+def test_a_version_is_published_once_and_again_only_from_a_newer_position(newest, answer) -> None:
+    candidate = replace(Parameters.first(SETTINGS, ARMS), version=5, journal_offset=50)
+    there = None if newest is None else replace(candidate, **newest)
+    if answer is FailedError:
+        with pytest.raises(FailedError, match=r"version 5 .* two learners disagree"):
+            should_publish(candidate, there)
+    else:
+        assert should_publish(candidate, there) is answer
+
+
+# ── settings that change ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"horizon": 5}, {"horizon": 1}, {"window": 700}, {"session_timeout": 900, "lateness": 0}, {"policy": "aucbbp"}],
+)
+def test_new_settings_hold_from_the_next_version_on_and_the_journal_can_be_folded_again_under_both(changes) -> None:
+    journal = written(STORY)
+    before = learner().begin().versions + learner().handle(journal[:13]).versions
+    assert len(before) == 3
+    after = learner(before, **changes).handle(journal[learner(before).resume_offset :]).versions
+    assert {version.settings for version in after} == {replace(SETTINGS, **changes)}
+    made_under = {version.version: version.settings for version in [*before, *after]}
+    again = Learner(SETTINGS, ARMS, before[:1], made_under=made_under, with_episodes=False)
+    outcome = again.handle(journal)
+    assert hashes(outcome.versions) == hashes([*before[1:], *after])
+    assert not outcome.episodes
+
+
+def test_a_model_of_another_size_is_refused() -> None:
+    with pytest.raises(InputError, match="dim is 3 in the settings, but parameters version 0 has 2"):
+        learner(learner().begin().versions, dim=3)
+
+
+# ── how much to explore ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def served(
+    planner: SlatePlanner, contexts: np.ndarray, start: int, answer: Callable[[str, np.ndarray], bool]
+) -> list[JournalEvent]:
+    """Return the sessions of a window, planned as serving plans them and answered."""
+    step = planner.parameters.settings.window // len(contexts)
+    arrivals = [
+        Arrival(session_id=f"{start}-{row}", occurred_at=start + row * step, context=tuple(context.tolist()))
+        for row, context in enumerate(contexts)
+    ]
+    slates = planner.plan(arrivals, [pack_context(arrival.context) for arrival in arrivals])
+    events: list[JournalEvent] = []
+    for arrival, slate, context in zip(arrivals, slates, contexts, strict=True):
+        events.append(
+            opened(arrival.session_id, arrival.occurred_at, slate.arms, context=arrival.context, modes=slate.modes)
+        )
+        for position, arm in enumerate(slate.arms, 1):
+            clicked = answer(arm, context)
+            events.append(feedback(position, arm, clicked, arrival.occurred_at + position, arrival.session_id))
+            if clicked:
+                break
+    return events
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"repeats": False}, {"random_share": 0.4}], ids=["repeats", "no repeats", "random share"]
+)
+def test_active_exploration_keeps_to_its_budget_within_five_percent(changes) -> None:
+    generator = np.random.default_rng(7)
+    d, K, N, T = 4, 8, 150, 40
+    arms = [Arm(arm=f"k{k}", reward=float(e)) for k, e in enumerate(generator.uniform(0.5, 1, K))]
+    theta, biases = (
+        generator.normal(size=d) / 2,
+        dict(zip((a.arm for a in arms), generator.normal(size=K), strict=True)),
+    )
+    options = replace(
+        SETTINGS, dim=d, horizon=4, policy="aucbbp", warmup=1, horizon_episodes=3000, window=6000, **changes
+    )
+    reader = Learner(options, arms)
+    explored, budget, offset = 0.0, 0.0, 0
+    for t in range(T):
+        current = reader.current
+        if t >= options.warmup:
+            budget += min(explore_budget(N, t, options.horizon_episodes), N * (1 - options.random_share))
+        events = served(
+            SlatePlanner(current),
+            generator.normal(size=(N, d)),
+            6000 * t,
+            lambda arm, x: bool(generator.random() < 1 / (1 + np.exp(-x @ theta - biases[arm]))),
+        )
+        closing = progress(6000 * (t + 1) + 350)
+        outcome = reader.handle((offset + o, value) for o, value in written([*events, closing]))
+        offset += len(events) + 1
+        assert outcome.episodes[0].explore_budget == explore_budget(N, t + 1, options.horizon_episodes)
+        explored += outcome.episodes[0].explored
+    assert budget > 500
+    assert abs(explored / budget - 1) <= 0.05
+
+
+def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
+    generator = np.random.default_rng(1)
+    reader = learner(policy="aucbbp", horizon_episodes=3)
+    events = served(SlatePlanner(reader.current), generator.normal(size=(100, 2)), 0, lambda *_: False)
+    (version,) = reader.handle(written([*events, progress(1350)])).versions
+    assert version.expected_sessions == 100
+    assert version.explore_budget == explore_budget(100, 1, 3) == 40
+    planner = folding.planner_of(version)
+    assert planner is not None
+    contexts = np.array([event.context for event in events if isinstance(event, Opened)])
+    slates = folding.Ucbbp(beta=version.beta).slates(planner, contexts)
+    scores = folding.exploration_scores(planner, contexts, slates.arms)
+    assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [40, 40, 40]
+
+
+def test_a_window_too_large_to_score_wholly_is_sampled(monkeypatch) -> None:
+    generator = np.random.default_rng(2)
+    events = served(SlatePlanner(learner().current), generator.normal(size=(1000, 2)), 0, lambda *_: False)
+    changes: dict[str, Any] = {"policy": "aucbbp", "horizon_episodes": 5}
+    (whole,) = learned(*events, progress(1350), **changes).versions
+    monkeypatch.setattr(folding, "MOST_SCORED", 0)
+    monkeypatch.setattr(folding, "LEAST_SCORED", 400)
+    (sampled,) = learned(*events, progress(1350), **changes).versions
+    assert sampled.thresholds != whole.thresholds
+    assert np.allclose(sampled.thresholds, whole.thresholds, rtol=0.05)
+
+
+def test_other_policies_and_the_first_version_set_no_thresholds() -> None:
+    assert learner(policy="aucbbp").begin().versions[0].thresholds == (0.0, 0.0, 0.0)
+    assert learned(*session("x", 10), progress(1350)).versions[0].thresholds == (0.0, 0.0, 0.0)
+
+
+def test_the_radius_of_the_theory_grows_with_what_was_seen_and_never_falls() -> None:
+    events = [event for at in range(0, 5000, 250) for event in session(f"s{at}", at)]
+    versions = learned(*events, progress(6000), beta="theory").versions
+    radii = [version.radius for version in versions]
+    assert radii == sorted(set(radii))
+    assert radii[0] > 10
+    assert versions[-1].beta == radii[-1]
+
+
+def test_forgetting_fades_the_certainty_and_keeps_the_estimate() -> None:
+    events = [*session("x", 10), progress(1350), opened("y", 1100), progress(2350)]
+    one, two = learned(*events, forgetting=0.5).versions
+    assert np.array_equal(two.posterior.theta_arms, one.posterior.theta_arms)
+    assert np.allclose(two.posterior.precision.arms, (one.posterior.precision.arms + SETTINGS.ridge) / 2)
+
+
+def test_a_fold_runs_in_one_blas_thread_whatever_the_caller_has_set(monkeypatch) -> None:
+    seen = []
+
+    def update(*arguments: Any, **options: Any) -> Any:
+        seen.extend(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+        return real(*arguments, **options)
+
+    real = folding.update
+    monkeypatch.setattr(folding, "update", update)
+    learned(*session("x", 10), progress(1350))
+    assert seen
+    assert set(seen) == {1}
+
+
+# ── what an episode says ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_episode_tells_what_the_window_earned_and_what_was_expected_of_it() -> None:
+    events = [
+        opened("x", 10, modes=("explore", "exploit", "explore")),
+        feedback(3, "c", True, 20, "x"),
+        opened("y", 20, modes=("warmup",) * 3),
+        feedback(1, "a", False, 30, "y"),
+        opened("z", 30, slate=(), modes=()),
+    ]
+    (episode,) = learned(*events, progress(1350)).episodes
+    assert (episode.sessions, episode.displays, episode.clicks, episode.reward) == (3, 4, 1, 3.0)
+    # The prior says one half everywhere: 1/2·1 + 1/4·2 + 1/8·3, for each of the two that saw something.
+    assert episode.expected_reward == pytest.approx(2 * (0.5 + 0.5 + 0.375))
+    assert episode.explored == pytest.approx(2 / 3)
+    assert (episode.late, episode.beta, episode.frozen, episode.rejected) == (0, 1.5, False, None)
+    assert (episode.folds, episode.observations) == (1, 4)
+    assert episode.newton_steps is not None
+    assert episode.parameter_norm is not None
+    assert episode.parameter_norm > 0
+    assert episode.smallest_eigenvalue is not None
+    assert episode.smallest_eigenvalue == pytest.approx(SETTINGS.ridge)
+    assert episode.regret_bound is not None
+    assert episode.regret_posterior is not None
+    assert episode.regret_bound > episode.regret_posterior > 0
+
+
+def test_prices_are_those_of_the_version_that_served() -> None:
+    dearer = ArmChange(arm="a", reward=10.0, active=True)
+    before = [opened("x", 10, parameters_version=0), feedback(1, "a", True, 20, "x")]
+    after = [opened("y", 30, parameters_version=1), feedback(1, "a", True, 40, "y")]
+    (episode,) = learned(dearer, *before, *after, progress(1350)).episodes
+    assert episode.reward == 11.0
+    unknown = [opened("x", 10, parameters_version=77), feedback(1, "a", True, 20, "x")]
+    assert learned(dearer, *unknown, progress(1350)).episodes[0].reward == 10.0
+
+
+def test_where_no_arm_can_be_shown_there_is_no_regret_and_learning_goes_on() -> None:
+    retire = [ArmChange(arm=arm.arm, reward=arm.reward, active=False) for arm in ARMS]
+    events = [*retire, opened(slate=(), modes=("none",)), progress(1350)]
+    outcome = learned(*events, policy="aucbbp", beta="theory")
+    (episode,) = outcome.episodes
+    assert (episode.regret_bound, episode.regret_posterior) == (None, None)
+    assert outcome.versions[-1].folds == 1
+    nothing = Learner(SETTINGS, ()).handle(written([opened(slate=(), modes=("none",)), progress(1350)]))
+    assert nothing.versions[0].folds == 1
+    assert nothing.episodes[0].expected_reward == 0
+
+
+def test_the_same_window_gives_the_same_episode_record() -> None:
+    def episodes() -> list[Episode]:
+        return learned(*FACTS, progress(4000)).episodes
+
+    assert episodes() == episodes()
