@@ -64,7 +64,7 @@ class BadLineError(InputError):
 
 class _Envelope(msgspec.Struct, gc=False):
     topic: str
-    partition: Natural
+    partition: Annotated[int, Meta(ge=0, lt=2**31)]
     offset: Natural
     ts: int = NO_TIMESTAMP
     key: Raw = Raw(b"null")
@@ -157,7 +157,7 @@ def _headers(envelope: _Envelope) -> Headers:
         values = [None if value is None else b64decode(value, validate=True) for value in parts[1::2]]
         return [(str(name), value) for name, value in zip(parts[::2], values, strict=True)]
     given = msgspec.json.decode(envelope.headers)
-    if isinstance(given, dict):  # kcat with -X headers as a map: every name has its values
+    if isinstance(given, dict):  # kcat can also write a map: every name has its values
         pairs = [(name, value) for name, values in given.items() for value in values]
     elif isinstance(given, list) and len(given) % 2 == 0:
         pairs = list(zip(given[::2], given[1::2], strict=True))

@@ -1,0 +1,66 @@
+"""What a replay found not to be as it was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+#: Mismatches that are kept to be told; all are counted.
+MOST_TOLD = 20
+
+Kind: TypeAlias = Literal["decision", "opened", "version", "line"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Something recorded that does not come out again.
+
+    `expected` is what the replay computed, `found` what stands in the log; `line` is 0 where it is no single line.
+    """
+
+    kind: Kind
+    name: str
+    expected: Any
+    found: Any
+    line: int = 0
+    session: str | None = None
+    position: int | None = None
+    version: int | None = None
+
+    def __str__(self) -> str:
+        where = f"line {self.line}: " if self.line else ""
+        if self.kind in ("decision", "opened"):
+            at = f", position {self.position}" if self.position else ""
+            what = f"{self.kind} of session {self.session}{at} (version {self.version})"
+        else:
+            what = f"version {self.version}" if self.version is not None else "record"
+        return f"{where}{what}: {self.name}: expected {_short(self.expected)}, found {_short(self.found)}"
+
+
+def _short(value: Any) -> str:
+    text = ", ".join(map(str, value)) or "nothing" if isinstance(value, tuple | list) else str(value)
+    return text if len(text) <= 160 else f"{text[:157]}…"
+
+
+@dataclass(slots=True)
+class Findings:
+    """Counts all mismatches and keeps the first.
+
+    >>> findings = Findings()
+    >>> findings.add(Mismatch(kind="decision", name="arm", expected="a", found="b", session="s", position=1, version=3))
+    >>> print(findings.count, findings.first[0])
+    1 decision of session s, position 1 (version 3): arm: expected a, found b
+    """
+
+    count: int = 0
+    first: list[Mismatch] = field(default_factory=list)
+
+    def add(self, mismatch: Mismatch) -> None:
+        """Take note of a mismatch."""
+        self.count += 1
+        if len(self.first) < MOST_TOLD:
+            self.first.append(mismatch)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the first mismatches as they are written."""
+        return [{k: v for k, v in asdict(mismatch).items() if v is not None} for mismatch in self.first]

@@ -1,0 +1,376 @@
+"""Learning again from arrivals and clicks alone, with the slates pinned that users were shown.
+
+Rules that hold in this file:
+
+- A journal is made from arrivals and clicks in the order of their own times and folded as ever. What it tells that
+  arrivals and clicks cannot (changes of arms, commands, how far time had come) is taken from the recorded journal, as
+  far as there is one: an order acts after the windows that were closed when it was given.
+- The slate of a session is what the log says it was: by the journal's `opened`, else by the decision for its first
+  position. Where none is recorded, it is planned by the versions learned here.
+- Time goes up to the watermark of the recorded progress (the highest progress, if not every partition has reported);
+  without any, to the end of the last window. Event time is never late: records that came too late to be folded then
+  are folded now, which is a difference to the recorded versions.
+- Dead letters stay dead: the limits are the usual ones, and what the log names as a dead letter is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from worker.errors import InputError
+from worker.runners.logs import NO_TIMESTAMP
+from worker.runners.replay_decisions import UNLIMITED
+from worker.runners.replay_findings import Findings, Mismatch
+from worker.runners.replay_folds import Status, VersionResult
+from worker.runners.replay_log import ARRIVAL, CLICK, DECISION, OPENED, Entry, ReplayLog
+from worker.stream.codec import (
+    Limits,
+    Rejected,
+    decode_arrival,
+    decode_decision,
+    decode_feedback,
+    decode_journal,
+    encode_feedback_fact,
+    encode_journal,
+    encode_progress,
+    write_opened,
+)
+from worker.stream.contexts import pack_context
+from worker.stream.events import ArmChange, Arrival, Command, Decision, Mode, Opened, Progress
+from worker.stream.learner import Learner
+from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.versions import Versions
+
+CHUNK: Final = 4096  # facts handed to the learner at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What learning starts from.
+
+    `made_at` is the offset in the recorded journal where the version `loaded` was made: orders up to there are in it.
+    `compared` says whether the recorded versions should come out.
+    """
+
+    settings: LearningSettings
+    arms: tuple[Arm, ...]
+    loaded: Parameters | None = None
+    made_at: int = -1
+    compared: bool = False
+
+
+@dataclass(slots=True)
+class Relearned:
+    """What came out."""
+
+    decisions: int = 0
+    unverified: int = 0  # decisions whose version is not in the log
+    sessions: int = 0
+    clicks: int = 0
+    revenue: float = 0.0
+    pinned: int = 0  # arrivals whose slate was recorded
+    planned: int = 0
+    versions: list[VersionResult] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """When orders were given (watermark, journal offset), and how far the recorded journal came, if it tells."""
+
+    orders: Sequence[tuple[int, int, ArmChange | Command]]
+    end: int | None
+
+
+def read_timetable(log: ReplayLog) -> Timetable:
+    """Read from the recorded journal what arrivals and clicks do not tell."""
+    progress: dict[int, int] = {}
+    orders: list[tuple[int, int, ArmChange | Command]] = []
+    for offset, value in log.journal_records():
+        try:
+            event = decode_journal(value)
+        except Rejected:
+            continue
+        if isinstance(event, Progress):
+            for partition in range(len(progress), event.partitions):
+                progress[partition] = 0
+            progress[event.partition] = max(progress[event.partition], event.time)
+        elif isinstance(event, ArmChange | Command):
+            orders.append((min(progress.values(), default=0), offset, event))
+    end = min(progress.values(), default=0) or max(progress.values(), default=0)
+    return Timetable(orders, end or None)
+
+
+def find_origin(log: ReplayLog, *, changes: dict[str, object], arms: Sequence[Arm] | None) -> Origin:
+    """Return what to start from: the oldest version of the log, with `changes` to its settings, or these alone.
+
+    Learning starts from nothing if version 0 is in the log, or if arms are given. Otherwise it goes on from the oldest
+    version whose later windows the log holds whole.
+    """
+    oldest = log.versions.oldest
+    if oldest is None:
+        if "dim" not in changes or arms is None:
+            missing = [name for name, lacks in (("--dim", "dim" not in changes), ("--arms", arms is None)) if lacks]
+            raise InputError(
+                f"the log has no parameters to learn by: give {' and '.join(missing)} "
+                "(and --horizon and other settings that are not the usual ones)"
+            )
+        return Origin(settings=_settings(None, changes), arms=tuple(arms))
+    settings = _settings(oldest.settings, changes)
+    same = settings == oldest.settings
+    if oldest.version == 0 or arms is not None:
+        first = log.versions.read(oldest.version)
+        given = first.arms if arms is None else tuple(arms)
+        return Origin(settings=settings, arms=given, compared=same and given == first.arms)
+    loaded = log.versions.read(_first_whole(log))
+    if settings.dim != loaded.settings.dim:
+        raise InputError(f"--dim {settings.dim}: the log begins with version {loaded.version} of {loaded.settings.dim}")
+    # The journal that is made here begins at 0, and has one partition.
+    reached = {0: min(loaded.progress.values())} if loaded.progress else {}
+    moved = replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)
+    return Origin(settings=settings, arms=loaded.arms, loaded=moved, made_at=loaded.journal_offset, compared=same)
+
+
+def _settings(base: LearningSettings | None, changes: dict[str, object]) -> LearningSettings:
+    return LearningSettings(**changes) if base is None else replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _first_whole(log: ReplayLog) -> int:
+    first = log.first_time or 0
+    for number in sorted(log.versions.known):
+        if (log.versions.known[number].window_end or 0) >= first:
+            return number
+    return max(log.versions.known)
+
+
+class Relearner:
+    """Takes the traffic of a log in the order of time and learns from it."""
+
+    def __init__(self, log: ReplayLog, origin: Origin, timetable: Timetable, findings: Findings) -> None:
+        self.result = Relearned()
+        self._log = log
+        self._compared = origin.compared
+        self._findings = findings
+        known = log.versions.known
+        made_under = {number: version.settings for number, version in known.items()} if origin.compared else {}
+        history = [origin.loaded] if origin.loaded else []
+        self._learner = Learner(origin.settings, origin.arms, history, made_under=made_under)
+        self._versions = Versions(self._learner.current)
+        self._note(self._learner.begin().versions)
+        self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
+        self._end = timetable.end
+        self._told = -1  # progress so far
+        self._facts: list[tuple[int, bytes]] = []
+        self._offset = 0
+        self._unplanned: list[Arrival] = []
+        self._moment: list[Entry] = []  # the records of one time
+        self._taken: set[str] = set()  # ids of recent sessions
+        self._leaving: deque[Arrival] = deque()
+
+    def take(self, entry: Entry) -> None:
+        """Take the next record."""
+        if self._moment and self._moment[0].time != entry.time:
+            self._take_moment()
+        self._moment.append(entry)
+
+    def finish(self) -> Relearned:
+        """Let time run to its end; return what came out."""
+        self._take_moment()
+        end = self._end
+        if end is None:
+            settings = self._learner.settings
+            end = self._log.last_time + settings.window + settings.session_timeout + settings.lateness
+        self._go_to(end)
+        while self._orders:  # given at a time that the rest of the log did not reach
+            self._obey()
+        return self.result
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_moment(self) -> None:
+        """Take all records of one time: arrivals, and what the log says their slates were."""
+        moment, self._moment = self._moment, []
+        if not moment:
+            return
+        self._go_to(moment[0].time)
+        over = self._end is not None and moment[0].time > self._end  # its windows stay open
+        arrivals: list[Arrival] = []
+        slates: dict[str, list[Opened]] = {}
+        decided: dict[str, Decision] = {}
+        for entry in moment:
+            if entry.kind == DECISION:
+                self._hear_decision(entry, decided)
+            elif over:
+                continue
+            elif entry.kind == ARRIVAL:
+                arrival = self._arrival(entry)
+                if arrival is not None and arrival not in arrivals:
+                    arrivals.append(arrival)
+            elif entry.kind == OPENED:
+                opened = _opened(entry)
+                if opened is not None and opened not in slates.setdefault(opened.session_id, []):
+                    slates[opened.session_id].append(opened)
+            elif entry.kind == CLICK:
+                self._hear_click(entry)
+        for arrival in arrivals:
+            self._open(arrival, slates.get(arrival.session_id, ()), decided.get(arrival.session_id))
+
+    def _limits(self, entry: Entry) -> Limits:
+        return Limits() if entry.timestamp != NO_TIMESTAMP else replace(Limits(), max_ahead_ms=UNLIMITED.max_ahead_ms)
+
+    def _arrival(self, entry: Entry) -> Arrival | None:
+        dim = self._learner.settings.dim
+        try:
+            return decode_arrival(entry.value, limits=self._limits(entry), dim=dim, timestamp=entry.timestamp)
+        except Rejected:
+            return None
+
+    def _hear_decision(self, entry: Entry, decided: dict[str, Decision]) -> None:
+        self.result.decisions += 1
+        try:
+            decision = decode_decision(entry.value)
+        except Rejected:
+            return
+        if decision.parameters_version not in self._log.versions.known:
+            self.result.unverified += 1
+        if decision.position == 1:
+            decided.setdefault(decision.session_id, decision)
+
+    def _hear_click(self, entry: Entry) -> None:
+        horizon = self._learner.settings.horizon
+        try:
+            feedback = decode_feedback(
+                entry.value, limits=self._limits(entry), horizon=horizon, timestamp=entry.timestamp
+            )
+        except Rejected:
+            return
+        self._fact(encode_feedback_fact(feedback))
+
+    # ── slates ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _open(self, arrival: Arrival, slates: Sequence[Opened], decided: Decision | None) -> None:
+        fitting = [o for o in slates if o.context == arrival.context and o.exclude == arrival.exclude]
+        if not self._is_new(arrival) and not fitting:
+            return
+        for opened in fitting:
+            self._pin(arrival, opened.slate, opened.modes, opened.parameters_version)
+        if not fitting and decided is not None:
+            modes = (decided.mode,) * len(decided.slate)
+            self._pin(arrival, decided.slate, modes, decided.parameters_version)
+        if fitting or decided is not None:
+            self.result.pinned += 1
+        else:
+            self.result.planned += 1
+            self._unplanned.append(arrival)
+            if len(self._unplanned) >= CHUNK:
+                self._plan()
+
+    def _is_new(self, arrival: Arrival) -> bool:
+        """Say whether no open session has this id: serving refuses a second one, and the same one changes nothing."""
+        taken, leaving = self._taken, self._leaving
+        settings = self._learner.settings
+        kept = settings.session_timeout + settings.lateness
+        while leaving and leaving[0].occurred_at + kept < arrival.occurred_at:
+            taken.discard(leaving.popleft().session_id)
+        if arrival.session_id in taken:
+            return False
+        taken.add(arrival.session_id)
+        leaving.append(arrival)
+        return True
+
+    def _pin(self, arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> None:
+        self._fact(
+            write_opened(
+                arrival.session_id,
+                arrival.occurred_at,
+                arrival.context,
+                slate,
+                modes,
+                arrival.exclude,
+                version,
+            )
+        )
+
+    def _plan(self) -> None:
+        """Plan the sessions without a recorded slate, before any later version is known."""
+        arrivals, self._unplanned = self._unplanned, []
+        groups: dict[int, list[Arrival]] = {}
+        for arrival in arrivals:
+            groups.setdefault(self._versions.at(arrival.occurred_at).parameters.version, []).append(arrival)
+        for version, group in groups.items():
+            planner = self._versions.at(group[0].occurred_at)
+            slates = planner.plan(group, [pack_context(arrival.context) for arrival in group])
+            for arrival, slate in zip(group, slates, strict=True):
+                self._pin(arrival, slate.arms, slate.modes, version)
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _go_to(self, time: int) -> None:
+        """Let time pass up to `time`: close the windows that fall due, and obey the orders given meanwhile."""
+        if self._end is not None:
+            time = min(time, self._end)
+        while self._orders and self._orders[0][0] < time:
+            self._progress(self._orders[0][0])
+            self._obey()
+        settings = self._learner.settings
+        wait = settings.session_timeout + settings.lateness
+        due = (time - wait) // settings.window * settings.window + wait
+        if due > self._told:
+            self._progress(max(due, 0))
+
+    def _obey(self) -> None:
+        _, order = self._orders.popleft()
+        self._fact(encode_journal(order))
+        self._learn()
+
+    def _progress(self, time: int) -> None:
+        self._plan()
+        if time > self._told:
+            self._told = time
+            self._fact(encode_progress(Progress(partition=0, partitions=1, time=time)))
+        self._learn()
+
+    def _fact(self, value: bytes) -> None:
+        self._facts.append((self._offset, value))
+        self._offset += 1
+        if len(self._facts) >= CHUNK:
+            self._learn()
+
+    def _learn(self) -> None:
+        facts, self._facts = self._facts, []
+        outcome = self._learner.handle(facts)
+        for episode in outcome.episodes:
+            self.result.sessions += episode.sessions
+            self.result.clicks += episode.clicks
+            self.result.revenue += episode.reward
+        self._note(outcome.versions)
+
+    def _note(self, versions: Sequence[Parameters]) -> None:
+        for made in versions:
+            self._versions.learn(made)
+            if self.result.versions and self.result.versions[-1].version == made.version:
+                continue  # published again from a newer position
+            recorded = self._log.versions.known.get(made.version)
+            status: Status = "folded"
+            if self._compared and recorded is not None and recorded.sha256 != made.sha256:
+                status = "differs"
+                self._findings.add(
+                    Mismatch(
+                        kind="version",
+                        name="sha256",
+                        expected=made.sha256,
+                        found=recorded.sha256,
+                        version=made.version,
+                    )
+                )
+            self.result.versions.append(VersionResult(version=made.version, sha256=made.sha256, status=status))
+
+
+def _opened(entry: Entry) -> Opened | None:
+    try:
+        event = decode_journal(entry.value)
+    except Rejected:
+        return None
+    return event if isinstance(event, Opened) else None
