@@ -1,0 +1,583 @@
+"""A model of the whole system, run under thousands of random schedules.
+
+Partitions are served by owners that crash, or pause and wake up as zombies; learners crash, pause, and run side by
+side. A step is one write that becomes durable, one read, or one commit, and anything may end between any two steps, so
+every prefix of the writes in flight on a topic is durable at some crash. Input records come late within `lateness`, and
+twice. Two kinds of worlds:
+
+- **recorded**: slates depend on the session alone and feedback is given beforehand, so there is a golden result: the
+  fold of the same facts without any disturbance. Every version published must be the golden one.
+- **live**: slates depend on the version, which a server may learn of late, so that a session can be planned twice, and
+  users answer what they were shown. Arms change and commands are given. Every version published must be what a fresh
+  learner makes of the same journal, and nothing may be trained on that was not displayed.
+
+``ADCASCADE_SCHEDULES=20000`` runs more of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+import worker.stream.episodes as episodes_module
+import worker.stream.learner as learner_module
+from worker.bandit.model import Posterior
+from worker.errors import FailedError
+from worker.stream.codec import encode_journal
+from worker.stream.episodes import ClosedWindow, OpenWindows, agreed
+from worker.stream.events import ArmChange, Command, FeedbackFact, JournalEvent, Opened, Progress
+from worker.stream.folding import Folded
+from worker.stream.learner import Learner, should_publish
+from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.versions import KEPT
+
+SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "2000"))
+
+SETTINGS = LearningSettings(dim=1, horizon=3, window=50, session_timeout=40, lateness=10)
+ARMS = tuple(Arm(arm=name, reward=1.0) for name in "abc")
+LAST_ARRIVAL = 350
+END = 10_000  # after this time everything is closed
+
+
+def slate_of(session: int, version: int) -> tuple[str, ...]:
+    """Plan a session: some order of some arms, as a version has it."""
+    mixed = Random(session * 1009 + version)
+    return tuple(mixed.sample("abc", mixed.choice((2, 3))))
+
+
+class World:
+    """Logs, clock, users; and who serves and learns at the moment."""
+
+    def __init__(self, seed: int, *, live: bool, learner: type[Learner] = Learner, server: type[Server] | None = None):
+        self.random = Random(seed)
+        self.live = live
+        self.clock = 0
+        partitions = self.random.choice((1, 2, 3))
+        self.inputs: list[list[tuple[Any, ...]]] = [[] for _ in range(partitions)]
+        self.committed = [0] * partitions
+        self.changelogs: list[dict[int, tuple[Opened, ...]]] = [{} for _ in range(partitions)]
+        self.journal: list[tuple[int, bytes]] = []
+        self.parameters: list[Parameters] = []  # what the topic holds
+        self.published: list[Parameters] = []  # all that was ever written
+        self.facts: list[JournalEvent] = []  # of a recorded world
+        self.displayed: dict[int, set[tuple[str, bool]]] = {}
+        self.coming: list[tuple[int, int, tuple[Any, ...]]] = []  # (time of appending, partition, record)
+        self._make_learner = learner
+        self._make_server = server or Server
+        self._create_users()
+        self.servers = [self._make_server(self, partition) for partition in range(partitions)]
+        self.zombies: list[Server] = []
+        self.learners = [Reader(self, learner)]
+
+    # ── users ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _create_users(self) -> None:
+        for session in range(self.random.randint(6, 16)):
+            # Now and then nobody comes for a while, and windows stay empty.
+            arrived_at = self.random.choice((self.random.randint(0, LAST_ARRIVAL), self.random.randint(130, 240)))
+            self._send(session, arrived_at, ("arrival", session, arrived_at))
+            if not self.live:
+                self.facts.append(opened(session, arrived_at, 0))
+                for report in self._answers(session, slate_of(session, 0), arrived_at + self.random.randint(-3, 42)):
+                    self._send(session, report.occurred_at, ("feedback", session, report))
+                    self.facts.append(report)
+
+    def _answers(self, session: int, slate: tuple[str, ...], at: int) -> list[FeedbackFact]:
+        """Show a slate to the user, who looks at some of it and tells some of what there was."""
+        shown = slate[: self.random.randint(1, len(slate))]
+        clicked = self.random.random() < 0.5
+        self.displayed[session] = {(arm, clicked and arm == shown[-1]) for arm in shown}
+        told = [
+            FeedbackFact(
+                session_id=f"s{session}",
+                occurred_at=max(0, at) + position,
+                position=position,
+                arm=arm,
+                clicked=clicked and position == len(shown),
+            )
+            for position, arm in enumerate(shown, 1)
+            if self.random.random() < 0.6
+        ]
+        if self.random.random() < 0.1:
+            told.append(
+                FeedbackFact(session_id=f"s{session}", occurred_at=max(0, at), position=1, arm="nonsense", clicked=True)
+            )
+        return told
+
+    def _send(self, session: int, occurred_at: int, record: tuple[Any, ...]) -> None:
+        partition = session % len(self.inputs)
+        appended_at = occurred_at + self.random.randint(0, SETTINGS.lateness)
+        self.coming.append((appended_at, partition, record))
+        if self.random.random() < 0.2:
+            self.coming.append((appended_at + self.random.choice((0, 5, 200)), partition, record))
+
+    def show(self, session: int, slate: tuple[str, ...]) -> None:
+        """Deliver a decision; a client keeps to the first one that it gets."""
+        if self.live and session not in self.displayed:
+            for report in self._answers(session, slate, self.clock):
+                self._send(session, report.occurred_at, ("feedback", session, report))
+
+    # ── logs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pass_time(self, to: int) -> None:
+        self.clock = max(self.clock, to)
+        due = sorted((c for c in self.coming if c[0] <= self.clock), key=lambda c: c[0])
+        self.coming = [c for c in self.coming if c[0] > self.clock]
+        for _, partition, record in due:
+            self.inputs[partition].append(record)
+
+    def append(self, event: JournalEvent) -> None:
+        self.journal.append((len(self.journal), encode_journal(event)))
+
+    def publish(self, parameters: Parameters) -> None:
+        self.parameters.append(parameters)
+        self.published.append(parameters)
+
+    def compact(self) -> None:
+        newest = {parameters.version % KEPT: parameters for parameters in self.parameters}
+        self.parameters = [p for p in self.parameters if newest[p.version % KEPT] is p]
+
+    # ── the schedule ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Let chance have its way for a while, then let everything come to rest."""
+        weights = self.random.choice(((40, 20, 9, 1, 1, 0.2), (40, 20, 9, 5, 4, 0.5), (30, 40, 15, 1, 4, 1.5)))
+        steps: tuple[Callable[[], None], ...] = (
+            self._serve,
+            self._learn,
+            lambda: self.pass_time(self.clock + self.random.choice((2, 5, 10, 40))),
+            self._disturb_serving,
+            self._disturb_learning,
+            self._order,
+        )
+        for step in self.random.choices(steps, weights, k=self.random.randint(150, 500)):
+            step()
+        self._come_to_rest()
+
+    def _serve(self) -> None:
+        server = self.random.choice(self.servers + self.zombies[-1:])
+        for _ in range(self.random.choice((1, 4))):
+            server.step()
+
+    def _learn(self) -> None:
+        reader = self.random.choice(self.learners)
+        for _ in range(self.random.choice((1, 3))):
+            reader.step()
+
+    def _disturb_serving(self) -> None:
+        busy = [partition for partition, server in enumerate(self.servers) if not server.idle]
+        partition = self.random.choice(busy or range(len(self.servers)))
+        if self.random.random() < 0.5:
+            self.servers[partition].owner = False
+            self.zombies.append(self.servers[partition])
+        self.servers[partition] = self._make_server(self, partition)
+
+    def _disturb_learning(self) -> None:
+        if self.random.random() < 0.2:
+            self.compact()
+        if len(self.learners) > 1 and self.random.random() < 0.6:
+            self.learners.pop(self.random.randrange(len(self.learners)))
+        else:
+            if self.random.random() < 0.5:
+                self.learners.pop()
+            self.learners.append(Reader(self, self._make_learner))
+
+    def _order(self) -> None:
+        if not self.live:
+            return
+        newest = max((parameters.version for parameters in self.parameters), default=0)
+        self.append(
+            self.random.choice(
+                (
+                    ArmChange(arm=self.random.choice("abcd"), reward=self.random.choice((1.0, 2.0)), active=True),
+                    ArmChange(arm=self.random.choice("abcd"), reward=1.0, active=False),
+                    Command(action=self.random.choice(("freeze", "unfreeze", "unfreeze"))),
+                    Command(action="rollback", version=max(0, newest - self.random.randint(0, 3))),
+                    Command(action="rollback", version=newest + 5),
+                )
+            )
+        )
+
+    def _come_to_rest(self) -> None:
+        for zombie in self.zombies:
+            zombie.owner = False
+            zombie.finish()
+        while self.coming:
+            self.pass_time(min(time for time, _, _ in self.coming))
+            for server in self.servers:
+                server.finish()
+        self.pass_time(END)
+        for server in self.servers:
+            server.finish()
+            server.probe = None
+            server.finish(probes=1)
+        for reader in [*self.learners, Reader(self, self._make_learner)]:
+            reader.finish()
+
+
+class Server:
+    """Owns a partition: takes a list of records, writes journal and changelog, then decisions, then the offset."""
+
+    def __init__(self, world: World, partition: int) -> None:
+        self.world = world
+        self.partition = partition
+        self.owner = True
+        self.table = dict(world.changelogs[partition])
+        self.position = self.taken = world.committed[partition]
+        self.probe: tuple[int, int] | None = None
+        self.to_journal: deque[JournalEvent] = deque()
+        self.to_changelog: deque[tuple[int, tuple[Opened, ...]]] = deque()
+        self.to_show: deque[tuple[int, tuple[str, ...]]] = deque()
+
+    @property
+    def idle(self) -> bool:
+        return not (self.to_journal or self.to_changelog or self.to_show or self.taken > self.position)
+
+    def step(self) -> None:
+        world, log = self.world, self.world.inputs[self.partition]
+        if self.owner and self.probe is None and world.random.random() < 0.3:
+            self.probe = (world.clock, len(log))  # the clock first, then the end
+        if self.to_journal or self.to_changelog:
+            self._write()
+        elif self.to_show:
+            world.show(*self.to_show.popleft())
+        elif self.taken > self.position:
+            self.position = self.taken
+            if self.owner:
+                world.committed[self.partition] = self.position
+        elif self.probe is not None and self.done_before(self.probe[1]):
+            self.to_journal.append(Progress(partition=self.partition, partitions=len(world.inputs), time=self.probe[0]))
+            self.probe = None
+        elif self.owner and self.position < len(log):
+            self._take(log[self.position : self.position + world.random.randint(1, 5)])
+
+    def done_before(self, end: int) -> bool:
+        return self.position >= end
+
+    def _write(self) -> None:
+        if self.to_journal and (not self.to_changelog or self.world.random.random() < 0.7):
+            self.world.append(self.to_journal.popleft())
+        else:
+            session, plans = self.to_changelog.popleft()
+            self.world.changelogs[self.partition][session] = plans
+
+    def _take(self, records: list[tuple[Any, ...]]) -> None:
+        self.taken = self.position + len(records)
+        for kind, session, what in records:
+            if kind == "arrival":
+                if session not in self.table:
+                    self.table[session] = (opened(session, what, self._version_for(what)),)
+                    self.to_changelog.append((session, self.table[session]))
+                self.to_journal.append(self.table[session][0])
+            else:
+                self.to_journal.append(what)
+            if session in self.table:
+                self.to_show.append((session, self.table[session][0].slate))
+
+    def _version_for(self, arrived_at: int) -> int:
+        if not self.world.live:
+            return 0
+        known = self.world.published[: len(self.world.published) - self.world.random.choice((0, 0, 1, 3))]
+        return max((p.version for p in known if p.effective_at <= arrived_at), default=0)
+
+    def finish(self, probes: int = 0) -> None:
+        """Go on until there is nothing left to do."""
+        if probes:
+            self.probe = (self.world.clock, len(self.world.inputs[self.partition]))
+        while not self.idle or self.probe or (self.owner and self.position < len(self.world.inputs[self.partition])):
+            before = self.probe
+            self.step()
+            if not self.owner and self.idle and self.probe is not None and self.probe is before:
+                break  # a zombie that will never get there
+
+
+class Reader:
+    """A learner's seat: reads the journal, looks at the parameters, and only then, in a step of its own, writes."""
+
+    def __init__(self, world: World, learner: type[Learner]) -> None:
+        self.world = world
+        self.learner = learner(SETTINGS, ARMS, world.parameters, with_episodes=False)
+        self.to_publish = deque(self.learner.begin().versions)
+        self.seen: tuple[Parameters | None] | None = None
+
+    def step(self) -> None:
+        world = self.world
+        if not self.to_publish:
+            start = self.learner.next_offset
+            some = world.journal[start : start + world.random.choice((1, 2, 5, 40))]
+            self.to_publish.extend(self.learner.handle(some).versions)
+        elif self.seen is None:
+            self.seen = (max(world.parameters, key=lambda p: (p.version, p.journal_offset), default=None),)
+        else:
+            candidate = self.to_publish.popleft()
+            if should_publish(candidate, self.seen[0]):
+                world.publish(candidate)
+            self.seen = None
+
+    def finish(self) -> None:
+        while self.to_publish or self.learner.next_offset < len(self.world.journal):
+            self.step()
+
+
+def opened(session: int, arrived_at: int, version: int) -> Opened:
+    slate = slate_of(session, version)
+    return Opened(
+        session_id=f"s{session}",
+        arrived_at=arrived_at,
+        context=(float(session),),
+        slate=slate,
+        modes=("exploit",) * len(slate),
+        exclude=(),
+        parameters_version=version,
+    )
+
+
+# ── the fold, so cheap that thousands of schedules are affordable ────────────────────────────────────────────────────
+
+
+class Training:
+    """Stands in for the fold: as sensitive to everything it is given, and remembers what it was trained on."""
+
+    def __init__(self) -> None:
+        self.trained: set[tuple[int, str, bool]] = set()
+
+    def __call__(self, parent: Parameters, window: ClosedWindow) -> Folded:
+        sessions = [int(np.frombuffer(plan.context)[0]) for plan in window.plans]
+        displays = [
+            (sessions[row], arm, c) for row, arm, c in zip(window.rows, window.arms, window.clicked, strict=True)
+        ]
+        self.trained.update(displays)
+        mark = float(Random(repr((sessions, displays))).getrandbits(52))
+        before = parent.posterior
+        posterior = Posterior(
+            theta_context=[mark],  # type: ignore[arg-type]
+            theta_arms=before.theta_arms,
+            precision=before.precision,
+        )
+        made = replace(
+            parent, posterior=posterior, folds=parent.folds + 1, observations=parent.observations + len(displays)
+        )
+        return Folded(parameters=made, steps=1)
+
+
+@contextmanager
+def patched(module: Any, name: str, value: Any) -> Iterator[Any]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield value
+    finally:
+        setattr(module, name, before)
+
+
+class ViolationError(AssertionError):
+    """The system did what it must never do."""
+
+
+def check(world: World, training: Training) -> None:
+    """Run a world and raise if a promise was broken."""
+    try:
+        world.run()
+    except FailedError as error:
+        raise ViolationError(f"two learners disagreed: {error}") from error
+    with patched(learner_module, "fold", Training()), patched(learner_module, "OpenWindows", OpenWindows):
+        if world.live:
+            journal = world.journal
+        else:
+            facts = [*world.facts, Progress(partition=0, partitions=1, time=END)]
+            journal = [(offset, encode_journal(event)) for offset, event in enumerate(facts)]
+        undisturbed = Learner(SETTINGS, ARMS, with_episodes=False)
+        expected = {p.version: p.sha256 for p in undisturbed.begin().versions + undisturbed.handle(journal).versions}
+    published: dict[int, str] = {}
+    for parameters in world.published:
+        if published.setdefault(parameters.version, parameters.sha256) != parameters.sha256:
+            raise ViolationError(f"version {parameters.version} was published with two contents")
+    if published != expected:
+        raise ViolationError(f"published {published}, but undisturbed {expected}")
+    for session, arm, clicked in training.trained:
+        if (arm, clicked) not in world.displayed.get(session, ()):
+            raise ViolationError(f"session {session} was trained on {arm} (clicked: {clicked}), which it was not shown")
+
+
+def run(seeds: range, *, live: bool, **parts: Any) -> None:
+    for seed in seeds:
+        # Republish often, so that it happens at all within so short a time.
+        with patched(learner_module, "fold", Training()) as training, patched(learner_module, "REPUBLISH", 2):
+            try:
+                check(World(seed, live=live, **parts), training)
+            except ViolationError as error:
+                raise ViolationError(f"schedule {seed}: {error}") from error
+
+
+# ── the promises ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_schedule_of_a_recorded_world_ends_with_the_golden_versions() -> None:
+    run(range(SCHEDULES // 2), live=False)
+
+
+def test_every_schedule_of_a_live_world_ends_with_the_versions_of_its_journal_and_trains_on_displays_only() -> None:
+    run(range(SCHEDULES // 2), live=True)
+
+
+def test_the_real_fold_keeps_the_promises_too() -> None:
+    for seed in range(SCHEDULES, SCHEDULES + max(10, SCHEDULES // 100)):
+        world = World(seed, live=True)
+        world.run()
+        expected = Learner(SETTINGS, ARMS, with_episodes=False).handle(world.journal).versions
+        published = {parameters.version: parameters.sha256 for parameters in world.published}
+        assert published == {0: world.published[0].sha256, **{p.version: p.sha256 for p in expected}}
+
+
+# ── and it would be noticed if they were broken ──────────────────────────────────────────────────────────────────────
+
+
+class ForgetsOpenWindows(Learner):
+    """Resumes after the record that made the version, as if no window had been open."""
+
+    def _start(self, loaded: Parameters) -> None:
+        super()._start(replace(loaded, resume_offset=loaded.journal_offset + 1))
+
+
+class LeavesDueWindowsOpen(Learner):
+    """Does not close at restart what the loaded progress calls for; only skips it."""
+
+    def _go_live(self, outcome: Any) -> None:
+        self._live = True
+        for end in self._windows.due(self._called_for):
+            self._windows.close(end, session_timeout=0, whole_slates=False)
+
+
+class ObeysTwice(Learner):
+    """Takes everything from resume_offset on, also orders and progress that the version has in it."""
+
+    def _start(self, loaded: Parameters) -> None:
+        super()._start(loaded)
+        self._live = True
+
+
+class ForgetsProgress(Learner):
+    """Starts with no watermark and no closed windows."""
+
+    def _start(self, loaded: Parameters) -> None:
+        super()._start(loaded)
+        self._windows = OpenWindows(window=SETTINGS.window)
+
+
+class Hurries(Learner):
+    """Follows the fastest partition."""
+
+    @property
+    def watermark(self) -> int:
+        return max(self._progress.values(), default=0)
+
+
+class DoesNotWaitForPartitions(Learner):
+    """Takes the watermark over the partitions that have reported."""
+
+    @property
+    def watermark(self) -> int:
+        return min(filter(None, self._progress.values()), default=0)
+
+
+class ResumesTooLate(Learner):
+    """Lets a version say that it needs nothing before it."""
+
+    def _placed(self, parameters: Parameters, offset: int) -> Parameters:
+        return replace(super()._placed(parameters, offset), resume_offset=offset + 1)
+
+
+class FoldsLateRecords(OpenWindows):
+    """Puts what is late into the window that is open."""
+
+    def open(self, offset: int, event: Opened) -> bool:
+        return super().open(offset, structs.replace(event, arrived_at=max(event.arrived_at, self.closed_until)))
+
+
+class DropsFeedbackEarly(OpenWindows):
+    """Forgets all feedback with every window that it closes."""
+
+    def _forget(self, window: Any, end: int) -> None:
+        self._reports.clear()
+
+
+class KeepsFirstSlate(OpenWindows):
+    """Trusts the slate that was journaled first."""
+
+    def open(self, offset: int, event: Opened) -> bool:
+        window = self._windows.get(event.arrived_at // self._window)
+        known = window is not None and (event.session_id, event.arrived_at) in window.sessions
+        return known or super().open(offset, event)
+
+
+class BelievesOneSlate(OpenWindows):
+    """Takes one of the slates that match the most, whatever the others say."""
+
+    def close(self, end: int, **options: Any) -> ClosedWindow:
+        def believed(plans: Any, reports: Any, **how: Any) -> Any:
+            plan, _ = agreed(plans, reports, **how)
+            return agreed([plan], reports, **how)
+
+        with patched(episodes_module, "agreed", believed):
+            return super().close(end, **options)
+
+
+class ReportsProgressTooSoon(Server):
+    """Says that everything before the end offsets was processed when it was only taken."""
+
+    def done_before(self, end: int) -> bool:
+        return True
+
+    def step(self) -> None:
+        if self.probe is not None and self.to_journal:
+            progress = Progress(partition=self.partition, partitions=len(self.world.inputs), time=self.probe[0])
+            self.probe = None
+            self.to_journal.appendleft(progress)
+        super().step()
+
+
+class CommitsFirst(Server):
+    """Commits its offset before its writes are durable."""
+
+    def _take(self, records: list[tuple[Any, ...]]) -> None:
+        super()._take(records)
+        if self.owner:
+            self.position = self.world.committed[self.partition] = self.taken
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        ForgetsOpenWindows,
+        LeavesDueWindowsOpen,
+        ObeysTwice,
+        ForgetsProgress,
+        Hurries,
+        DoesNotWaitForPartitions,
+        ResumesTooLate,
+        FoldsLateRecords,
+        DropsFeedbackEarly,
+        KeepsFirstSlate,
+        BelievesOneSlate,
+        ReportsProgressTooSoon,
+        CommitsFirst,
+    ],
+)
+def test_the_model_notices_a_system_that(mutant: type) -> None:
+    parts = (
+        {"learner": mutant} if issubclass(mutant, Learner) else {"server": mutant} if issubclass(mutant, Server) else {}
+    )
+    windows = mutant if issubclass(mutant, OpenWindows) else OpenWindows
+    with patched(learner_module, "OpenWindows", windows), pytest.raises(ViolationError):
+        for seed in range(400):
+            run(range(seed, seed + 1), live=False, **parts)
+            run(range(seed, seed + 1), live=True, **parts)
