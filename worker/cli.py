@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": "parameters + context → per step and arm: probability, Q, width, bonus, choice",
     "parameters": "show, export, diff, roll back, freeze and unfreeze parameters",
     "arms": "add, price, retire and list ads",
+    "replay": "a recorded log gives the same decisions and parameters again, or it says where not",
     "bench": "benchmarks of this machine, as ratios within one run",
 }
 
