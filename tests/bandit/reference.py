@@ -82,18 +82,18 @@ def map_estimate(prior: Posterior, data: Observations) -> tuple[Wide, Wide]:
     centre, matrix = joint(prior).astype(np.longdouble), dense(prior.precision).astype(np.longdouble)
     theta = centre
 
-    def height(at: Wide) -> np.longdouble:
+    def height(at: Wide) -> float:
         odds = z @ at
         signs = np.where(data.clicked > 0, -1, 1)
         off = at - centre
-        return -(np.logaddexp(np.longdouble(0), signs * odds)).sum() - off @ matrix @ off / 2
+        return float(-np.logaddexp(np.longdouble(0), signs * odds).sum() - off @ matrix @ off / 2)
 
-    for _ in range(200):
+    for _ in range(80):
         chances = logistic(z @ theta)
         gradient = z.T @ (data.clicked - chances) - matrix @ (theta - centre)
         curvature = matrix + (z.T * (chances * (1 - chances))) @ z
         step = inverse(curvature) @ gradient
-        while height(theta + step) < height(theta) and np.abs(step).max() > 1e-17:
+        while height(theta + step) < height(theta) - 1e-9:
             step = step / 2
         theta = theta + step
         if np.abs(step).max() <= 1e-16 * (1 + np.abs(theta).max()):

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from worker.errors import EstimationError, InputError
 
+GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
@@ -235,7 +237,7 @@ class Precision:
 def _sums_by_arm(arms: Ints, contexts: Floats, sessions: Ints, weights: Floats) -> Iterable[tuple[Ints, Floats]]:
     """Yield (distinct arms, Σ w x of each), in slices that bound the memory of the gathered contexts."""
     order = np.argsort(arms, kind="stable")
-    rows = max(1, 4_000_000 // max(1, contexts.shape[1]))
+    rows = max(1, GATHERED // max(1, contexts.shape[1]))
     for start in range(0, len(order), rows):
         part = order[start : start + rows]
         shown, firsts = np.unique(arms[part], return_index=True)

@@ -1,0 +1,94 @@
+"""Random beliefs, contexts and episodes, drawn by hypothesis: shapes and kinds by strategy, numbers by seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from worker.bandit.model import Observations, Posterior, sigmoid
+from worker.bandit.precision import Precision
+
+Floats = NDArray[np.float64]
+
+#: Enough to find what is wrong, quick enough to be run all the time. Machines differ, so nothing is timed.
+lawful = settings(max_examples=60, deadline=None)
+briefly = settings(max_examples=25, deadline=None)
+
+seeds = st.integers(0, 2**32 - 1)
+dims = st.integers(1, 6)
+counts = st.integers(1, 7)
+ridges = st.sampled_from([1e-4, 0.1, 1.0, 30.0, 1e4])
+#: Where contexts lie: around the origin, far away from it, all over, on one line, all the same.
+kinds = st.sampled_from(["normal", "far", "wide", "collinear", "constant", "tiny"])
+
+
+def contexts_of(kind: str, count: int, dim: int, generator: np.random.Generator) -> Floats:
+    normal = generator.normal(size=(count, dim))
+    match kind:
+        case "far":
+            return normal + 1e3 * generator.choice([-1.0, 1.0], dim)
+        case "wide":
+            return 1e3 * normal
+        case "collinear":
+            return np.outer(normal[:, 0], generator.normal(size=dim))
+        case "constant":
+            return np.broadcast_to(normal[:1], (count, dim)).copy()
+        case "tiny":
+            return 1e-8 * normal
+    return normal
+
+
+def displays(
+    contexts: Floats, arms: int, count: int, generator: np.random.Generator
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the sessions and arms of `count` displays."""
+    return generator.integers(0, len(contexts), count), generator.integers(0, arms, count)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A precision after some episodes, and contexts of the kind that it was learned from."""
+
+    precision: Precision
+    contexts: Floats
+    ridge: float
+    generator: np.random.Generator
+
+
+@st.composite
+def scenes(draw: st.DrawFn, kind: st.SearchStrategy[str] = kinds) -> Scene:
+    generator = np.random.default_rng(draw(seeds))
+    dim, arms, ridge, drawn = draw(dims), draw(counts), draw(ridges), draw(kind)
+    precision = Precision.prior(dim=dim, arms=arms, ridge=ridge)
+    for _ in range(draw(st.integers(0, 12))):
+        contexts = contexts_of(drawn, 10, dim, generator)
+        sessions, shown = displays(contexts, arms, 25, generator)
+        precision = precision.plus(contexts, sessions=sessions, arms=shown, weights=generator.uniform(0, 0.25, 25))
+    return Scene(precision, contexts_of(drawn, 4, dim, generator), ridge, generator)
+
+
+def belief(
+    dim: int, arms: int, generator: np.random.Generator, *, displayed: int = 200, ridge: float = 1.0
+) -> Posterior:
+    """Return a belief after `displayed` displays around the origin."""
+    contexts = generator.normal(size=(max(1, displayed), dim))
+    sessions, shown = displays(contexts, arms, displayed, generator)
+    return Posterior(
+        theta_context=generator.normal(size=dim) / np.sqrt(dim),
+        theta_arms=generator.normal(size=arms) * 1.5 - 1,
+        precision=Precision.prior(dim=dim, arms=arms, ridge=ridge).plus(
+            contexts, sessions=sessions, arms=shown, weights=generator.uniform(0.02, 0.25, displayed)
+        ),
+    )
+
+
+def episode(truth: Posterior, contexts: Floats, count: int, generator: np.random.Generator) -> Observations:
+    """Return `count` displays answered by users who behave as `truth` says."""
+    sessions, arms = displays(contexts, truth.arms, count, generator)
+    chances = sigmoid((contexts @ truth.theta_context)[sessions] + truth.theta_arms[arms])
+    clicked = (generator.random(count) < chances).astype(float)
+    return Observations(contexts=contexts, sessions=sessions, arms=arms, clicked=clicked)

@@ -1,0 +1,128 @@
+"""The click model and the belief about it."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.bandit.model import Posterior, check_rewards, sigmoid
+from worker.bandit.precision import Precision
+from worker.errors import InputError
+
+from .beliefs import belief, lawful, seeds
+from .reference import dense, inverse, joint, logistic
+
+
+@given(st.lists(st.floats(-800, 800), min_size=1, max_size=20))
+@lawful
+def test_the_sigmoid_is_right_to_the_last_digits_at_both_ends(odds: list[float]) -> None:
+    u = np.array(odds)
+    expected = logistic(u)
+    normal = expected > np.finfo(float).tiny  # below, digits are lost by the number range itself
+    actual = sigmoid(u)
+    assert (np.abs(actual - expected) <= np.where(normal, 1e-15 * expected, 1e-307)).all()
+    assert (np.abs((1 - actual) - sigmoid(-u)) <= 1e-15).all()
+
+
+@pytest.mark.parametrize("u", [-np.inf, -1e308, -750.0, 0.0, 750.0, 1e308, np.inf])
+def test_the_sigmoid_has_no_overflow(u: float) -> None:
+    assert sigmoid(np.array([u])).item() == pytest.approx(0.5 if u == 0 else float(u > 0), abs=1e-300)
+
+
+def test_the_sigmoid_keeps_single_precision() -> None:
+    assert sigmoid(np.zeros(3, dtype=np.float32)).dtype == np.float32
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 6))
+@lawful
+def test_log_odds_and_probabilities_are_those_of_the_joint_feature(seed: int, dim: int, arms: int) -> None:
+    generator = np.random.default_rng(seed)
+    known = belief(dim, arms, generator)
+    contexts = generator.normal(size=(3, dim))
+    for row, context in enumerate(contexts):
+        for arm in range(arms):
+            odds = np.concatenate([context, np.eye(arms)[arm]]) @ joint(known)
+            assert known.log_odds(contexts)[row, arm] == pytest.approx(odds, abs=1e-13)
+            assert known.probabilities(contexts)[row, arm] == pytest.approx(float(logistic(odds)), abs=1e-14)
+
+
+def test_draws_lie_around_the_estimate_with_the_posterior_covariance() -> None:
+    generator = np.random.default_rng(11)
+    known = belief(2, 3, generator)
+    count = 20_000
+    draws = np.hstack(known.draws(generator, count))
+    covariance = inverse(dense(known.precision)).astype(float)
+    deviations = np.sqrt(np.diag(covariance))
+    assert (np.abs(draws.mean(axis=0) - joint(known)) < 5 * deviations / np.sqrt(count)).all()
+    correlation = np.cov(draws.T) / np.outer(deviations, deviations)
+    assert np.abs(correlation - covariance / np.outer(deviations, deviations)).max() < 5 * np.sqrt(2 / count)
+
+
+def test_the_same_generator_gives_the_same_draws() -> None:
+    known = belief(2, 3, np.random.default_rng(0))
+    once, again = (known.draws(np.random.default_rng(5), 4) for _ in range(2))
+    assert np.array_equal(once[0], again[0])
+    assert np.array_equal(once[1], again[1])
+
+
+def test_a_new_arm_is_as_likely_as_not_for_the_context_at_the_origin() -> None:
+    known = belief(2, 3, np.random.default_rng(0))
+    grown = known.with_arms(2, ridge=4.0)
+    assert (grown.dim, grown.arms) == (2, 5)
+    assert np.array_equal(grown.theta_arms, [*known.theta_arms, 0.0, 0.0])
+    assert np.array_equal(grown.theta_context, known.theta_context)
+    assert grown.precision == known.precision.with_arms(2, ridge=4.0)
+    assert known.with_arms(0, ridge=4.0) == known
+
+
+def test_the_norm_is_that_of_all_parameters() -> None:
+    known = Posterior(
+        theta_context=np.array([3.0]),
+        theta_arms=np.array([0.0, -4.0]),
+        precision=Precision.prior(dim=1, arms=2, ridge=1),
+    )
+    assert known.norm == 5.0
+
+
+def test_a_belief_is_a_value() -> None:
+    theta = np.zeros(2)
+    known = Posterior(theta_context=theta, theta_arms=np.zeros(3), precision=Precision.prior(dim=2, arms=3, ridge=1.0))
+    theta[0] = 9.0
+    assert known == Posterior.prior(dim=2, arms=3, ridge=1.0)
+    assert known != Posterior.prior(dim=2, arms=3, ridge=2.0)
+    assert known != Posterior(theta_context=theta, theta_arms=np.zeros(3), precision=known.precision)
+    assert known != Posterior(theta_context=np.zeros(2), theta_arms=np.ones(3), precision=known.precision)
+    assert known != known.precision
+    for array in (known.theta_context, known.theta_arms):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    with pytest.raises(FrozenInstanceError):
+        known.theta_arms = np.ones(3)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(known)
+
+
+@pytest.mark.parametrize(
+    ("context", "arms", "message"),
+    [
+        ([0.0], [0.0, 0.0, 0.0], "theta_context: shape"),
+        ([0.0, 0.0], [0.0, 0.0], "theta_arms: shape"),
+        ([0.0, np.nan], [0.0, 0.0, 0.0], "theta_context: has a number that is not finite"),
+        ([0.0, 0.0], [0.0, np.inf, 0.0], "theta_arms: has a number that is not finite"),
+        ([0.0, 0.0], "abc", "theta_arms: not an array"),
+    ],
+)
+def test_what_is_no_estimate_is_refused(context: Any, arms: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Posterior(theta_context=context, theta_arms=arms, precision=Precision.prior(dim=2, arms=3, ridge=1.0))
+
+
+@pytest.mark.parametrize("rewards", [[], [0.0], [-1.0, 1.0], [np.nan], [np.inf], [[1.0]], "x", [None]])
+def test_rewards_must_be_finite_and_above_zero(rewards: object) -> None:
+    with pytest.raises(InputError):
+        check_rewards(rewards)

@@ -1,0 +1,362 @@
+"""Planning with repeats, held against every slate there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from worker.bandit.model import Posterior
+from worker.bandit.planning import BLOCK, NO_ARM, Planner, optimal_values, values_of_slates
+from worker.bandit.precision import Precision
+from worker.errors import InputError
+
+from .beliefs import belief, lawful, seeds
+from .reference import best_with_repeats, logistic, slate_value, squared_widths
+
+Floats = NDArray[np.float64]
+
+
+def planner_of(
+    seed: int, dim: int, arms: int, horizon: int, *, active: Floats | None = None, dtype: Any = np.float64
+) -> tuple[Planner, np.random.Generator]:
+    generator = np.random.default_rng(seed)
+    known = belief(dim, arms, generator)
+    rewards = generator.uniform(0.05, 1, arms)
+    marks = None if active is None else active.astype(bool)
+    return Planner(known, rewards, horizon=horizon, active=marks, dtype=dtype), generator
+
+
+def backwards(
+    chances: Floats, rewards: Floats, horizon: int, eligible: list[int]
+) -> tuple[list[list[int]], list[float]]:
+    """Return, per step, the arms that attain the maximum of Q_h, and V_1 … V_{H+1}, by the paper's Algorithm."""
+    ahead, best, values = 0.0, [], [0.0]
+    for _ in range(horizon):
+        q = {k: chances[k] * rewards[k] + (1 - chances[k]) * ahead for k in eligible}
+        ahead = max(q.values(), default=0.0)
+        best.append([k for k in eligible if q[k] >= ahead - 1e-9])
+        values.append(ahead)
+    return best[::-1], values[::-1]
+
+
+# ── the best slate ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 4))
+@lawful
+def test_the_greedy_plan_is_the_best_of_all_slates(seed: int, dim: int, arms: int, horizon: int) -> None:
+    planner, generator = planner_of(seed, dim, arms, horizon)
+    contexts = generator.normal(size=(3, dim))
+    plan = planner.greedy(contexts)
+    for row, chances in enumerate(planner.posterior.probabilities(contexts)):
+        best = best_with_repeats(chances, planner.rewards, horizon, range(arms))
+        assert plan.continuations[row, 0] == pytest.approx(best, abs=1e-12)
+        assert slate_value(chances, planner.rewards, plan.arms[row]) == pytest.approx(best, abs=1e-12)
+
+
+@given(seeds, st.integers(1, 3), st.integers(1, 60), st.integers(1, 6), st.data())
+@lawful
+def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(
+    seed: int, dim: int, arms: int, horizon: int, data: st.DataObject
+) -> None:
+    active = np.array(data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms)), dtype=float)
+    planner, generator = planner_of(seed, dim, arms, horizon, active=active)
+    contexts = generator.normal(size=(4, dim))
+    share = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for _ in contexts]
+    plan = planner.greedy(contexts, planner.masked(excluded))
+    for row, chances in enumerate(planner.posterior.probabilities(contexts)):
+        eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
+        best, values = backwards(chances, planner.rewards, horizon, eligible)
+        np.testing.assert_allclose(plan.continuations[row], values, rtol=0, atol=1e-12)
+        if not eligible:
+            assert (plan.arms[row] == NO_ARM).all()
+        else:
+            assert all(arm in tied for arm, tied in zip(plan.arms[row].tolist(), best, strict=True))
+
+
+@given(seeds, st.integers(1, 40), st.integers(1, 5))
+@lawful
+def test_arms_off_the_frontier_never_matter(seed: int, arms: int, horizon: int) -> None:
+    planner, generator = planner_of(seed, 2, arms, horizon)
+    contexts = 5 * generator.normal(size=(6, 2))
+    theta, rewards = planner.posterior.theta_arms, planner.rewards
+    for k in set(range(arms)) - set(planner.frontier.tolist()):
+        assert any(theta[j] >= theta[k] and rewards[j] >= rewards[k] for j in planner.frontier)
+    every = optimal_values(planner.posterior.probabilities(contexts), rewards, horizon)
+    np.testing.assert_allclose(planner.greedy(contexts).continuations[:, :-1], every, rtol=0, atol=1e-12)
+
+
+def test_of_arms_that_are_the_same_the_first_is_on_the_frontier() -> None:
+    known = Posterior(
+        theta_context=np.zeros(1),
+        theta_arms=np.array([1.0, 2.0, 2.0, 1.0]),
+        precision=Precision.prior(dim=1, arms=4, ridge=1),
+    )
+    assert Planner(known, [1.0, 1.0, 1.0, 2.0], horizon=1).frontier.tolist() == [1, 3]
+
+
+def test_arms_that_differ_by_less_than_single_precision_both_stay_on_the_frontier() -> None:
+    known = Posterior(
+        theta_context=np.zeros(1),
+        theta_arms=np.array([1.0, 1.0 + 1e-12]),
+        precision=Precision.prior(dim=1, arms=2, ridge=1),
+    )
+    assert Planner(known, [1.0 + 1e-12, 1.0], horizon=1).frontier.tolist() == [0, 1]
+
+
+def test_the_paper_s_unimodality_is_false_so_every_arm_is_looked_at() -> None:
+    # Erratum: f = (0.9, 0.3, 0.29), e = (1, 1.5, 3) gives Q = (0.9, 0.45, 0.87), which a ternary search gets wrong.
+    chances, rewards = np.array([0.9, 0.3, 0.29]), np.array([1.0, 1.5, 3.0])
+    q = chances * rewards
+    assert q.tolist() == pytest.approx([0.9, 0.45, 0.87])
+    assert q[0] > q[1] < q[2]
+    known = Posterior(
+        theta_context=np.zeros(1),
+        theta_arms=np.log(chances / (1 - chances)),
+        precision=Precision.prior(dim=1, arms=3, ridge=1),
+    )
+    plan = Planner(known, rewards, horizon=1, dtype=np.float64).greedy(np.zeros((1, 1)))
+    assert plan.arms.tolist() == [[0]]
+    assert plan.continuations[0, 0] == pytest.approx(0.9)
+
+
+@given(seeds, st.integers(2, 12), st.integers(1, 8))
+@lawful
+def test_expensive_unlikely_arms_come_first_when_revenue_and_probability_are_opposite(
+    seed: int, arms: int, horizon: int
+) -> None:
+    # Erratum to Proposition 2: with arms by rising revenue and falling probability, k*_1 ≥ … ≥ k*_H.
+    generator = np.random.default_rng(seed)
+    known = Posterior(
+        theta_context=np.zeros(1),
+        theta_arms=np.sort(generator.normal(size=arms))[::-1],
+        precision=Precision.prior(dim=1, arms=arms, ridge=1.0),
+    )
+    planner = Planner(known, np.sort(generator.uniform(0.1, 3, arms)), horizon=horizon, dtype=np.float64)
+    slate = planner.greedy(np.zeros((1, 1))).arms[0]
+    assert (np.diff(slate) <= 0).all()
+
+
+# ── the optimistic arm ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def scores(planner: Planner, contexts: Floats, ahead: Floats, beta: float, bonus: str) -> Floats:
+    """Return Q_h(k) + bonus of every arm as math.md §3 writes it, for V_{h+1} = ahead: (n, K)."""
+    f = np.asarray(logistic(planner.posterior.log_odds(contexts)), dtype=float)
+    width = np.sqrt(squared_widths(planner.posterior.precision, contexts))
+    q = f * planner.rewards + (1 - f) * ahead[:, None]
+    if bonus == "paper":
+        return np.asarray(q + beta * width)
+    return np.asarray(q + beta * width * f * (1 - f) * np.maximum(planner.rewards - ahead[:, None], 0))
+
+
+@given(
+    seeds, st.integers(1, 4), st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.3, 1.5, 40.0]), st.data()
+)
+@lawful
+def test_the_optimistic_arm_is_the_argmax_of_the_formula(
+    seed: int, dim: int, arms: int, horizon: int, beta: float, data: st.DataObject
+) -> None:
+    bonus = data.draw(st.sampled_from(["value", "paper"]))
+    active = np.array(data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms)), dtype=float)
+    planner, generator = planner_of(seed, dim, arms, horizon, active=active)
+    contexts = generator.normal(size=(3, dim))
+    excluded = [np.flatnonzero(generator.random(arms) < 0.3).tolist() for _ in contexts]
+    masked = planner.masked(excluded)
+    plan = planner.greedy(contexts, masked)
+    chosen = planner.optimistic(contexts, plan.continuations, beta=beta, bonus=bonus, masked=masked)
+    for h in range(horizon):
+        table = scores(planner, contexts, plan.continuations[:, h + 1], beta, bonus)
+        for row, arm in enumerate(chosen[:, h].tolist()):
+            eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
+            if not eligible:
+                assert arm == NO_ARM
+            else:
+                assert arm in eligible
+                assert table[row, arm] >= table[row, eligible].max() - 1e-10
+
+
+def test_the_optimistic_arm_is_found_in_whichever_block_of_arms_it_lies() -> None:
+    arms = 2 * BLOCK + 1
+    for best in (0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK):
+        theta = np.zeros(arms)
+        theta[best] = 1.0
+        known = Posterior(
+            theta_context=np.zeros(1), theta_arms=theta, precision=Precision.prior(dim=1, arms=arms, ridge=1)
+        )
+        planner = Planner(known, np.ones(arms), horizon=2)
+        for masked in (None, planner.masked([[(best + 1) % arms]])):
+            plan = planner.greedy(np.zeros((1, 1)), masked)
+            assert plan.arms.tolist() == [[best, best]]
+            chosen = planner.optimistic(np.zeros((1, 1)), plan.continuations, beta=1.0, bonus="value", masked=masked)
+            assert chosen.tolist() == [[best, best]]
+        chosen = planner.optimistic(
+            np.zeros((1, 1)), plan.continuations, beta=1.0, bonus="value", masked=planner.masked([[best]])
+        )
+        assert chosen.tolist() == [[int(best == 0)] * 2]  # all others are equal: the first of them
+
+
+# ── single precision ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(seeds, st.integers(1, 8), st.integers(1, 60), st.integers(1, 6), st.sampled_from(["value", "paper"]))
+@lawful
+def test_single_precision_chooses_as_double_does_near_ties_aside(
+    seed: int, dim: int, arms: int, horizon: int, bonus: str
+) -> None:
+    double, generator = planner_of(seed, dim, arms, horizon)
+    single = Planner(double.posterior, double.rewards, horizon=horizon)
+    contexts = 2 * generator.normal(size=(8, dim))
+    plan, rough = double.greedy(contexts), single.greedy(contexts)
+    np.testing.assert_allclose(rough.continuations, plan.continuations, rtol=1e-5, atol=1e-7)
+    choice = single.optimistic(contexts, rough.continuations, beta=1.5, bonus=bonus)
+    for h in range(horizon):
+        for beta, chosen in ((0.0, rough.arms[:, h]), (1.5, choice[:, h])):
+            table = scores(double, contexts, plan.continuations[:, h + 1], beta, bonus)
+            best = table.max(axis=1)
+            assert (best - table[np.arange(8), chosen] <= 1e-5 * best).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@given(
+    st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=6),
+    st.lists(st.floats(-500, 500), min_size=1, max_size=6),
+    st.integers(1, 4),
+)
+@lawful
+def test_steep_odds_stay_finite_and_right(dtype: Any, offsets: list[float], theta: list[float], horizon: int) -> None:
+    known = Posterior(
+        theta_context=np.ones(1),
+        theta_arms=np.array(theta),
+        precision=Precision.prior(dim=1, arms=len(theta), ridge=1.0),
+    )
+    planner = Planner(known, np.linspace(1, 2, len(theta)), horizon=horizon, dtype=dtype)
+    contexts = np.array(offsets)[:, None]
+    odds = contexts + known.theta_arms
+    chances = planner.probabilities(planner.offsets(contexts))
+    rtol, atol = (1e-5, 1e-37) if dtype == np.float32 else (1e-12, 1e-300)
+    np.testing.assert_allclose(chances, np.asarray(logistic(odds), dtype=float), rtol=rtol, atol=atol)
+    plan = planner.greedy(contexts)
+    expected = optimal_values(np.asarray(logistic(odds), dtype=float), planner.rewards, horizon)
+    np.testing.assert_allclose(plan.continuations[:, :-1], expected, rtol=rtol, atol=atol)
+    for bonus in ("value", "paper"):
+        chosen = planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=bonus)
+        assert ((chosen >= 0) & (chosen < len(theta))).all()
+    assert np.isfinite(planner.slate_values(contexts, plan.arms)).all()
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3, -1e5])
+def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: float) -> None:
+    generator = np.random.default_rng(0)
+    contexts = generator.normal(size=(300, 4)) + shift
+    arms = generator.integers(0, 9, 300)
+    precision = Precision.prior(dim=4, arms=9, ridge=1.0).plus(
+        contexts, sessions=np.arange(300), arms=arms, weights=np.full(300, 0.2)
+    )
+    planner = Planner(
+        Posterior(theta_context=np.zeros(4), theta_arms=np.zeros(9), precision=precision), np.ones(9), horizon=1
+    )
+    actual = planner.widths(planner.whitened(contexts[:20]))[:20]
+    np.testing.assert_allclose(actual, precision.widths(contexts[:20]), rtol=1e-4)
+    assert (actual**2 >= 1 / precision.arms * (1 - 1e-6)).all()
+
+
+# ── values of given slates ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 5), st.integers(0, 5))
+@lawful
+def test_a_slate_is_worth_the_same_counted_backwards_and_forwards(
+    seed: int, arms: int, horizon: int, shown: int
+) -> None:
+    planner, generator = planner_of(seed, 2, arms, horizon)
+    contexts = generator.normal(size=(3, 2))
+    slates = generator.integers(0, arms, (3, horizon))
+    slates[:, shown:] = NO_ARM
+    values = planner.slate_values(contexts, slates)
+    assert values.dtype == np.float64
+    for row, chances in enumerate(planner.posterior.probabilities(contexts)):
+        for h in range(horizon):
+            rest = [arm for arm in slates[row, h:].tolist() if arm != NO_ARM]
+            assert values[row, h] == pytest.approx(slate_value(chances, planner.rewards, rest), abs=1e-13)
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 4))
+@lawful
+def test_optimal_values_are_those_of_the_best_slates_of_each_length(seed: int, arms: int, horizon: int) -> None:
+    generator = np.random.default_rng(seed)
+    chances, rewards = generator.random((2, arms)), generator.uniform(0.1, 2, arms)
+    values = optimal_values(chances, rewards, horizon)
+    for row in range(2):
+        for h in range(horizon):
+            best = best_with_repeats(chances[row], rewards, horizon - h, range(arms))
+            assert values[row, h] == pytest.approx(best, abs=1e-12)
+
+
+def test_the_values_of_no_slates_are_none() -> None:
+    assert values_of_slates(np.zeros((0, 3)), np.zeros((0, 3))).shape == (0, 3)
+
+
+# ── edges ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("excluded", [None, [], [[], []]])
+def test_no_exclusions_are_no_mask(excluded: list[list[int]] | None) -> None:
+    planner, _ = planner_of(0, 2, 3, 2)
+    assert planner.masked(excluded) is None
+
+
+def test_excluding_an_arm_twice_or_one_that_is_retired_is_the_same_as_once_or_not_at_all() -> None:
+    planner, _ = planner_of(0, 2, 3, 2, active=np.array([1.0, 0.0, 1.0]))
+    contexts = np.ones((1, 2))
+    once = planner.greedy(contexts, planner.masked([[0]]))
+    assert np.array_equal(planner.greedy(contexts, planner.masked([[0, 1, 0]])).arms, once.arms)
+    assert once.arms.tolist() == [[2, 2]]
+    assert np.array_equal(planner.greedy(contexts, planner.masked([[1]])).arms, planner.greedy(contexts).arms)
+
+
+@pytest.mark.parametrize("active", [np.ones(3), np.zeros(3)])
+def test_no_sessions_get_no_slates(active: Floats) -> None:
+    planner, _ = planner_of(0, 2, 3, 4, active=active)
+    plan = planner.greedy(np.zeros((0, 2)))
+    assert (plan.arms.shape, plan.continuations.shape) == ((0, 4), (0, 5))
+    assert planner.optimistic(np.zeros((0, 2)), plan.continuations, beta=1.0, bonus="value").shape == (0, 4)
+
+
+def test_without_an_active_arm_every_slate_is_empty_and_worth_nothing() -> None:
+    planner, _ = planner_of(0, 2, 3, 4, active=np.zeros(3))
+    plan = planner.greedy(np.ones((2, 2)), planner.masked([[0], []]))
+    assert (plan.arms == NO_ARM).all()
+    assert (plan.continuations == 0).all()
+    assert (planner.optimistic(np.ones((2, 2)), plan.continuations, beta=1.0, bonus="paper") == NO_ARM).all()
+    assert (planner.slate_values(np.ones((2, 2)), plan.arms) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"horizon": 0}, "horizon must be at least 1"),
+        ({"rewards": [1.0, 1.0]}, "2 rewards for 3 arms"),
+        ({"rewards": [1.0, 1.0, 0.0]}, "above zero"),
+        ({"rewards": [1.0, 1.0, np.nan]}, "not finite"),
+        ({"rewards": []}, "at least one arm"),
+        ({"active": np.ones(2, dtype=bool)}, "2 active marks for 3 arms"),
+    ],
+)
+def test_a_planner_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    given_options = {"rewards": np.ones(3), "horizon": 2, **options}
+    with pytest.raises(InputError, match=message):
+        Planner(Posterior.prior(dim=2, arms=3, ridge=1.0), **given_options)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 3), (2,), (1, 1, 2)])
+def test_contexts_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
+    planner, _ = planner_of(0, 2, 3, 2)
+    with pytest.raises(InputError, match="contexts of shape"):
+        planner.greedy(np.zeros(shape))

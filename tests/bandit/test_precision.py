@@ -1,0 +1,331 @@
+"""The block precision is the dense matrix, without ever being one."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from worker.bandit.precision import Precision, frozen_array
+from worker.errors import EstimationError, InputError
+
+from .beliefs import Scene, contexts_of, displays, kinds, lawful, ridges, scenes, seeds
+from .reference import dense, features, inverse, squared_width, squared_widths
+
+
+def made(context: object, cross: object, arms: object) -> Precision:
+    parts: dict[str, Any] = {"context": context, "cross": cross, "arms": arms}
+    return Precision(**parts)
+
+
+def close(actual: NDArray[np.floating], expected: NDArray[np.floating], precision: Precision) -> None:
+    """Demand 1e-10 relative, or what the condition of A leaves of 53 bits to any method."""
+    bits = 16 * np.finfo(float).eps * np.linalg.cond(dense(precision))
+    scale = np.maximum(np.abs(expected), 1e-3 * np.abs(expected).max())
+    assert float((np.abs(actual - expected) / scale).max()) <= max(1e-10, min(bits, 1e-8))
+
+
+# ── structured equals dense ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(scenes())
+@lawful
+def test_widths_are_those_of_the_dense_inverse(scene: Scene) -> None:
+    expected = squared_widths(scene.precision, scene.contexts)
+    close(scene.precision.squared_widths(scene.contexts), expected, scene.precision)
+    close(scene.precision.widths(scene.contexts), np.sqrt(expected), scene.precision)
+
+
+@given(scenes(), st.integers(0, 5))
+@lawful
+def test_widths_of_chosen_pairs_are_those_of_the_dense_inverse(scene: Scene, horizon: int) -> None:
+    arms = scene.generator.integers(0, len(scene.precision.arms), (len(scene.contexts), horizon))
+    actual = scene.precision.squared_widths_of(scene.contexts, arms)
+    assert actual.shape == arms.shape
+    if horizon:
+        every = squared_widths(scene.precision, scene.contexts)
+        close(actual, np.take_along_axis(every, arms, axis=1), scene.precision)
+
+
+def test_a_width_can_be_computed_by_hand() -> None:
+    # A = [[2, 1], [1, 3]], A⁻¹ = [[3, −1], [−1, 2]] / 5, z = [1, 1]: zᵀA⁻¹z = 3/5.
+    precision = made([[2.0]], [[1.0]], [3.0])
+    assert precision.squared_widths(np.array([[1.0]])).item() == pytest.approx(0.6, rel=1e-15)
+    assert squared_width(precision, np.array([1.0]), 0) == pytest.approx(0.6, rel=1e-15)
+
+
+@given(scenes())
+@lawful
+def test_a_width_is_never_below_what_the_arm_alone_leaves_open(scene: Scene) -> None:
+    assert (scene.precision.squared_widths(scene.contexts) >= 1 / scene.precision.arms).all()
+
+
+@given(scenes())
+@lawful
+def test_solve_is_the_dense_solution(scene: Scene) -> None:
+    precision = scene.precision
+    right = scene.generator.normal(size=precision.dim + len(precision.arms))
+    context, arms = precision.solve(right[: precision.dim], right[precision.dim :])
+    close(np.concatenate([context, arms]), inverse(dense(precision)) @ right, precision)
+
+
+@given(scenes())
+@lawful
+def test_times_is_the_dense_product(scene: Scene) -> None:
+    precision = scene.precision
+    vector = scene.generator.normal(size=precision.dim + len(precision.arms))
+    context, arms = precision.times(vector[: precision.dim], vector[precision.dim :])
+    expected = dense(precision).astype(np.longdouble) @ vector
+    largest = np.abs(dense(precision)).max()
+    np.testing.assert_allclose(
+        np.concatenate([context, arms]), expected.astype(float), rtol=1e-12, atol=1e-14 * largest
+    )
+
+
+@given(scenes(st.sampled_from(["normal", "collinear", "constant", "tiny"])))
+@lawful
+def test_solve_undoes_times(scene: Scene) -> None:
+    precision = scene.precision
+    vector = scene.generator.normal(size=precision.dim + len(precision.arms))
+    back = precision.solve(*precision.times(vector[: precision.dim], vector[precision.dim :]))
+    np.testing.assert_allclose(np.concatenate(back), vector, rtol=1e-7, atol=1e-7)
+
+
+@given(scenes())
+@lawful
+def test_the_covariance_of_a_draw_is_exactly_the_inverse(scene: Scene) -> None:
+    precision = scene.precision
+    unit = np.eye(precision.dim + len(precision.arms))
+    context, arms = precision.draw(unit[:, : precision.dim], unit[:, precision.dim :])
+    through = np.hstack([context, arms])
+    close(through.T @ through, inverse(dense(precision)), precision)
+
+
+def test_draws_scatter_as_the_inverse_says() -> None:
+    generator = np.random.default_rng(3)
+    contexts = generator.normal(size=(40, 3)) + 2
+    sessions, arms = displays(contexts, 4, 300, generator)
+    precision = Precision.prior(dim=3, arms=4, ridge=0.5).plus(
+        contexts, sessions=sessions, arms=arms, weights=np.full(300, 0.2)
+    )
+    count = 40_000
+    draws = np.hstack(precision.draw(generator.standard_normal((count, 3)), generator.standard_normal((count, 4))))
+    standard = draws @ np.linalg.cholesky(dense(precision))
+    assert np.abs(standard.mean(axis=0)).max() < 5 / np.sqrt(count)
+    assert np.abs(standard.T @ standard / count - np.eye(7)).max() < 5 * np.sqrt(2 / count)
+
+
+@given(scenes())
+@lawful
+def test_the_log_determinant_is_the_dense_one(scene: Scene) -> None:
+    sign, expected = np.linalg.slogdet(dense(scene.precision))
+    assert sign == 1
+    assert scene.precision.log_determinant == pytest.approx(expected, rel=1e-9, abs=1e-8)
+
+
+# ── the smallest eigenvalue ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_smallest(precision: Precision) -> None:
+    values = np.linalg.eigvalsh(dense(precision))
+    assert abs(precision.smallest_eigenvalue - values[0]) <= 1e-12 * values[0] + 1e-14 * values[-1]
+
+
+@given(scenes())
+@lawful
+def test_the_smallest_eigenvalue_is_the_dense_one(scene: Scene) -> None:
+    check_smallest(scene.precision)
+
+
+@pytest.mark.parametrize("ridge", [1e-6, 1.0, 1e6])
+def test_the_smallest_eigenvalue_of_the_prior_is_the_ridge(ridge: float) -> None:
+    assert Precision.prior(dim=3, arms=200, ridge=ridge).smallest_eigenvalue == pytest.approx(ridge, rel=1e-12)
+
+
+@given(seeds, st.integers(1, 4), st.integers(1, 30), st.integers(0, 30))
+@lawful
+def test_the_smallest_eigenvalue_is_found_among_arms_never_shown(seed: int, dim: int, seen: int, unseen: int) -> None:
+    generator = np.random.default_rng(seed)
+    contexts = generator.normal(size=(20, dim))
+    sessions, arms = displays(contexts, seen, 50, generator)
+    precision = Precision.prior(dim=dim, arms=seen + unseen, ridge=1.0).plus(
+        contexts, sessions=sessions, arms=arms, weights=np.full(50, 0.25)
+    )
+    check_smallest(precision)
+
+
+@given(seeds, st.integers(1, 4), st.integers(1, 8), st.sampled_from([1e-12, 1e-6, 0.1, 1.0]))
+@lawful
+def test_the_smallest_eigenvalue_is_found_with_equal_diagonals(seed: int, dim: int, arms: int, coupling: float) -> None:
+    generator = np.random.default_rng(seed)
+    cross = coupling * generator.normal(size=(arms, dim))
+    strength = 1.0 + np.linalg.norm(cross)
+    check_smallest(Precision(context=strength * np.eye(dim), cross=cross, arms=np.full(arms, strength)))
+
+
+@given(seeds, st.floats(1e-9, 1e-3))
+@lawful
+def test_the_smallest_eigenvalue_of_a_nearly_singular_matrix_is_found(seed: int, distance: float) -> None:
+    generator = np.random.default_rng(seed)
+    cross = generator.normal(size=(4, 2))
+    # The Schur complement of D = I is C − BᵀB: just positive.
+    check_smallest(Precision(context=_symmetric(cross.T @ cross) + distance * np.eye(2), cross=cross, arms=np.ones(4)))
+
+
+def _symmetric(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((matrix + matrix.T) / 2)
+
+
+# ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(seeds, kinds, ridges, st.integers(1, 5), st.integers(1, 5), st.integers(0, 40))
+@lawful
+def test_adding_displays_adds_their_outer_products(
+    seed: int, kind: str, ridge: float, dim: int, arms: int, count: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    contexts = contexts_of(kind, 5, dim, generator)
+    sessions, shown = displays(contexts, arms, count, generator)
+    weights = generator.uniform(0, 0.25, count)
+    prior = Precision.prior(dim=dim, arms=arms, ridge=ridge)
+    expected = dense(prior)
+    if count:
+        z = features(contexts, sessions, shown, arms)
+        expected = expected + (z.T * weights) @ z
+    actual = dense(prior.plus(contexts, sessions=sessions, arms=shown, weights=weights))
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    assert (np.abs(actual - expected) / scale).max() <= 1e-13
+    assert np.array_equal(actual, actual.T)
+
+
+@given(seeds, st.integers(1, 40))
+@lawful
+def test_the_same_displays_in_the_same_order_give_the_same_bits(seed: int, count: int) -> None:
+    generator = np.random.default_rng(seed)
+    contexts = generator.normal(size=(7, 3))
+    sessions, arms = displays(contexts, 4, count, generator)
+    weights = generator.uniform(0, 0.25, count)
+    prior = Precision.prior(dim=3, arms=4, ridge=1.0)
+    once, again = (prior.plus(contexts.copy(), sessions=sessions, arms=arms, weights=weights) for _ in range(2))
+    assert dense(once).tobytes() == dense(again).tobytes()
+
+
+@given(seeds, st.integers(1, 40), st.integers(1, 90))
+@lawful
+def test_displays_that_are_summed_in_slices_leave_no_seam(seed: int, count: int, gathered: int) -> None:
+    generator = np.random.default_rng(seed)
+    contexts = generator.integers(-8, 8, size=(7, 3)).astype(float)  # whole numbers, so that no sum is rounded
+    sessions, arms = displays(contexts, 4, count, generator)
+    weights = generator.integers(0, 3, count).astype(float)
+    prior = Precision.prior(dim=3, arms=4, ridge=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.bandit.precision.GATHERED", gathered)
+        sliced = prior.plus(contexts, sessions=sessions, arms=arms, weights=weights)
+    assert sliced == prior.plus(contexts, sessions=sessions, arms=arms, weights=weights)
+    for arm in range(4):
+        assert np.array_equal(sliced.cross[arm], (weights[:, None] * contexts[sessions])[arms == arm].sum(axis=0))
+
+
+@given(scenes(), st.integers(0, 4))
+@lawful
+def test_new_arms_start_at_the_prior_and_change_nothing_else(scene: Scene, count: int) -> None:
+    before = scene.precision
+    after = before.with_arms(count, ridge=scene.ridge)
+    old = before.dim + len(before.arms)
+    expected = np.eye(old + count) * scene.ridge
+    expected[:old, :old] = dense(before)
+    assert np.array_equal(dense(after), expected)
+    kept = after.squared_widths(scene.contexts)[:, : len(before.arms)]
+    close(kept, squared_widths(before, scene.contexts), before)
+
+
+@given(scenes(), st.sampled_from([1.0, 0.99, 0.5, 1e-6]))
+@lawful
+def test_forgetting_fades_towards_the_prior(scene: Scene, keep: float) -> None:
+    before = dense(scene.precision)
+    expected = keep * before + (1 - keep) * scene.ridge * np.eye(len(before))
+    np.testing.assert_allclose(dense(scene.precision.forget(keep, ridge=scene.ridge)), expected, rtol=1e-14, atol=0)
+    assert keep != 1 or scene.precision.forget(1.0, ridge=scene.ridge) == scene.precision
+
+
+# ── a value ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_in_it_can_be_written_to() -> None:
+    given_context = np.eye(2)
+    precision = Precision(context=given_context, cross=np.zeros((3, 2)), arms=np.ones(3))
+    given_context[0, 0] = 7.0
+    assert precision.context[0, 0] == 1.0
+    for array in (precision.context, precision.cross, precision.arms, precision.centres, precision.whitening):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 1
+    with pytest.raises(FrozenInstanceError):
+        precision.arms = np.ones(3)  # type: ignore[misc]
+
+
+def test_it_is_equal_to_what_has_the_same_numbers_and_to_nothing_else() -> None:
+    one = Precision.prior(dim=2, arms=3, ridge=1.0)
+    assert one == Precision.prior(dim=2, arms=3, ridge=1.0)
+    assert one != Precision.prior(dim=2, arms=3, ridge=1.5)
+    assert one != Precision.prior(dim=2, arms=4, ridge=1.0)
+    assert one != Precision(context=np.eye(2), cross=np.full((3, 2), 1e-300), arms=np.ones(3))
+    assert one != "precision"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(one)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((np.eye(2), np.zeros((3, 2)), [1.0, np.nan, 1.0]), "not finite"),
+        ((np.full((2, 2), np.inf), np.zeros((3, 2)), np.ones(3)), "not finite"),
+        ((np.eye(2), np.zeros((3, 3)), np.ones(3)), "shape"),
+        ((np.zeros((2, 3)), np.zeros((3, 2)), np.ones(3)), "shape"),
+        ((np.ones(2), np.zeros((3, 2)), np.ones(3)), "d×d"),
+        ((np.eye(2), np.zeros((3, 2)), np.ones((3, 1))), "a list"),
+        ((np.eye(2), "abc", np.ones(3)), "numbers"),
+        (([[1.0, 0.5], [0.4, 1.0]], np.zeros((3, 2)), np.ones(3)), "symmetric"),
+    ],
+)
+def test_what_is_no_precision_is_refused(parts: tuple[object, object, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        made(*parts)
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [
+        made([[1.0]], [[0.0]], [0.0]),
+        made([[1.0]], [[0.0]], [-1.0]),
+        made([[1.0]], [[2.0]], [1.0]),
+        made([[0.0]], [[0.0]], [1.0]),
+        made([[1.0]], [[1e200]], [1e-200]),
+        made([[1.0, 0.0], [0.0, -1.0]], np.zeros((0, 2)), []),
+    ],
+    ids=["arm without information", "negative arm", "cross too strong", "no context", "overflow", "no arms"],
+)
+def test_what_is_not_positive_definite_says_so_and_is_not_used(precision: Precision) -> None:
+    assert not precision.is_positive_definite
+    with pytest.raises(EstimationError, match="precision"):
+        _ = precision.whitening
+    with pytest.raises(EstimationError, match="precision"):
+        _ = precision.smallest_eigenvalue
+
+
+def test_without_arms_there_is_still_a_context_block() -> None:
+    precision = Precision.prior(dim=2, arms=0, ridge=3.0)
+    assert precision.is_positive_definite
+    assert precision.smallest_eigenvalue == pytest.approx(3.0)
+    assert precision.with_arms(2, ridge=3.0) == Precision.prior(dim=2, arms=2, ridge=3.0)
+
+
+@pytest.mark.parametrize("values", [[[1.0], [1.0, 2.0]], "x", {"a": 1}, [None], [1e999]])
+def test_an_array_that_is_none_is_refused(values: object) -> None:
+    with pytest.raises(InputError, match=r"not an array|not finite"):
+        frozen_array(values)
