@@ -19,6 +19,7 @@ from worker.settings import Command, build_parser, resolve
 #: Commands by name with their one-line summaries; each lives in `worker.commands.<name>` as `COMMAND` and is imported
 #: only when called, so that `--help` is quick.
 COMMANDS = {
+    "demo": "the main job with nothing installed: simulated users, live view, metrics, report",
     "simulate": "the paper's experiments: policies × users × seeds, JSON and plots",
     "explain": "parameters + context → per step and arm: probability, Q, width, bonus, choice",
     "parameters": "show, export, diff, roll back, freeze and unfreeze parameters",
