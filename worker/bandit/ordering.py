@@ -60,10 +60,12 @@ def optimistic_slates(planner: Planner, contexts: Floats, *, beta: float, masked
 def _best(planner: Planner, count: int, columns: Ints, chances: Chances, masked: Masked | None) -> Ints:
     horizon = planner.horizon
     slates = np.full((count, horizon), NO_ARM, dtype=np.intp)
+    if not len(columns):
+        return slates
     rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
     place = np.empty(len(planner.shown), dtype=np.intp)
     place[columns] = np.arange(len(columns))
-    rows = max(1, 8 * ELEMENTS // max(1, len(columns)) // ROWS) * ROWS
+    rows = max(1, 8 * ELEMENTS // len(columns) // ROWS) * ROWS
     for start in range(0, count, rows):
         stop = min(start + rows, count)
         f = chances(start, stop)
@@ -104,7 +106,7 @@ def _pick(f: Array, rewards: Array, horizon: int) -> Ints:
         np.maximum(values[1:], with_it, out=values[1:])
     picks = np.full((rows, horizon), NO_ARM, dtype=np.intp)
     last = np.full(rows, NO_ARM, dtype=np.intp)
-    for h in range(horizon if arms else 0):
+    for h in range(horizon):
         options = taken[horizon - 1 - h].T.copy()
         options &= np.arange(arms) > last[:, None]
         place = options.argmax(axis=1)

@@ -1,0 +1,172 @@
+"""A row's result depends on that row alone, to the bit: any split, order, repetition or padding gives the same.
+
+BLAS sums in another order on another processor, so the law is also checked under each of its kernels that this machine
+can run, each in a process of its own, because the kernel is chosen when BLAS is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from worker.bandit.model import Posterior
+from worker.bandit.ordering import greedy_slates, optimistic_slates
+from worker.bandit.planning import BLOCK, Masked, Planner
+from worker.bandit.policies import POLICIES, exploration_scores, make_policy
+
+from .beliefs import belief, seeds
+
+Contexts = NDArray[np.float64]
+Results = Mapping[str, NDArray[Any]]
+
+arm_counts = st.one_of(st.integers(1, 70), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 1100]))
+
+
+def with_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) -> Results:
+    plan = planner.greedy(contexts, masked)
+    optimistic = {
+        bonus: planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=bonus, masked=masked)
+        for bonus in ("value", "paper")
+    }
+    dim, blocks = planner.posterior.dim, planner.whitened(contexts)
+    columns = [
+        planner.widths(blocks, first, min(first + BLOCK, len(planner.shown)))[: len(contexts)]
+        for first in range(0, len(planner.shown), BLOCK)
+    ]
+    return {
+        "offsets": planner.offsets(contexts),
+        "whitened": blocks.reshape(-1, dim + 2)[: len(contexts)],
+        "widths": np.hstack(columns),
+        "greedy": plan.arms,
+        "continuations": plan.continuations,
+        "slate values": planner.slate_values(contexts, optimistic["value"]),
+        "scores": exploration_scores(planner, contexts, optimistic["value"]),
+        **optimistic,
+    }
+
+
+def without_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) -> Results:
+    optimistic = optimistic_slates(planner, contexts, beta=1.5, masked=masked)
+    return {
+        "greedy": greedy_slates(planner, contexts, masked),
+        "optimistic": optimistic,
+        "slate values": planner.slate_values(contexts, optimistic),
+        "scores": exploration_scores(planner, contexts, optimistic),
+    }
+
+
+def check(
+    compute: Callable[[Planner, Contexts, Masked | None], Results],
+    planner: Planner,
+    contexts: Contexts,
+    excluded: list[list[int]],
+    rows: NDArray[np.intp],
+) -> None:
+    whole = compute(planner, contexts, planner.masked(excluded))
+    part = compute(planner, contexts[rows], planner.masked([excluded[row] for row in rows]))
+    for name, values in part.items():
+        assert values.tobytes() == whole[name][rows].tobytes(), name
+
+
+@pytest.mark.parametrize("compute", [with_repeats, without_repeats])
+@given(seeds, st.integers(1, 40), arm_counts, st.integers(1, 100), st.booleans(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_row_does_not_depend_on_its_batch(
+    compute: Any, seed: int, dim: int, arms: int, count: int, single: bool, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(seed)
+    planner = Planner(
+        belief(dim, arms, generator),
+        generator.uniform(0.1, 1, arms),
+        horizon=3,
+        repeats=compute is with_repeats,
+        dtype=np.float32 if single else np.float64,
+    )
+    contexts = generator.normal(size=(count, dim))
+    share = data.draw(st.sampled_from([0.0, 0.0, 0.2, 0.8]))
+    excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for _ in contexts]
+    size = data.draw(st.integers(1, 100))
+    check(compute, planner, contexts, excluded, generator.integers(0, count, size))
+    check(compute, planner, contexts, excluded, generator.permutation(count))
+    check(compute, planner, contexts, excluded, np.array([generator.integers(count)]))
+
+
+@given(seeds, st.integers(1, 40), st.integers(2, 60))
+@settings(max_examples=20, deadline=None)
+def test_how_the_contexts_lie_in_memory_does_not_matter(seed: int, dim: int, count: int) -> None:
+    generator = np.random.default_rng(seed)
+    planner = Planner(belief(dim, 20, generator), generator.uniform(0.1, 1, 20), horizon=3)
+    contexts = generator.normal(size=(count, dim))
+    spread = np.zeros((count, 2 * dim))
+    spread[:, ::2] = contexts
+    expected = with_repeats(planner, contexts, None)
+    for other in (np.asfortranarray(contexts), spread[:, ::2], contexts[::-1].copy()[::-1]):
+        for name, values in with_repeats(planner, other, None).items():
+            assert values.tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_looks_at_the_neighbours(name: str, repeats: bool) -> None:
+    generator = np.random.default_rng(7)
+    planner = Planner(belief(5, 30, generator), generator.uniform(0.1, 1, 30), horizon=4, repeats=repeats)
+    contexts, uniforms = generator.normal(size=(50, 5)), generator.random((50, 4, 2))
+    excluded = [np.flatnonzero(generator.random(30) < 0.2).tolist() for _ in contexts]
+    policy = make_policy(name, thresholds=(0.2, 0.2, 0.25, 0.3))
+    whole = policy.slates(planner, contexts, planner.masked(excluded), uniforms)
+    for rows in (np.arange(1), np.arange(49, -1, -1), generator.integers(0, 50, 33)):
+        part = policy.slates(planner, contexts[rows], planner.masked([excluded[row] for row in rows]), uniforms[rows])
+        assert np.array_equal(part.arms, whole.arms[rows])
+        assert np.array_equal(part.explored, whole.explored[rows])
+        assert np.array_equal(part.propensities, whole.propensities[rows])
+
+
+# ── under other kernels ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def usable_kernels() -> list[str]:
+    """Return one kernel of OpenBLAS for each vector width that this machine has."""
+    processor = Path("/proc/cpuinfo")
+    flags = set(processor.read_text().split()) if processor.exists() else set()
+    needs = {"Prescott": "pni", "Sandybridge": "avx", "Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512dq"}
+    return [kernel for kernel, flag in needs.items() if flag in flags] or [""]
+
+
+def check_many_shapes() -> None:
+    generator = np.random.default_rng(1)
+    for dim in (1, 3, 8, 16, 33, 40):
+        for arms in (1, 2, 9, 50, BLOCK - 1, BLOCK + 1):
+            known = belief(dim, arms, generator)
+            shifted = Posterior(
+                theta_context=known.theta_context, theta_arms=known.theta_arms - 2, precision=known.precision
+            )
+            for dtype in (np.float32, np.float64):
+                planner = Planner(shifted, generator.uniform(0.1, 1, arms), horizon=2, dtype=dtype)
+                contexts = generator.normal(size=(70, dim))
+                rows = generator.integers(0, 70, 41)
+                check(with_repeats, planner, contexts, [[] for _ in contexts], rows)
+
+
+@pytest.mark.parametrize("kernel", usable_kernels())
+def test_a_row_does_not_depend_on_its_batch_under_any_blas_kernel(kernel: str) -> None:
+    environment = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1"}
+    script = "from tests.bandit.test_batches import check_many_shapes; check_many_shapes()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
