@@ -35,9 +35,10 @@ from worker.stream.parameters import Arm, LearningSettings
 from worker.stream.topology import Record
 
 DIM, ARMS, HORIZON, PARTITIONS = 16, 50, 5, 8
-RATE = 6_000  # users per minute of event time
-MINUTES = 4
+RATE = 1_000  # users per second of event time
+SECONDS = 60
 ROUNDS = 5
+WINDOW, TIMEOUT, LATENESS = 10_000, 30_000, 2_000  # so that windows close and sessions end within the run
 OPEN = 100_000
 SECOND = 1_000
 FIGURES = 7  # that `measure` yields
@@ -78,14 +79,17 @@ def runner(**more: object) -> Embedded:
     """Return a fresh embedded runner of the benchmark's size."""
     world = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
     arms = [Arm(arm=f"ad-{place:02d}", reward=float(reward)) for place, reward in enumerate(world.rewards)]
-    settings = LearningSettings(dim=DIM, horizon=HORIZON, warmup=1)
+    settings = LearningSettings(
+        dim=DIM, horizon=HORIZON, warmup=1, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS
+    )
     return Embedded(settings, arms, partitions=PARTITIONS, **more)  # type: ignore[arg-type]
 
 
 def record_traffic() -> Traffic:
-    """Let users use a runner for some minutes of event time, and keep all that went over the topics."""
+    """Let users use a runner for a minute of event time, and keep all that went over the topics."""
     world = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
-    users = Users(world, [f"ad-{place:02d}" for place in range(ARMS)], horizon=HORIZON, rate=RATE, habits=TIDY)
+    names = [f"ad-{place:02d}" for place in range(ARMS)]
+    users = Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
     traffic = Traffic(users.start)
     served = runner(tap=traffic)
     waiting: dict[int, list[Sent]] = {}
@@ -94,9 +98,8 @@ def record_traffic() -> Traffic:
         for record in records:
             waiting.setdefault((record.time - users.start) // SECOND, []).append(record)
 
-    for minute in range(MINUTES):
-        wait(users.arrivals(minute))
-    for second in range(MINUTES * 60):
+    for second in range(SECONDS):
+        wait(users.arrivals(second))
         now = users.start + (second + 1) * SECOND
         due = waiting.pop(second, [])
         traffic.seconds.append(due)

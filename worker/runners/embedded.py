@@ -81,7 +81,7 @@ class Embedded:
         self._tap = tap
         self._observers = observers
         self._batch = batch
-        self._offsets: dict[tuple[str, int], int] = {}
+        self._offsets = {name: [0] * partitions for name in _written(self.topics)}  # the next of each partition
         self._inboxes: list[list[Record]] = [[] for _ in range(partitions)]
         history = [decode_parameters(value) for value in state.parameters()] if state else []
         self.learner = Learner(settings, arms, history)
@@ -126,8 +126,10 @@ class Embedded:
 
     def send(self, topic: str, value: bytes | None, *, key: bytes | None, timestamp: int) -> None:
         """Put a record on arrivals or clicks; it is handled by the next `pump`."""
-        partition = self.partition_of(key or b"")
-        record = Record(topic, partition, self._next_offset(topic, partition), timestamp, key, value)
+        partition = crc32(key or b"") % len(self.tasks)
+        offsets = self._offsets[topic]
+        record = Record(topic, partition, offsets[partition], timestamp, key, value)
+        offsets[partition] += 1
         self._inboxes[partition].append(record)
         if self._tap:
             self._tap(record, ())
@@ -222,8 +224,8 @@ class Embedded:
         self, topic: str, key: bytes | None, value: bytes | None, partition: int = 0, headers: Headers = ()
     ) -> None:
         if self._tap:
-            offset = self._next_offset(topic, partition)
-            self._tap(Record(topic, partition, offset, self.time, key, value), headers)
+            self._tap(Record(topic, partition, self._offsets[topic][partition], self.time, key, value), headers)
+            self._offsets[topic][partition] += 1
 
     def _show(self, emits: Emits, partition: int) -> None:
         for key, value in emits.decisions:
@@ -231,11 +233,18 @@ class Embedded:
         for letter in emits.dead_letters:
             self._emit(self.topics.dead_letters, letter.key, letter.value, 0, letter.headers)
 
-    def _next_offset(self, topic: str, partition: int) -> int:
-        offset = self._offsets.get((topic, partition), 0)
-        self._offsets[topic, partition] = offset + 1
-        return offset
-
     def _commit(self) -> None:
         if self._state:
             self._state.commit()
+
+
+def _written(topics: Topics) -> tuple[str, ...]:
+    """Return the topics whose offsets the runner counts; those of the journal are kept with it."""
+    return (
+        topics.arrivals,
+        topics.clicks,
+        topics.decisions,
+        topics.parameters,
+        topics.episodes,
+        topics.dead_letters,
+    )

@@ -230,30 +230,34 @@ class Serving:
             except Rejected as rejected:  # limits have become stricter since it was parked
                 self._bury(record, rejected.reason, rejected.error, emits)
                 continue
+            if self._secret is not None and not self._has_token(feedback, session):
+                self._bury(record, "token", "$.token belongs to another session of this id", emits)
+                continue
             self._apply(record, feedback, session, emits)
 
     def _hear(self, record: Record, feedback: Feedback, touched: dict[str, bool], emits: Emits) -> None:
         session_id = feedback.session_id
         state = self.table.get(session_id)
         session = state if type(state) is Session else None
-        if not self._is_credible(record, feedback, session, emits):
+        if self._secret is not None and not self._has_token(feedback, session):
+            self._bury(record, "token", "$.token is missing or does not belong to this display", emits)
+            return
+        if session is not None and feedback.arm in session.slate:
+            emits.journal.append((session_id.encode(), encode_feedback_fact(feedback)))
+            if self._apply(record, feedback, session, emits):
+                touched[session_id] = True
+            else:
+                touched.setdefault(session_id, False)
+            return
+        if feedback.arm not in self._versions.newest_arms:
+            self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", emits)
             return
         emits.journal.append((session_id.encode(), encode_feedback_fact(feedback)))
         if session is None:
             self._park(record, feedback, state if type(state) is Parked else None, touched, emits)
-            return
-        changed = self._apply(record, feedback, session, emits)
-        touched[session_id] = touched.get(session_id, False) or changed
-
-    def _is_credible(self, record: Record, feedback: Feedback, session: Session | None, emits: Emits) -> bool:
-        """Check arm and token as far as they can be judged apart from the slate; bury the record if they fail."""
-        if (session is None or feedback.arm not in session.slate) and feedback.arm not in self._versions.newest_arms:
-            self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", emits)
-            return False
-        if self._secret is not None and not self._has_token(feedback, session):
-            self._bury(record, "token", "$.token is missing or does not belong to this display", emits)
-            return False
-        return True
+        else:
+            self._apply(record, feedback, session, emits)
+            touched.setdefault(session_id, False)
 
     def _has_token(self, feedback: Feedback, session: Session | None) -> bool:
         if self._secret is None:
@@ -269,9 +273,6 @@ class Serving:
 
     def _apply(self, record: Record, feedback: Feedback, session: Session, emits: Emits) -> bool:
         tally = emits.tally
-        if self._secret is not None and not self._has_token(feedback, session):  # parked before its session was known
-            self._bury(record, "token", "$.token belongs to another session of this id", emits)
-            return False
         was_clicked = session.clicked
         verdict = session.apply(feedback)
         if verdict == "applied":
@@ -315,17 +316,25 @@ class Serving:
             touched[session_id] = True
 
     def _answer(self, touched: dict[str, bool], emits: Emits) -> None:
-        table, counts = self.table, emits.tally.decisions
+        table, decisions, secret = self.table, emits.decisions, self._secret
+        given: list[tuple[str, int]] = []
         for session_id, changed in touched.items():
             state = table[session_id]
             key = session_id.encode()
             if changed and self._keep_changelog:
                 emits.changelog.append((key, encode_state(state)))
-            if type(state) is not Session or state.clicked or (state.slate and state.passed >= len(state.slate)):
+            if type(state) is not Session or state.clicked:
                 continue
-            tokens = None if self._secret is None else self._tokens(session_id, state)
-            emits.decisions.append((key, state.decision(session_id, tokens)))
-            counts[state.modes[state.passed] if state.slate else "none", state.passed + 1] += 1
+            at, slate = state.passed, state.slate
+            if at < len(slate):
+                given.append((state.modes[at], at + 1))
+            elif slate:
+                continue
+            else:
+                given.append(("none", 1))
+            tokens = None if secret is None else self._tokens(session_id, state)
+            decisions.append((key, state.decision(session_id, tokens)))
+        emits.tally.decisions.update(given)
 
     def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
         if self._secret is None:
