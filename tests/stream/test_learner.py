@@ -448,7 +448,9 @@ def test_progress_of_a_partition_that_has_not_reported_is_remembered_as_missing(
 def test_after_ten_windows_without_a_version_the_newest_is_published_again_from_its_newer_position() -> None:
     idle = [progress(1350 + 1000 * step) for step in range(1, 25)]
     journal = written([*session("x", 10), progress(1350), *idle])
-    first, again, once_more = learner().handle(journal).versions
+    outcome = learner().handle(journal)
+    first, again, once_more = outcome.versions
+    assert [repeated for _, repeated in outcome.publications] == [False, True, True]
     assert hashes([again, once_more]) == hashes([first, first])
     assert (again.effective_at, again.made_at) == (first.effective_at, first.made_at)
     assert again.window_end == first.window_end + REPUBLISH * 1000

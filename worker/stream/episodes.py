@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from sys import intern
 
 from msgspec import Struct
 
@@ -97,6 +96,7 @@ class OpenWindows:
         self._closed_until = closed_until
         self._windows: dict[int, _Window] = {}
         self._reports: dict[str, Report | set[Report]] = {}
+        self._names: dict[str, str] = {}  # one string per arm instead of one per record
 
     @property
     def closed_until(self) -> int:
@@ -121,9 +121,10 @@ class OpenWindows:
         if arrived_at < self._closed_until:
             return False
         window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
+        name = self._names.setdefault
         plan = Plan(
             event.parameters_version,
-            tuple(map(intern, event.slate)),
+            tuple([name(arm, arm) for arm in event.slate]),
             pack_context(event.context),
             event.exclude,
             event.modes.count("explore"),
@@ -143,7 +144,7 @@ class OpenWindows:
         if occurred_at < self._closed_until:
             return False
         window = self._windows.get(occurred_at // self._window) or self._begin(occurred_at, offset)
-        report = Report(occurred_at, event.position, intern(event.arm), event.clicked)
+        report = Report(occurred_at, event.position, self._names.setdefault(event.arm, event.arm), event.clicked)
         known = self._reports.setdefault(event.session_id, report)
         if known is not report:
             if known == report:
@@ -204,6 +205,7 @@ class OpenWindows:
                 for _, arm, clicked in displays:
                     _count(closed, row, (arm,), 1, clicked)
         self._forget(window, end)
+        self._names.clear()
         self.skip(end)
         return closed
 

@@ -24,7 +24,7 @@ Rules that hold in this file (design.md §4 and §5):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -55,6 +55,15 @@ class Outcome:
     refusals: list[Refusal] = field(default_factory=list)
     rejected: int = 0  # records that are no journal records
     late: int = 0  # records for closed windows
+    known: int = -1  # the version that stood before
+
+    @property
+    def publications(self) -> Iterator[tuple[Parameters, bool]]:
+        """Yield the versions in order, each with whether it was published before, from an older position."""
+        known = self.known
+        for parameters in self.versions:
+            yield parameters, parameters.version <= known
+            known = parameters.version
 
 
 def should_publish(candidate: Parameters, newest: Parameters | None) -> bool:
@@ -193,7 +202,7 @@ class Learner:
         A record that cannot be read is counted and passed over. Raises only `FailedError`, if a version that is known
         comes out with another content.
         """
-        outcome = Outcome()
+        outcome = Outcome(known=self._current.version)
         late = self._late
         for offset, value in records:
             if offset < self._next_offset:
