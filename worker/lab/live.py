@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REFRESH = 0.12  # seconds between two pictures
 RECENT = 10  # episodes that "lately" stands for
 QUARTERS = 4
-WIDEST = 108  # columns
+ROOMY, WIDEST = 96, 108  # columns of the terminal
 TALL = 6  # lines of a curve
 
 
@@ -137,13 +137,14 @@ def picture(demo: Demo, url: str, seconds: float, rate: float, width: int) -> Re
     from rich.text import Text
 
     settings = demo.settings
-    width = min(width, WIDEST)
-    letters = "  ".join(f"{reason} {count}" for reason, count in demo.dead_letters.items()) or "none"
+    width = min(width - 2, WIDEST)  # room for the ^C that a terminal echoes: a line that wraps would stay behind
+    # By name: what is sorted by numbers that grow jumps about.
+    letters = "  ".join(f"{reason} {count}" for reason, count in sorted(demo.dead_letters.items())) or "none"
     return Panel(
         Group(
             _progress(demo, seconds),
             Text(),
-            _figures(demo, rate),
+            _figures(demo, rate, columns=3 if width >= ROOMY else 2),
             Text(),
             _curves(demo.rows, settings.episodes, (width - 9) // 2),
             Text.assemble(("dead letters  ", "dim"), letters, no_wrap=True, overflow="ellipsis"),
@@ -175,33 +176,28 @@ def _progress(demo: Demo, seconds: float) -> RenderableType:
     return line
 
 
-def _figures(demo: Demo, rate: float) -> RenderableType:
+def _figures(demo: Demo, rate: float, columns: int) -> RenderableType:
     from rich.table import Table
 
     whole, lately = totals(demo.rows), totals(demo.rows[-RECENT:])
     displays = sum(row.episode.displays for row in demo.rows[-RECENT:])
-    budget = f" of {lately.allowed / max(1, lately.sessions):.1%} allowed" if has_budget(demo) else ""
+    budget = f" (of {lately.allowed / max(1, lately.sessions):.1%})" if has_budget(demo) else ""
+    cells = (
+        ("sessions", f"{whole.sessions:,}"),
+        ("revenue earned", f"{whole.earned:,.1f}"),
+        ("exploring", f"{lately.explored / max(1, lately.sessions):.1%}{budget}"),
+        ("decisions", f"{demo.counts['decisions']:,} ({rate:,.0f}/s)"),
+        ("slates served", f"{whole.served:,.1f}"),
+        ("parameters", f"version {demo.parameters.version}"),
+        ("click rate", f"{lately.clicks / max(1, displays):.1%} of displays"),
+        ("oracle", f"{whole.oracle:,.1f}"),
+        ("open sessions", f"{demo.open_sessions:,}"),
+    )
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    for _ in range(3):
+    for _ in range(columns):
         grid.add_column(ratio=1, no_wrap=True)
-    for cells in (
-        (
-            ("sessions", f"{whole.sessions:,}"),
-            ("revenue earned", f"{whole.earned:,.1f}"),
-            ("exploring", f"{lately.explored / max(1, lately.sessions):.1%}{budget}"),
-        ),
-        (
-            ("decisions", f"{demo.counts['decisions']:,} ({rate:,.0f}/s)"),
-            ("slates served", f"{whole.served:,.1f}"),
-            ("parameters", f"version {demo.parameters.version}"),
-        ),
-        (
-            ("click rate", f"{lately.clicks / max(1, displays):.1%} of displays"),
-            ("oracle", f"{whole.oracle:,.1f}"),
-            ("open sessions", f"{demo.open_sessions:,}"),
-        ),
-    ):
-        grid.add_row(*(f"[dim]{name:<14}[/] [bold]{value}[/]" for name, value in cells))
+    for first in range(0, len(cells), columns):
+        grid.add_row(*(f"[dim]{name:<14}[/] [bold]{value}[/]" for name, value in cells[first : first + columns]))
     return grid
 
 

@@ -86,38 +86,42 @@ def log_odds_error(demo: Demo) -> float:
 def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
     """Lay out a summary for people."""
     regret, share, earned = numbers["pseudo_regret"], numbers["revenue_share"], numbers["earned_share"]
-    explored, dead = numbers["explored"], sum(numbers["dead_letters"].values())
     rows = [
         ["sessions", f"{numbers['sessions']:,}", f"in {numbers['episodes']} episodes, {seconds:.1f} s"],
         ["decisions", f"{numbers['decisions']:,}", f"{numbers['decisions'] / max(seconds, 1e-9):,.0f} per second"],
         ["clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"],
         [
-            "revenue of the slates served",
+            "revenue served",
             f"{numbers['served_reward']:,.1f}",
             f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}",
         ],
-        ["  first tenth of the episodes", f"{share['first_tenth']:.1%}", "of the oracle's"],
+        ["  first tenth", f"{share['first_tenth']:.1%}", "of the oracle's"],
         ["  last tenth", f"{share['last_tenth']:.1%}", "of the oracle's"],
         [
-            "revenue really earned",
+            "revenue earned",
             f"{numbers['reward']:,.1f}",
-            f"{earned['overall']:.1%} of the oracle's: luck, and users who never answer",
+            f"{earned['overall']:.1%} of the oracle's; some users never answer",
         ],
         [
-            "pseudo-regret per session",
+            "regret/session",
             f"{regret['last_tenth']:.5f}",
-            f"in the last tenth, {regret['first_tenth']:.5f} in the first",
+            f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first",
         ],
-        ["sessions that explored", f"{explored['sessions']:,.0f}", _budget(explored)],
-        ["dead letters", f"{dead:,}", ", ".join(numbers["dead_letters"])],
+        ["explored", f"{numbers['explored']['sessions']:,.0f}", _budget(numbers["explored"])],
+        ["dead letters", f"{sum(numbers['dead_letters'].values()):,}", _most(numbers["dead_letters"])],
         ["parameters", f"v{numbers['parameters_version']}", f"sha256 {numbers['sha256'][:16]}…"],
     ]
     if numbers["imbalances"]:
-        rows.append(["ACCOUNTS DO NOT BALANCE", "", str(numbers["imbalances"])])
+        rows.append(["ACCOUNTS", "–", f"do not balance: {numbers['imbalances']}"])
     return table(["", "", ""], rows).lstrip("\n")
 
 
 def _budget(explored: Mapping[str, Any]) -> str:
     if explored["ratio"] is None:
-        return "the policy has no budget for it"
-    return f"{explored['ratio']:.1%} of the budget of {explored['allowed']:,.0f}"
+        return "sessions; the policy has no budget for it"
+    return f"sessions, {explored['ratio']:.1%} of the budget of {explored['allowed']:,.0f}"
+
+
+def _most(dead: Mapping[str, int]) -> str:
+    shown = [f"{reason} {count}" for reason, count in dead.items()]
+    return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
