@@ -7,16 +7,20 @@ Run as a process: ``python toy.py '{"servers": […], "prefix": …}'``.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
+from mode import Service
 
+from worker.runners.faust.app import Options, WorkerApp, build, partition_count, run
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.ports import Emits, Lessons, Ports, Publication, Record
@@ -24,6 +28,9 @@ from worker.runners.faust.ports import Emits, Lessons, Ports, Publication, Recor
 
 class Joins:
     """The task of a partition: state per key is the sorted numbers of its arrivals and of its clicks."""
+
+    #: How many values tasks of this process have taken from the table.
+    restored = 0
 
     def __init__(self, partition: int, partitions: int) -> None:
         self.partition = partition
@@ -34,6 +41,7 @@ class Joins:
         for key, value in items:
             arrivals, clicks = orjson.loads(value)
             self.state[key] = (set(arrivals), set(clicks))
+            Joins.restored += 1
 
     def handle(self, records: Sequence[Record]) -> Emits:
         emits = Emits()
@@ -118,17 +126,41 @@ def progress(partition: int, partitions: int, time: int) -> tuple[bytes | None, 
     return None, orjson.dumps(body)
 
 
+class Status(Service):
+    """Says in a file how the worker is, for the test to look at."""
+
+    def __init__(self, app: WorkerApp, sink: Newest, path: Path) -> None:
+        super().__init__()
+        self._app = app
+        self._sink = sink
+        self._path = path
+
+    @Service.task
+    async def _write(self) -> None:
+        while not self.should_stop:
+            app = self._app
+            status = {
+                "generation": app.serving.generation,
+                "open": app.may_read,
+                "partitions": sorted(app.serving.lanes),
+                "learns": app.seat.taken,
+                "learner_failure": str(app.seat.failure or ""),
+                "version": self._sink.version,
+                "restored": Joins.restored,
+            }
+            partial = self._path.with_suffix(".new")
+            partial.write_bytes(orjson.dumps(status))
+            partial.replace(self._path)
+            await self.sleep(0.05)
+
+
 def main(settings: dict[str, Any]) -> int:
-    import asyncio
-
-    from worker.runners.faust.app import Options, build, partition_count, run
-
     logging.basicConfig(
         level=settings.pop("log", "WARNING"), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     connection = Connection(servers=tuple(settings.pop("servers")))
     names = TopicNames(settings.pop("prefix"))
-    learning = settings.pop("learning", True)
+    status = settings.pop("status")
     sink = Newest()
     ports = Ports(
         serve=Joins,
@@ -139,9 +171,7 @@ def main(settings: dict[str, Any]) -> int:
     )
     partitions = asyncio.run(partition_count(connection, names))
     app = build(Options(connection=connection, names=names, **settings), ports, partitions=partitions)
-    if not learning:
-        app.owned_only = frozenset()
-        app.seat.assign = lambda mine: None  # type: ignore[method-assign]
+    app.companions = (*app.companions, Status(app, sink, Path(status)))
     return run(app)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -278,6 +279,11 @@ class _Worker(faust.Worker):
 
 def run(app: WorkerApp) -> int:
     """Run the app until SIGTERM or SIGINT (0) or a failure (1). Logging is the caller's."""
+    # Every record makes a few containers, and Python goes through all of memory after some thousands of them. With
+    # 100,000 sessions open that was 12 of 27 µs per event. There are few cycles to find: look for them rarely.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     worker = _Worker(app, loop=asyncio.new_event_loop(), override_logging=False, quiet=True, redirect_stdouts=False)
     worker.spinner = None
     try:

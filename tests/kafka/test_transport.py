@@ -1,0 +1,194 @@
+"""Whole workers on a real broker: nothing is lost, nothing counts twice, whatever is done to them."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.kafka.conftest import broker
+from tests.kafka.world import World, eventually
+
+pytestmark = pytest.mark.slow
+
+
+def settled(world: World, *, exactly_once: bool = False) -> None:
+    """Check, when everything is processed, that all of it is there, joined, and nothing else."""
+    eventually(world.caught_up, what="everything is committed")
+    facts = world.facts()
+    assert set(facts) == world.expected_facts()
+    assert world.last(world.names.changelog) == world.sent
+    assert world.last(world.names.decisions) == world.sent
+    assert world.progress_is_true()
+    if exactly_once:
+        assert len(facts) == len(set(facts))
+
+
+def test_every_record_is_journalled_once_and_joined(world: World) -> None:
+    world.rounds(0, 300)
+    world.serving()
+    world.rounds(300, 300)
+    settled(world, exactly_once=True)
+
+
+def test_bad_records_become_dead_letters_byte_for_byte_and_cost_nothing_else(world: World) -> None:
+    names = world.names
+    world.serving()
+    bad = [
+        (names.arrivals, b"key-1", b"\xff\x00 not json"),
+        (names.clicks, None, b'{"n": 1}'),
+        (names.clicks, b"k", None),
+    ]
+    world.send_raw(bad)
+    world.send_raw([(names.arrivals, b"key-2", b'{"n": 7, "explode": true}')])
+    world.rounds(0, 100)
+    settled(world)
+    letters = [(record.key, record.value) for record in world.read(names.dead_letters)]
+    expected = [(key, value) for _, key, value in bad] + [(b"key-2", b'{"n": 7, "explode": true}')]
+    assert sorted(letters, key=repr) == sorted(expected, key=repr)
+
+
+def test_a_worker_that_is_told_to_stop_finishes_what_it_has_and_the_next_repeats_nothing(world: World) -> None:
+    first = world.serving()
+    world.rounds(0, 500)
+    assert first.terminate() == 0
+    world.serving()
+    world.rounds(500, 100)
+    settled(world, exactly_once=True)
+
+
+def test_a_killed_worker_s_table_comes_back_from_the_changelog(world: World) -> None:
+    first = world.serving()
+    world.send(arrivals=[(n % 200, n) for n in range(1000)])
+    eventually(world.caught_up)
+    first.kill()
+    world.send(clicks=[(n % 200, n) for n in range(1000)])
+    second = world.serving()
+    settled(world)
+    assert second.status()["restored"] == 200
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kill_9_at_random_points_loses_nothing_and_counts_nothing_twice(world: World, seed: int) -> None:
+    chance = random.Random(seed)
+    first = 0
+    for _ in range(5):
+        worker = world.serving(commit_interval=0.3)
+        # More than it can be done with at once; then die somewhere in the middle of it.
+        amount = chance.randrange(500, 3000)
+        world.rounds(first, amount)
+        first += amount
+        journal = sum(world.ends(world.names.journal).values())
+        point = journal + chance.randrange(0, 2 * amount)
+        eventually(lambda point=point: sum(world.ends(world.names.journal).values()) >= point or world.caught_up())
+        worker.kill()
+    world.serving()
+    settled(world)
+
+
+def test_members_come_and_go_while_traffic_runs(world: World) -> None:
+    world.rounds(0, 300)
+    one = world.serving()
+    two = world.start()
+    world.rounds(300, 300)
+    eventually(lambda: one.is_open(2) and two.is_open(2), what="two members share the partitions")
+    assert not set(one.status()["partitions"]) & set(two.status()["partitions"])
+    world.rounds(600, 300)
+    three = world.start()
+    eventually(lambda: all(worker.is_open() and worker.status()["partitions"] for worker in (one, two, three)))
+    world.rounds(900, 300)
+    assert two.terminate() == 0
+    one.kill()
+    world.rounds(1200, 300)
+    eventually(lambda: three.is_open(4), what="the last one has all partitions")
+    settled(world)
+
+
+def test_a_partition_that_stays_is_not_read_from_the_changelog_again(world: World) -> None:
+    one = world.serving()
+    world.rounds(0, 400, keys=100)
+    eventually(world.caught_up)
+    two = world.start()
+    eventually(lambda: one.is_open(2) and two.is_open(2))
+    assert two.terminate() == 0
+    eventually(lambda: one.is_open(4))
+    moved = one.status()["restored"]
+    kept = 100 - moved
+    assert 0 < kept < 100, "the two that came back were restored, the two that stayed were not"
+    world.rounds(400, 400, keys=100)
+    settled(world)
+
+
+def test_a_paused_worker_that_wakes_up_changes_nothing_that_was_learned(world: World) -> None:
+    paused = world.serving()
+    world.rounds(0, 2000)
+    paused.pause()
+    successor = world.serving()
+    world.rounds(2000, 500)
+    paused.resume()
+    eventually(lambda: paused.is_open(2) and successor.is_open(2), what="the paused worker is back in the group")
+    world.rounds(2500, 500)
+    eventually(world.caught_up)
+    successor.kill()
+    eventually(lambda: paused.is_open(4))
+    world.rounds(3000, 500)
+    eventually(world.caught_up)
+    # Its last writes may come after those of its successor, so the last value of a key may be an old one: the join
+    # of them all must be right, and the journal.
+    assert set(world.facts()) == world.expected_facts()
+    assert world.joined(world.names.decisions) == world.sent
+    assert world.joined(world.names.changelog) == world.sent
+    assert world.progress_is_true()
+
+
+def test_a_write_that_fails_ends_the_worker_and_commits_nothing(world: World) -> None:
+    worker = world.serving()
+    world.rounds(0, 100)
+    eventually(world.caught_up)
+    before = world.committed()
+    world.configure(world.names.decisions, max_message_bytes="100")
+    world.rounds(100, 400)
+    assert worker.ended() == 1
+    assert "MessageSizeTooLarge" in worker.log.read_text(encoding="utf-8")
+    assert world.committed() == before
+    world.configure(world.names.decisions, max_message_bytes="1048588")
+    world.serving()
+    settled(world)
+
+
+def test_a_transaction_marker_at_the_end_of_a_partition_does_not_hold_time_back(world: World) -> None:
+    world.serving()
+    records = [(world.names.arrivals, b"key-%d" % key, orjson.dumps({"n": key})) for key in range(40)]
+    world.send_raw(records, transaction=uuid.uuid4().hex)
+    for key in range(40):
+        world.sent[b"key-%d" % key][0].add(key)
+    eventually(world.caught_up, what="the positions after the markers are committed")
+    done = len(world.read(world.names.journal))
+
+    def all_progress() -> bool:
+        news = [orjson.loads(record.value) for record in world.read(world.names.journal)[done:]]
+        return {body["partition"] for body in news if body["kind"] == "progress"} == set(range(4))
+
+    eventually(all_progress, what="every partition makes progress")
+    assert set(world.facts()) == world.expected_facts()
+
+
+@pytest.mark.parametrize("manner", ["clean", "hard"])
+def test_a_restarted_broker_is_waited_for(tmp_path: Path, manner: str) -> None:
+    data = str(tmp_path / "kafka")
+    address = broker("start", "--port", "0", "--data-dir", data)
+    world = World(address, "own", tmp_path)
+    try:
+        worker = world.serving(session_timeout=6.0)
+        world.rounds(0, 500)
+        broker("stop", "--data-dir", data, *(["--kill"] if manner == "hard" else []))
+        broker("start", "--port", address.rpartition(":")[2], "--data-dir", data)
+        world.rounds(500, 500)
+        settled(world)
+        assert worker.running
+    finally:
+        world.close()
+        broker("stop", "--kill", "--data-dir", data)

@@ -1,0 +1,311 @@
+"""What the tests do to workers and topics: a reader needs no asyncio to follow them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+
+from worker.runners.faust.names import TopicNames
+
+ROOT = Path(__file__).parents[2]
+_T = TypeVar("_T")
+
+
+def eventually(condition: Callable[[], _T], *, within: float = 60.0, what: str = "") -> _T:
+    """Return the first true value of the condition; fail if there is none in time."""
+    deadline = time.monotonic() + within
+    pause = threading.Event()
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
+        pause.wait(0.05)
+
+
+class Process:
+    """A worker with the toy processor."""
+
+    def __init__(self, world: World, number: int, **options: Any) -> None:
+        self.status_file = world.folder / f"worker-{number}.json"
+        self.log = world.folder / f"worker-{number}.log"
+        settings = {
+            "servers": [world.address],
+            "prefix": world.names.prefix,
+            "group": world.names.prefix,
+            "status": str(self.status_file),
+            "session_timeout": 3.0,
+            "progress_interval": 0.2,
+            "log": "INFO",
+            **options,
+        }
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.kafka.toy", json.dumps(settings)], cwd=ROOT, stdout=log, stderr=log
+            )
+
+    def status(self) -> dict[str, Any]:
+        try:
+            return dict(orjson.loads(self.status_file.read_bytes()))
+        except FileNotFoundError:
+            return {"open": False, "partitions": [], "learns": False, "generation": -1, "version": -1, "restored": 0}
+
+    def is_open(self, partitions: int | None = None) -> bool:
+        """Whether it serves, all partitions or as many as said."""
+        assert self._process.poll() is None, f"the worker has ended:\n{self.tail()}"
+        status = self.status()
+        return bool(status["open"]) and (partitions is None or len(status["partitions"]) == partitions)
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-40:])
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.status_file.unlink(missing_ok=True)
+
+    def terminate(self, within: float = 20.0) -> int:
+        self._process.terminate()
+        return self.ended(within)
+
+    def ended(self, within: float = 60.0) -> int:
+        code = self._process.wait(within)
+        self.status_file.unlink(missing_ok=True)
+        return code
+
+    def pause(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+
+class World:
+    """A set of topics of their own on a broker, the workers on them, and what was sent."""
+
+    def __init__(self, address: str, prefix: str, folder: Path, partitions: int = 4) -> None:
+        self.address = address
+        self.names = TopicNames(prefix)
+        self.folder = folder
+        self.partitions = partitions
+        self.workers: list[Process] = []
+        #: Per key, the numbers of its arrivals and of its clicks.
+        self.sent: dict[bytes, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+        #: When the broker had acknowledged each (topic, number), and the partition it is in.
+        self.acknowledged: dict[tuple[str, int], tuple[int, int]] = {}
+        self._number = 0
+        self._run(self._create())
+
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run(coroutine)
+
+    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _create(self) -> None:
+        names = self.names
+        many = (names.arrivals, names.clicks, names.decisions, names.changelog)
+        one = (names.journal, names.parameters, names.episodes, names.dead_letters)
+        async with _admin(self.address) as admin:
+            await admin.create_topics(
+                [NewTopic(name, self.partitions if name in many else 1, 1) for name in many + one]
+            )
+
+    def configure(self, topic: str, **settings: str) -> None:
+        from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+        async def alter() -> None:
+            configs = {name.replace("_", "."): value for name, value in settings.items()}
+            async with _admin(self.address) as admin:
+                await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs)])
+
+        self._run(alter())
+
+    def trim(self, topic: str, before: int) -> None:
+        async def delete() -> None:
+            async with _admin(self.address) as admin:
+                await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=before)})
+
+        self._run(delete())
+
+    def committed(self) -> dict[TopicPartition, int]:
+        async def fetch() -> dict[TopicPartition, int]:
+            async with _admin(self.address) as admin:
+                offsets = await admin.list_consumer_group_offsets(self.names.prefix)
+            return {tp: value.offset for tp, value in offsets.items() if tp.topic in self.names.inputs}
+
+        return self._run(fetch())
+
+    def ends(self, *topics: str) -> dict[TopicPartition, int]:
+        async def fetch() -> dict[TopicPartition, int]:
+            async with AIOKafkaConsumer(bootstrap_servers=self.address) as consumer:
+                tps = [TopicPartition(t, p) for t in topics for p in await _partitions(consumer, t)]
+                return dict(await consumer.end_offsets(tps))
+
+        return self._run(fetch())
+
+    def read(self, topic: str) -> list[Any]:
+        """Return all records of a topic, in the order of each partition."""
+
+        async def fetch() -> list[Any]:
+            async with AIOKafkaConsumer(bootstrap_servers=self.address, fetch_max_wait_ms=50) as consumer:
+                tps = [TopicPartition(topic, partition) for partition in await _partitions(consumer, topic)]
+                consumer.assign(tps)
+                await consumer.seek_to_beginning(*tps)
+                ends = await consumer.end_offsets(tps)
+                records: list[Any] = []
+                while any([await consumer.position(tp) < ends[tp] for tp in tps]):
+                    for some in (await consumer.getmany(timeout_ms=200)).values():
+                        records += some
+                return records
+
+        return self._run(fetch())
+
+    # ── traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, arrivals: Iterable[tuple[int, int]] = (), clicks: Iterable[tuple[int, int]] = ()) -> None:
+        """Send (key, number) to the inputs and wait until the broker has them."""
+        names = self.names
+        events = [(names.arrivals, key, number) for key, number in arrivals]
+        events += [(names.clicks, key, number) for key, number in clicks]
+        pairs = [(topic, b"key-%d" % key, orjson.dumps({"n": number})) for topic, key, number in events]
+        placed = self.send_raw(pairs)
+        now = time.time_ns() // 1_000_000
+        for (topic, key, number), partition in zip(events, placed, strict=True):
+            self.sent[b"key-%d" % key][topic == names.clicks].add(number)
+            self.acknowledged[topic, number] = (now, partition)
+
+    def send_raw(
+        self, records: Iterable[tuple[str, bytes | None, bytes | None]], transaction: str | None = None
+    ) -> list[int]:
+        """Send records as they are; return the partitions they went to."""
+
+        async def produce() -> list[int]:
+            async with AIOKafkaProducer(
+                bootstrap_servers=self.address, linger_ms=2, transactional_id=transaction
+            ) as producer:
+                if transaction:
+                    await producer.begin_transaction()
+                futures = [await producer.send(topic, value, key=key) for topic, key, value in records]
+                if transaction:
+                    await producer.commit_transaction()
+                return [(await future).partition for future in futures]
+
+        return self._run(produce())
+
+    def rounds(self, first: int, count: int, keys: int = 50) -> None:
+        """Send `count` arrivals and as many clicks, numbered from `first`."""
+        numbers = range(first, first + count)
+        self.send([(n % keys, n) for n in numbers], [(n % keys, n) for n in numbers])
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, **options: Any) -> Process:
+        self._number += 1
+        worker = Process(self, self._number, **options)
+        self.workers.append(worker)
+        return worker
+
+    def serving(self, **options: Any) -> Process:
+        """Start a worker and wait until it serves all partitions."""
+        worker = self.start(**options)
+        eventually(lambda: worker.is_open(self.partitions), what="the worker serves all partitions")
+        return worker
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.running:
+                worker.resume()
+                worker.kill()
+
+    # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def caught_up(self) -> bool:
+        """Whether everything sent is processed, acknowledged and committed."""
+        committed = self.committed()
+        return all(committed.get(tp, 0) >= end for tp, end in self.ends(*self.names.inputs).items())
+
+    def facts(self) -> list[tuple[bytes, str, int]]:
+        """Return the journal without its progress: key, topic, number."""
+        found = []
+        for record in self.read(self.names.journal):
+            body = orjson.loads(record.value)
+            if body["kind"] != "progress":
+                found.append((record.key, body["kind"], body["n"]))
+        return found
+
+    def expected_facts(self) -> set[tuple[bytes, str, int]]:
+        names = self.names
+        return {
+            (key, topic, number)
+            for key, parts in self.sent.items()
+            for topic, numbers in ((names.arrivals, parts[0]), (names.clicks, parts[1]))
+            for number in numbers
+        }
+
+    def last(self, topic: str) -> dict[bytes, tuple[set[int], set[int]]]:
+        """Return the last value of every key of a topic."""
+        values = {record.key: orjson.loads(record.value) for record in self.read(topic)}
+        return {key: (set(arrivals), set(clicks)) for key, (arrivals, clicks) in values.items()}
+
+    def joined(self, topic: str) -> dict[bytes, tuple[set[int], set[int]]]:
+        """Return the join of all values of every key of a topic."""
+        joined: dict[bytes, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+        for record in self.read(topic):
+            arrivals, clicks = orjson.loads(record.value)
+            joined[record.key][0].update(arrivals)
+            joined[record.key][1].update(clicks)
+        return joined
+
+    def progress_is_true(self) -> int:
+        """Check every progress record against what had been sent by its time; return how many there are."""
+        seen: set[tuple[str, int]] = set()
+        count = 0
+        for record in self.read(self.names.journal):
+            body = orjson.loads(record.value)
+            if body["kind"] != "progress":
+                seen.add((body["kind"], body["n"]))
+                continue
+            count += 1
+            owed = {
+                event
+                for event, (time_, partition) in self.acknowledged.items()
+                if partition == body["partition"] and time_ <= body["time"]
+            }
+            assert owed <= seen, f"progress {body} at {record.offset} before {sorted(owed - seen)[:3]}"
+        return count
+
+
+def _admin(address: str) -> Any:
+    class Admin:
+        async def __aenter__(self) -> AIOKafkaAdminClient:
+            self.client = AIOKafkaAdminClient(bootstrap_servers=address)
+            await self.client.start()
+            return self.client
+
+        async def __aexit__(self, *_: object) -> None:
+            await self.client.close()
+
+    return Admin()
+
+
+async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
+    await consumer._client._wait_on_metadata(topic)
+    return sorted(consumer._client.cluster.partitions_for_topic(topic))
