@@ -77,6 +77,7 @@ class World:
         self.servers = [self._make_server(self, partition) for partition in range(partitions)]
         self.zombies: list[Server] = []
         self.learners = [Reader(self, learner)]
+        self.asleep: list[Reader] = []
 
     # ── users ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -182,13 +183,22 @@ class World:
         self.servers[partition] = self._make_server(self, partition)
 
     def _disturb_learning(self) -> None:
-        if self.random.random() < 0.2:
+        """Let a learner end, fall asleep or wake up with old work in its hands; there is always one that runs."""
+        what = self.random.random()
+        if what < 0.3:
             self.compact()
-        if len(self.learners) > 1 and self.random.random() < 0.6:
+        if what < 0.5:
             self.learners.pop(self.random.randrange(len(self.learners)))
-        else:
-            if self.random.random() < 0.5:
-                self.learners.pop()
+        elif what < 0.8:
+            # Most dangerous between looking at the topic and writing to it.
+            ready = [reader for reader in self.learners if reader.seen is not None]
+            asleep = self.random.choice(ready or self.learners)
+            self.learners.remove(asleep)
+            self.asleep.append(asleep)
+        elif self.asleep:
+            self.learners.append(self.asleep.pop(self.random.randrange(len(self.asleep))))
+            self.learners[-1].step()
+        while not self.learners or (len(self.learners) < 3 and self.random.random() < 0.3):
             self.learners.append(Reader(self, self._make_learner))
 
     def _order(self) -> None:
@@ -220,8 +230,10 @@ class World:
             server.finish()
             server.probe = None
             server.finish(probes=1)
-        for reader in [*self.learners, Reader(self, self._make_learner)]:
+        for reader in [*self.learners, *self.asleep]:
             reader.finish()
+        self.compact()
+        Reader(self, self._make_learner).finish()
 
 
 class Server:
