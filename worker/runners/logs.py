@@ -21,7 +21,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import sys
 import zlib
 from base64 import b64decode, b64encode
@@ -40,6 +39,8 @@ from worker.stream.topology import Record
 
 #: Longest line that is read; a version of 20,000 arms and 64 features has 18 MB.
 MOST_LINE: Final = 64 * 1024 * 1024
+
+_PIECE: Final = 1 << 16
 
 NO_TIMESTAMP: Final = -1
 
@@ -146,24 +147,33 @@ def _line(envelope: _Envelope, number: int) -> Line:
         key = _decode_string(text).encode() if text[0] == 0x22 else None if text == b"null" else text
     return Line(
         Record(envelope.topic, envelope.partition, envelope.offset, envelope.ts, key, value),
-        _headers(envelope) if bytes(envelope.headers) or envelope.headers_base64 else (),
+        _headers(envelope) if bytes(envelope.headers) or envelope.headers_base64 is not None else (),
         number,
     )
 
 
 def _headers(envelope: _Envelope) -> Headers:
-    if envelope.headers_base64:
-        parts = [*envelope.headers_base64]
-        values = [None if value is None else b64decode(value, validate=True) for value in parts[1::2]]
-        return [(str(name), value) for name, value in zip(parts[::2], values, strict=True)]
+    if envelope.headers_base64 is not None:
+        return [
+            (name, None if value is None else b64decode(value, validate=True))
+            for name, value in _pairs(envelope.headers_base64)
+        ]
     given = msgspec.json.decode(envelope.headers)
     if isinstance(given, dict):  # kcat can also write a map: every name has its values
-        pairs = [(name, value) for name, values in given.items() for value in values]
-    elif isinstance(given, list) and len(given) % 2 == 0:
-        pairs = list(zip(given[::2], given[1::2], strict=True))
-    else:
-        raise ValueError("headers are not a list of names and values")
-    return [(str(name), None if value is None else str(value).encode()) for name, value in pairs]
+        given = [part for name, values in given.items() for value in _listed(values) for part in (name, value)]
+    return [(name, None if value is None else str(value).encode()) for name, value in _pairs(_listed(given))]
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("headers are no list")
+    return value
+
+
+def _pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
+    if len(flat) % 2:
+        raise ValueError("headers are no list of names and values")
+    return [(str(name), value) for name, value in zip(flat[::2], flat[1::2], strict=True)]
 
 
 def _mended(text: bytes) -> bytes:
@@ -172,18 +182,20 @@ def _mended(text: bytes) -> bytes:
     document = json.loads(text.decode("utf-8", escaped), strict=False)
     if not isinstance(document, dict):
         raise ValueError("not an object")
+    if not str(document.get("topic")).isprintable():
+        raise ValueError("the topic is not UTF-8")
     for name in ("key", "payload"):
         value = document.get(name)
         if value is not None:
             said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            document[f"{name}_base64"] = _base64(said.encode("utf-8", escaped))
-            if document[f"{name}_base64"]:
+            if said:
+                document[f"{name}_base64"] = _base64(said.encode("utf-8", escaped))
                 del document[name]
     headers = document.pop("headers", None)
-    if isinstance(headers, list):
+    if headers is not None:
         document["headers_base64"] = [
             part if i % 2 == 0 or part is None else _base64(str(part).encode("utf-8", escaped))
-            for i, part in enumerate(headers)
+            for i, part in enumerate(_listed(headers))
         ]
     return json.dumps(document).encode()
 
@@ -198,6 +210,51 @@ def _complaint(error: Exception) -> str:
     if isinstance(error, UnicodeError):
         return "not UTF-8"
     return str(error) or f"not readable ({type(error).__name__})"
+
+
+# ── gzip ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Gunzip(io.RawIOBase):
+    """Uncompresses a stream as far as that goes; `broken` then says what is wrong with the rest.
+
+    The `gzip` of the library raises instead and keeps what it had, up to the whole buffer, to itself.
+    """
+
+    def __init__(self, source: BinaryIO) -> None:
+        self.broken = ""
+        self._source = source
+        self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        self._input = b""
+
+    def readable(self) -> bool:
+        """Say that this can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill some of the buffer; 0 at the end."""
+        while not self.broken:
+            if not self._input and not self._member.unconsumed_tail:
+                self._input = self._source.read(_PIECE)
+                if not self._input:
+                    if not self._member.eof:
+                        self.broken = "it ends in the middle"
+                    return 0
+            if self._member.eof:
+                self._input = self._input.lstrip(b"\x00")  # padding between members is allowed
+                if not self._input:
+                    continue
+                self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            try:
+                data = self._member.decompress(self._member.unconsumed_tail + self._input, len(buffer))
+            except zlib.error as error:
+                self.broken = str(error)
+                return 0
+            self._input = self._member.unused_data
+            if data:
+                buffer[: len(data)] = data
+                return len(data)
+        return 0
 
 
 # ── a file ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,29 +284,17 @@ class LogReader:
         try:
             self._raw: BinaryIO = sys.stdin.buffer if self._given else Path(path).open("rb")  # noqa: SIM115 - see __exit__
             buffered = cast(io.BufferedReader, self._raw)
-            self._compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
+            compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from None
-        self._file: Any = io.BufferedReader(gzip.GzipFile(fileobj=buffered), 1 << 20) if self._compressed else buffered
-
-    @property
-    def size(self) -> int | None:
-        """The length of the file in bytes, if it has one."""
-        try:
-            return os.fstat(self._raw.fileno()).st_size or None
-        except (OSError, io.UnsupportedOperation):
-            return None
-
-    @property
-    def position(self) -> int:
-        """How many of these bytes have been taken in."""
-        return self._raw.tell()
+        self._gunzip = _Gunzip(self._raw) if compressed else None
+        self._file: io.BufferedReader = buffered if self._gunzip is None else io.BufferedReader(self._gunzip, 1 << 18)
 
     def __enter__(self) -> LogReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._compressed:
+        if self._gunzip is not None:
             self._file.close()
         if not self._given:
             self._raw.close()
@@ -259,11 +304,11 @@ class LogReader:
         while True:
             try:
                 text = readline(MOST_LINE + 1)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                self._complain(f"the gzip data ends or breaks after line {self.lines} ({error}): the log is cut short")
-                return
             except OSError as error:
                 raise FailedError(f"{self.name}: {error.strerror or error}") from None
+            if text[-1:] != b"\n" and self._gunzip is not None and self._gunzip.broken:
+                self._complain(f"the gzip data breaks off after line {self.lines}: {self._gunzip.broken}")
+                return
             if not text:
                 return
             self.lines += 1
@@ -275,9 +320,8 @@ class LogReader:
             try:
                 line = decode_line(text, self.lines)
             except BadLineError as error:
-                if text.isspace():
-                    continue
-                self._complain(str(error))
+                if not text.isspace():
+                    self._complain(str(error))
                 continue
             yield line
 
