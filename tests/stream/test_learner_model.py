@@ -40,7 +40,7 @@ from worker.stream.learner import Learner, should_publish
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.versions import KEPT
 
-SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "2000"))
+SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "1600"))
 
 SETTINGS = LearningSettings(dim=1, horizon=3, window=50, session_timeout=40, lateness=10)
 ARMS = tuple(Arm(arm=name, reward=1.0) for name in "abc")
@@ -567,29 +567,27 @@ class CommitsFirst(Server):
 
 
 @pytest.mark.parametrize(
-    "mutant",
+    ("mutant", "live"),
     [
-        ForgetsOpenWindows,
-        LeavesDueWindowsOpen,
-        ObeysTwice,
-        ForgetsProgress,
-        Hurries,
-        DoesNotWaitForPartitions,
-        ResumesTooLate,
-        FoldsLateRecords,
-        DropsFeedbackEarly,
-        KeepsFirstSlate,
-        BelievesOneSlate,
-        ReportsProgressTooSoon,
-        CommitsFirst,
+        (ForgetsOpenWindows, False),
+        (LeavesDueWindowsOpen, False),
+        (ObeysTwice, True),
+        (ForgetsProgress, False),
+        (Hurries, False),
+        (DoesNotWaitForPartitions, False),
+        (ResumesTooLate, False),
+        (FoldsLateRecords, False),
+        (DropsFeedbackEarly, False),
+        (KeepsFirstSlate, True),
+        (BelievesOneSlate, True),
+        (ReportsProgressTooSoon, False),
+        (CommitsFirst, False),
     ],
 )
-def test_the_model_notices_a_system_that(mutant: type) -> None:
-    parts = (
-        {"learner": mutant} if issubclass(mutant, Learner) else {"server": mutant} if issubclass(mutant, Server) else {}
-    )
+def test_the_model_notices_a_system_that(mutant: type, live: bool) -> None:
+    parts = {"learner": mutant} if issubclass(mutant, Learner) else {}
+    if issubclass(mutant, Server):
+        parts = {"server": mutant}
     windows = mutant if issubclass(mutant, OpenWindows) else OpenWindows
     with patched(learner_module, "OpenWindows", windows), pytest.raises(ViolationError):
-        for seed in range(400):
-            run(range(seed, seed + 1), live=False, **parts)
-            run(range(seed, seed + 1), live=True, **parts)
+        run(range(1000), live=live, **parts)
