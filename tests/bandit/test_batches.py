@@ -138,7 +138,7 @@ def usable_kernels() -> list[str]:
     """Return one kernel of OpenBLAS for each vector width that this machine has."""
     processor = Path("/proc/cpuinfo")
     flags = set(processor.read_text().split()) if processor.exists() else set()
-    needs = {"Prescott": "pni", "Sandybridge": "avx", "Haswell": "avx2", "Zen": "avx2", "SkylakeX": "avx512dq"}
+    needs = {"Prescott": "pni", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX": "avx512dq"}
     return [kernel for kernel, flag in needs.items() if flag in flags] or [""]
 
 

@@ -1,0 +1,392 @@
+"""Which slate each policy gives, who explored, and with what probability a choice was made."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from worker.bandit.ordering import greedy_slates, optimistic_slates
+from worker.bandit.planning import NO_ARM, Planner
+from worker.bandit.policies import (
+    POLICIES,
+    Aucbbp,
+    EpsilonGreedy,
+    Greedy,
+    MyopicUcb,
+    Random,
+    RoundRobin,
+    Slates,
+    Ucbbp,
+    exploration_scores,
+    make_policy,
+)
+from worker.errors import InputError
+
+from .beliefs import belief, lawful, seeds
+from .reference import squared_widths
+
+Floats = NDArray[np.float64]
+
+
+def planner_of(
+    seed: int, arms: int, horizon: int, *, repeats: bool = True, active: list[bool] | None = None
+) -> tuple[Planner, np.random.Generator]:
+    generator = np.random.default_rng(seed)
+    known = belief(2, arms, generator)
+    marks = None if active is None else np.array(active)
+    rewards = generator.uniform(0.1, 1, arms)
+    return Planner(known, rewards, horizon=horizon, active=marks, repeats=repeats, dtype=np.float64), generator
+
+
+def grid(*sizes: int) -> Floats:
+    """Return the midpoints of a grid over the unit cube, a row each: chance laid out instead of drawn."""
+    return np.array(list(product(*[(np.arange(size) + 0.5) / size for size in sizes])))
+
+
+# ── what each policy is ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_greedy_takes_the_best_slate_and_never_explores(repeats: bool) -> None:
+    planner, generator = planner_of(1, 6, 3, repeats=repeats)
+    contexts = generator.normal(size=(5, 2))
+    slates = Greedy().slates(planner, contexts)
+    expected = planner.greedy(contexts).arms if repeats else greedy_slates(planner, contexts)
+    assert np.array_equal(slates.arms, expected)
+    assert not slates.explored.any()
+    assert (slates.propensities == 1).all()
+
+
+@pytest.mark.parametrize("bonus", ["value", "paper"])
+def test_ucbbp_takes_the_optimistic_arms_on_the_greedy_continuation(bonus: str) -> None:
+    planner, generator = planner_of(2, 6, 3)
+    contexts = generator.normal(size=(5, 2))
+    slates = Ucbbp(beta=2.0, bonus=bonus).slates(planner, contexts)
+    continuations = planner.greedy(contexts).continuations
+    assert np.array_equal(slates.arms, planner.optimistic(contexts, continuations, beta=2.0, bonus=bonus))
+    assert slates.explored.all()
+    assert (slates.propensities == 1).all()
+
+
+def test_ucbbp_without_repeats_takes_the_best_slate_under_optimistic_probabilities() -> None:
+    planner, generator = planner_of(2, 6, 3, repeats=False)
+    contexts = generator.normal(size=(5, 2))
+    assert np.array_equal(
+        Ucbbp(beta=2.0).slates(planner, contexts).arms, optimistic_slates(planner, contexts, beta=2.0)
+    )
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_ucbbp_without_a_bonus_is_greedy(repeats: bool) -> None:
+    planner, generator = planner_of(3, 8, 4, repeats=repeats)
+    contexts = generator.normal(size=(20, 2))
+    assert np.array_equal(Ucbbp(beta=0.0).slates(planner, contexts).arms, Greedy().slates(planner, contexts).arms)
+
+
+def test_myopic_ucb_repeats_what_would_be_best_as_the_last_display() -> None:
+    planner, generator = planner_of(4, 6, 3)
+    contexts = generator.normal(size=(5, 2))
+    last = Planner(planner.posterior, planner.rewards, horizon=1, dtype=np.float64)
+    slates = MyopicUcb(beta=1.0).slates(planner, contexts)
+    assert np.array_equal(slates.arms, np.repeat(Ucbbp(beta=1.0).slates(last, contexts).arms, 3, axis=1))
+    assert slates.explored.all()
+
+
+@given(seeds, st.integers(1, 6), st.integers(1, 4), st.sampled_from(["value", "paper"]))
+@lawful
+def test_myopic_ucb_without_repeats_goes_down_the_list(seed: int, arms: int, horizon: int, bonus: str) -> None:
+    planner, generator = planner_of(seed, arms, horizon, repeats=False)
+    contexts = generator.normal(size=(4, 2))
+    excluded = [np.flatnonzero(generator.random(arms) < 0.3).tolist() for _ in contexts]
+    slates = MyopicUcb(beta=1.0, bonus=bonus).slates(planner, contexts, planner.masked(excluded))
+    f = planner.posterior.probabilities(contexts)
+    widths = np.sqrt(squared_widths(planner.posterior.precision, contexts))
+    bonuses = widths * f * (1 - f) * planner.rewards if bonus == "value" else widths
+    scores = f * planner.rewards + bonuses
+    for row in range(4):
+        eligible = [k for k in range(arms) if k not in excluded[row]]
+        shown = [arm for arm in slates.arms[row].tolist() if arm != NO_ARM]
+        assert sorted(set(shown)) == sorted(shown)
+        assert len(shown) == min(horizon, len(eligible))
+        best = sorted(scores[row, eligible], reverse=True)[: len(shown)]
+        np.testing.assert_allclose(scores[row, shown], best, rtol=1e-9)
+        assert slates.explored[row].tolist() == [True] * len(shown) + [False] * (horizon - len(shown))
+
+
+# ── active exploration ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(seeds, st.integers(1, 12), st.integers(0, 15), st.booleans())
+@lawful
+def test_aucbbp_explores_for_the_sessions_of_the_highest_scores(
+    seed: int, count: int, budget: int, repeats: bool
+) -> None:
+    planner, generator = planner_of(seed, 6, 3, repeats=repeats)
+    contexts = generator.normal(size=(count, 2))
+    optimistic, greedy = (p.slates(planner, contexts).arms for p in (Ucbbp(beta=2.0), Greedy()))
+    slates = Aucbbp(beta=2.0, budget=budget).slates(planner, contexts)
+    scores = exploration_scores(planner, contexts, optimistic)
+    for h in range(3):
+        ranked = sorted(range(count), key=lambda n, h=h: (-scores[n, h if repeats else 0], n))  # type: ignore[misc]
+        exploring = set(ranked[:budget])
+        assert set(np.flatnonzero(slates.explored[:, h]).tolist()) == exploring
+        for n in range(count):
+            assert slates.arms[n, h] == (optimistic if n in exploring else greedy)[n, h]
+    assert (slates.propensities == 1).all()
+
+
+@given(seeds, st.integers(1, 12), st.integers(1, 12), st.booleans())
+@lawful
+def test_thresholds_at_the_score_of_the_last_rank_explore_as_the_ranking_does(
+    seed: int, count: int, budget: int, repeats: bool
+) -> None:
+    planner, generator = planner_of(seed, 6, 3, repeats=repeats)
+    contexts = generator.normal(size=(count, 2))
+    scores = exploration_scores(planner, contexts, Ucbbp(beta=2.0).slates(planner, contexts).arms)
+    thresholds = tuple(np.sort(scores, axis=0)[::-1][min(budget, count) - 1].tolist())
+    ranked = Aucbbp(beta=2.0, budget=budget).slates(planner, contexts)
+    streamed = Aucbbp(beta=2.0, thresholds=thresholds).slates(planner, contexts)
+    assert np.array_equal(ranked.explored, streamed.explored)
+    assert np.array_equal(ranked.arms, streamed.arms)
+
+
+def test_aucbbp_with_thresholds_of_zero_explores_everywhere_and_with_unreachable_ones_nowhere() -> None:
+    planner, generator = planner_of(5, 6, 3)
+    contexts = generator.normal(size=(5, 2))
+    everywhere = Aucbbp(beta=2.0, thresholds=(0.0,) * 3).slates(planner, contexts)
+    assert everywhere.explored.all()
+    assert np.array_equal(everywhere.arms, Ucbbp(beta=2.0).slates(planner, contexts).arms)
+    nowhere = Aucbbp(beta=2.0, thresholds=(1e9,) * 3).slates(planner, contexts)
+    assert not nowhere.explored.any()
+    assert np.array_equal(nowhere.arms, Greedy().slates(planner, contexts).arms)
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.5, 300.0]), st.data())
+@lawful
+def test_aucbbp_without_repeats_never_mixes_two_slates(
+    seed: int, arms: int, horizon: int, beta: float, data: st.DataObject
+) -> None:
+    generator = np.random.default_rng(seed)
+    rewards = data.draw(st.lists(st.sampled_from([0.5, 1.0]), min_size=arms, max_size=arms))
+    planner = Planner(belief(2, arms, generator), rewards, horizon=horizon, repeats=False)
+    contexts = generator.normal(size=(4, 2))
+    excluded = [np.flatnonzero(generator.random(arms) < 0.3).tolist() for _ in contexts]
+    slates = Aucbbp(beta=beta, budget=2).slates(planner, contexts, planner.masked(excluded))
+    for row in range(4):
+        shown = [arm for arm in slates.arms[row].tolist() if arm != NO_ARM]
+        assert len(set(shown)) == len(shown) == min(horizon, arms - len(excluded[row]))
+        assert not set(shown) & set(excluded[row])
+        assert len(set(slates.explored[row, : len(shown)].tolist())) <= 1
+
+
+def test_scores_are_squared_widths_and_zero_where_there_is_no_arm() -> None:
+    planner, generator = planner_of(6, 4, 3)
+    contexts = generator.normal(size=(2, 2))
+    scores = exploration_scores(planner, contexts, np.array([[0, 3, NO_ARM], [2, NO_ARM, NO_ARM]]))
+    widths = squared_widths(planner.posterior.precision, contexts)
+    np.testing.assert_allclose(scores, [[widths[0, 0], widths[0, 3], 0.0], [widths[1, 2], 0.0, 0.0]], rtol=1e-10)
+
+
+# ── chance ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_propensities(slates: Slates) -> None:
+    """Demand that each propensity is the share of its arm among all chances, given the earlier positions."""
+    following: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    for slate in slates.arms.tolist():
+        for h, arm in enumerate(slate):
+            following[tuple(slate[:h])][arm] += 1
+    for slate, propensities in zip(slates.arms.tolist(), slates.propensities, strict=True):
+        for h, arm in enumerate(slate):
+            options = following[tuple(slate[:h])]
+            assert propensities[h] == pytest.approx(options[arm] / options.total(), rel=1e-12)
+
+
+@pytest.mark.parametrize("excluded", [[], [1], [0, 3]])
+def test_the_propensities_of_epsilon_greedy_are_the_shares_of_its_choices(excluded: list[int]) -> None:
+    planner, _ = planner_of(7, 5, 2, active=[True, True, True, True, False])
+    coins = grid(4, 12, 4, 12).reshape(-1, 2, 2)
+    contexts = np.tile([[0.3, -0.2]], (len(coins), 1))
+    masked = planner.masked([excluded] * len(coins))
+    slates = EpsilonGreedy(epsilon=0.25).slates(planner, contexts, masked, coins)
+    check_propensities(slates)
+    assert not set(slates.arms.ravel().tolist()) & {4, *excluded}
+    assert np.array_equal(slates.explored, coins[:, :, 0] < 0.25)
+    greedy = Greedy().slates(planner, contexts, masked).arms
+    assert np.array_equal(slates.arms[~slates.explored], greedy[~slates.explored])
+    np.testing.assert_allclose(slates.propensities[slates.arms != greedy], 0.25 / (4 - len(excluded)))
+
+
+@pytest.mark.parametrize(("horizon", "excluded"), [(1, []), (2, []), (2, [1]), (2, [0, 1, 2])])
+def test_the_propensities_of_epsilon_greedy_without_repeats_are_the_shares_of_its_choices(
+    horizon: int, excluded: list[int]
+) -> None:
+    planner, _ = planner_of(8, 4, horizon, repeats=False)
+    coins = grid(*[4, 12] * horizon).reshape(-1, horizon, 2)
+    contexts = np.tile([[0.3, -0.2]], (len(coins), 1))
+    masked = planner.masked([excluded] * len(coins))
+    slates = EpsilonGreedy(epsilon=0.25).slates(planner, contexts, masked, coins)
+    check_propensities(slates)
+    for slate in slates.arms.tolist():
+        shown = [arm for arm in slate if arm != NO_ARM]
+        assert len(set(shown)) == len(shown) == min(horizon, 4 - len(excluded))
+        assert not set(shown) & set(excluded)
+    assert np.array_equal(slates.explored, (coins[:, :, 0] < 0.25) & (slates.arms != NO_ARM))
+
+
+def test_epsilon_greedy_that_never_explores_is_greedy_and_that_always_does_is_random() -> None:
+    for repeats in (True, False):
+        planner, generator = planner_of(9, 5, 3, repeats=repeats)
+        contexts, coins = generator.normal(size=(30, 2)), generator.random((30, 3, 2))
+        never = EpsilonGreedy(epsilon=0.0).slates(planner, contexts, None, coins)
+        assert np.array_equal(never.arms, Greedy().slates(planner, contexts).arms)
+        assert (never.propensities == 1).all()
+        always = EpsilonGreedy(epsilon=1.0).slates(planner, contexts, None, coins)
+        anything = Random().slates(planner, contexts, None, coins)
+        assert np.array_equal(always.arms, anything.arms)
+        np.testing.assert_allclose(always.propensities, anything.propensities)
+        assert always.explored.all()
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("excluded", [[], [0], [2, 4], [0, 1, 2, 3, 4, 5]])
+def test_random_is_uniform_over_what_is_eligible(repeats: bool, excluded: list[int]) -> None:
+    planner, _ = planner_of(10, 6, 2, repeats=repeats, active=[True, True, True, False, True, True])
+    coins = np.zeros((60 * 60, 2, 2))
+    coins[:, :, 1] = grid(60, 60)
+    slates = Random().slates(planner, np.zeros((len(coins), 2)), planner.masked([excluded] * len(coins)), coins)
+    eligible = [k for k in (0, 1, 2, 4, 5) if k not in excluded]
+    check_propensities(slates)
+    assert set(slates.arms[:, 0].tolist()) == (set(eligible) or {NO_ARM})
+    assert np.array_equal(slates.explored, slates.arms != NO_ARM)
+    if eligible:
+        assert slates.propensities[:, 0] == pytest.approx(1 / len(eligible))
+        left = len(eligible) if repeats else len(eligible) - 1
+        assert slates.propensities[:, 1] == pytest.approx(1 / left)
+        assert repeats or (slates.arms[:, 0] != slates.arms[:, 1]).all()
+
+
+@given(seeds, st.integers(1, 8), st.integers(1, 6), st.booleans(), st.data())
+@lawful
+def test_random_gives_every_session_all_it_can_get(
+    seed: int, arms: int, horizon: int, repeats: bool, data: st.DataObject
+) -> None:
+    active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
+    planner, generator = planner_of(seed, arms, horizon, repeats=repeats, active=active)
+    excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for share in (0.0, 0.3, 0.7, 1.0)]
+    coins = np.minimum(generator.random((4, horizon, 2)) * 1.2, np.nextafter(1.0, 0.0))  # the last number before 1 too
+    slates = Random().slates(planner, np.zeros((4, 2)), planner.masked(excluded), coins)
+    for row in range(4):
+        eligible = {k for k in range(arms) if active[k] and k not in excluded[row]}
+        shown = [arm for arm in slates.arms[row].tolist() if arm != NO_ARM]
+        expected = (horizon if repeats else min(horizon, len(eligible))) if eligible else 0
+        assert len(shown) == expected
+        assert set(shown) <= eligible
+        assert repeats or len(set(shown)) == len(shown)
+
+
+@pytest.mark.parametrize("policy", [Random(), EpsilonGreedy(epsilon=0.5)])
+def test_a_policy_that_draws_says_that_it_needs_uniforms(policy: Any) -> None:
+    planner, _ = planner_of(0, 3, 2)
+    with pytest.raises(InputError, match="uniforms"):
+        policy.slates(planner, np.zeros((1, 2)))
+
+
+# ── the warm-up ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_round_robin_goes_through_the_active_arms_over_all_displays() -> None:
+    planner, _ = planner_of(0, 4, 3, active=[True, False, True, True])
+    slates = RoundRobin().slates(planner, np.zeros((2, 2)))
+    assert slates.arms.tolist() == [[0, 2, 3], [0, 2, 3]]
+    assert RoundRobin(start=1).slates(planner, np.zeros((2, 2))).arms.tolist() == [[2, 3, 0], [2, 3, 0]]
+    planner, _ = planner_of(0, 4, 3)
+    assert RoundRobin().slates(planner, np.zeros((2, 2))).arms.tolist() == [[0, 1, 2], [3, 0, 1]]
+    assert slates.explored.all()
+
+
+def test_round_robin_without_repeats_ends_when_the_arms_do() -> None:
+    planner, _ = planner_of(0, 2, 4, repeats=False)
+    slates = RoundRobin(start=1).slates(planner, np.zeros((1, 2)))
+    assert slates.arms.tolist() == [[1, 0, NO_ARM, NO_ARM]]
+    assert slates.explored.tolist() == [[True, True, False, False]]
+
+
+def test_round_robin_excludes_nothing_and_shows_nothing_where_nothing_is_active() -> None:
+    planner, _ = planner_of(0, 2, 2)
+    with pytest.raises(InputError, match="exclude no arms"):
+        RoundRobin().slates(planner, np.zeros((1, 2)), planner.masked([[0]]))
+    planner, _ = planner_of(0, 2, 2, active=[False, False])
+    slates = RoundRobin().slates(planner, np.zeros((1, 2)))
+    assert slates.arms.tolist() == [[NO_ARM, NO_ARM]]
+    assert not slates.explored.any()
+
+
+# ── all of them ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_serves_nothing_where_nothing_is_eligible_and_explores_nothing_there(
+    name: str, repeats: bool
+) -> None:
+    policy = make_policy(name, budget=1)
+    for active, excluded in (([True, True], [[0, 1], []]), ([False, False], [[], []])):
+        planner, generator = planner_of(3, 2, 3, repeats=repeats, active=active)
+        slates = policy.slates(planner, np.ones((2, 2)), planner.masked(excluded), generator.random((2, 3, 2)))
+        assert (slates.arms[0] == NO_ARM).all()
+        assert not slates.explored[slates.arms == NO_ARM].any()
+        assert (slates.propensities[slates.arms == NO_ARM] == 1).all()
+        assert (slates.arms[1] != NO_ARM).sum() == (0 if not active[0] else 3 if repeats else 2)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_gives_no_sessions_no_slates(name: str) -> None:
+    for repeats in (True, False):
+        planner, _ = planner_of(3, 2, 3, repeats=repeats)
+        slates = make_policy(name, thresholds=(0.0,) * 3).slates(planner, np.zeros((0, 2)), None, np.zeros((0, 3, 2)))
+        assert slates.arms.shape == slates.explored.shape == slates.propensities.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("ucbbp", {"beta": 2.0, "bonus": "paper"}, Ucbbp(beta=2.0, bonus="paper")),
+        ("aucbbp", {"budget": 3}, Aucbbp(beta=1.5, budget=3)),
+        ("aucbbp", {"thresholds": (1.0,)}, Aucbbp(beta=1.5, thresholds=(1.0,))),
+        ("greedy", {"beta": 9.0}, Greedy()),
+        ("epsilon-greedy", {"epsilon": 0.3}, EpsilonGreedy(epsilon=0.3)),
+        ("myopic-ucb", {}, MyopicUcb(beta=1.5)),
+        ("random", {}, Random()),
+    ],
+)
+def test_a_policy_is_made_by_its_name(name: str, options: dict[str, Any], expected: object) -> None:
+    assert make_policy(name, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("ucb", {}, "unknown policy 'ucb'; one of ucbbp"),
+        ("ucbbp", {"bonus": "none"}, "unknown bonus 'none'; one of value, paper"),
+        ("aucbbp", {}, "either a budget"),
+        ("aucbbp", {"budget": 1, "thresholds": (0.0,)}, "either a budget"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_policy(name, **options)
+
+
+@pytest.mark.parametrize("thresholds", [(), (0.0,), (0.0,) * 4])
+def test_thresholds_have_to_fit_the_horizon(thresholds: tuple[float, ...]) -> None:
+    planner, _ = planner_of(0, 3, 3)
+    with pytest.raises(InputError, match="thresholds for a horizon of 3"):
+        Aucbbp(beta=1.0, thresholds=thresholds).slates(planner, np.zeros((1, 2)))

@@ -1,0 +1,155 @@
+"""What a session may have lost: three measures, each held against its definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from worker.bandit.model import Posterior
+from worker.bandit.planning import NO_ARM, Planner
+from worker.bandit.policies import Greedy, Random
+from worker.bandit.precision import Precision
+from worker.bandit.regret import best_revenue, optimistic_gap, posterior_regret, pseudo_regret, slate_revenue
+
+from .beliefs import belief, lawful, seeds
+from .reference import best_with_repeats, best_without_repeats, logistic, slate_value, squared_widths
+
+Slate = NDArray[np.intp]
+
+
+def scene(seed: int, arms: int, horizon: int, repeats: bool) -> tuple[Planner, NDArray[np.float64], Slate]:
+    """Return a planner with one arm retired where there are several, contexts, and slates of any arms."""
+    generator = np.random.default_rng(seed)
+    active = np.ones(arms, dtype=bool)
+    active[generator.integers(arms)] = arms == 1
+    rewards = generator.uniform(0.1, 1, arms)
+    planner = Planner(belief(2, arms, generator), rewards, horizon=horizon, active=active, repeats=repeats)
+    contexts = generator.normal(size=(4, 2))
+    slates = Random().slates(planner, contexts, None, generator.random((4, horizon, 2))).arms
+    slates[0, generator.integers(horizon) :] = NO_ARM
+    return planner, contexts, slates
+
+
+def best(planner: Planner, chances: NDArray[np.float64]) -> float:
+    search = best_with_repeats if planner.repeats else best_without_repeats
+    return search(chances, planner.rewards, planner.horizon, planner.shown.tolist())
+
+
+scenes_of = (seeds, st.integers(1, 5), st.integers(1, 3), st.booleans())
+
+
+@given(*scenes_of)
+@lawful
+def test_pseudo_regret_is_what_the_best_slate_would_have_earned_more(
+    seed: int, arms: int, horizon: int, repeats: bool
+) -> None:
+    planner, contexts, slates = scene(seed, arms, horizon, repeats)
+    truth = belief(2, arms, np.random.default_rng(seed + 1))
+    losses = pseudo_regret(planner, truth, contexts, slates)
+    for row, chances in enumerate(truth.probabilities(contexts)):
+        shown = slates[row][slates[row] != NO_ARM]
+        expected = best(planner, chances) - slate_value(chances, planner.rewards, shown)
+        assert losses[row] == pytest.approx(expected, abs=1e-12)
+        assert losses[row] >= -1e-12
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_the_best_slates_under_the_truth_have_no_pseudo_regret(repeats: bool) -> None:
+    generator = np.random.default_rng(2)
+    truth = belief(2, 8, generator)
+    planner = Planner(truth, generator.uniform(0.1, 1, 8), horizon=4, repeats=repeats, dtype=np.float64)
+    contexts = generator.normal(size=(50, 2))
+    losses = pseudo_regret(planner, truth, contexts, Greedy().slates(planner, contexts).arms)
+    assert np.abs(losses).max() < 1e-12
+
+
+@given(*scenes_of, st.sampled_from([0.0, 0.5, 2.0, 100.0]))
+@lawful
+def test_the_optimistic_gap_is_its_definition_and_never_negative(
+    seed: int, arms: int, horizon: int, repeats: bool, beta: float
+) -> None:
+    planner, contexts, slates = scene(seed, arms, horizon, repeats)
+    gaps = optimistic_gap(planner, contexts, slates, beta=beta)
+    known = planner.posterior
+    widths = np.sqrt(squared_widths(known.precision, contexts))
+    hopeful = np.asarray(logistic(known.log_odds(contexts) + beta * widths), dtype=float)
+    for row, chances in enumerate(known.probabilities(contexts)):
+        shown = slates[row][slates[row] != NO_ARM]
+        expected = best(planner, hopeful[row]) - slate_value(chances, planner.rewards, shown)
+        assert gaps[row] == pytest.approx(expected, abs=1e-11)
+        assert gaps[row] >= -1e-12
+
+
+@given(*scenes_of)
+@lawful
+def test_the_optimistic_gap_grows_with_beta(seed: int, arms: int, horizon: int, repeats: bool) -> None:
+    planner, contexts, slates = scene(seed, arms, horizon, repeats)
+    gaps = [optimistic_gap(planner, contexts, slates, beta=beta) for beta in (0.0, 0.5, 1.0, 4.0)]
+    assert (np.diff(gaps, axis=0) >= -1e-12).all()
+
+
+@given(*scenes_of)
+@lawful
+def test_posterior_regret_is_the_average_over_its_draws_and_never_negative(
+    seed: int, arms: int, horizon: int, repeats: bool
+) -> None:
+    planner, contexts, slates = scene(seed, arms, horizon, repeats)
+    losses = posterior_regret(planner, contexts, slates, generator=np.random.default_rng(seed), draws=5)
+    thetas = planner.posterior.draws(np.random.default_rng(seed), 5)
+    expected = np.zeros(len(contexts))
+    for theta_context, theta_arms in zip(*thetas, strict=True):
+        drawn = Posterior(theta_context=theta_context, theta_arms=theta_arms, precision=planner.posterior.precision)
+        expected += pseudo_regret(planner, drawn, contexts, slates) / 5
+    np.testing.assert_allclose(losses, expected, atol=1e-12)
+    assert (losses >= -1e-12).all()
+
+
+def test_posterior_regret_comes_to_the_integral_with_many_draws() -> None:
+    # One context feature that is always 0, one arm that is certain and one that is not: a one-dimensional integral.
+    known = Posterior(
+        theta_context=np.zeros(1),
+        theta_arms=np.array([0.0, -0.5]),
+        precision=Precision(context=np.eye(1), cross=np.zeros((2, 1)), arms=np.array([1e12, 1.0])),
+    )
+    planner = Planner(known, [1.0, 1.0], horizon=1)
+    normal = np.linspace(-9, 9, 100_001)
+    density = np.exp(-(normal**2) / 2) / np.sqrt(2 * np.pi) * (normal[1] - normal[0])
+    exact = float(np.maximum(1 / (1 + np.exp(0.5 - normal)) - 0.5, 0) @ density)
+    losses = posterior_regret(
+        planner, np.zeros((1, 1)), np.zeros((1, 1), dtype=np.intp), generator=np.random.default_rng(0), draws=10_000
+    )
+    assert losses[0] == pytest.approx(exact, abs=5 * 0.12 / np.sqrt(10_000))
+
+
+def test_what_is_known_for_certain_has_no_posterior_regret() -> None:
+    generator = np.random.default_rng(1)
+    loose = belief(2, 5, generator)
+    tight = Posterior(
+        theta_context=loose.theta_context,
+        theta_arms=loose.theta_arms,
+        precision=Precision.prior(dim=2, arms=5, ridge=1e16),
+    )
+    planner = Planner(tight, generator.uniform(0.1, 1, 5), horizon=3, dtype=np.float64)
+    contexts = generator.normal(size=(10, 2))
+    arms = Greedy().slates(planner, contexts).arms
+    assert posterior_regret(planner, contexts, arms, generator=generator).max() < 1e-6
+    assert optimistic_gap(planner, contexts, arms, beta=2.0).max() < 1e-6
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_without_an_active_arm_nothing_can_be_lost(repeats: bool) -> None:
+    planner = Planner(
+        Posterior.prior(dim=1, arms=2, ridge=1.0),
+        [1.0, 2.0],
+        horizon=2,
+        active=np.zeros(2, dtype=bool),
+        repeats=repeats,
+    )
+    contexts, nothing = np.ones((3, 1)), np.full((3, 2), NO_ARM)
+    assert best_revenue(planner, np.zeros((3, 0))).tolist() == [0.0] * 3
+    assert slate_revenue(np.zeros(1), np.zeros(2), planner.rewards, contexts, nothing).tolist() == [0.0] * 3
+    assert optimistic_gap(planner, contexts, nothing, beta=2.0).tolist() == [0.0] * 3
+    assert posterior_regret(planner, contexts, nothing, generator=np.random.default_rng(0)).tolist() == [0.0] * 3
