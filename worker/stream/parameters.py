@@ -283,7 +283,10 @@ def _parameters(record: Mapping[str, Any], complete: bool) -> Parameters:
     optional = {} if complete else _planning_defaults(record)
     known = {**optional, **record}
     settings = LearningSettings(**{name: known[name] for name in SETTINGS if complete or name in known})
-    arms = tuple(Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"]) for arm in known["arms"])
+    marks = {} if complete else {"active": True}
+    arms = tuple(
+        Arm(arm=arm["arm"], reward=arm["reward"], active={**marks, **arm}["active"]) for arm in _of(list, known, "arms")
+    )
     return Parameters(
         version=_whole(known, "version"),
         settings=settings,
@@ -322,7 +325,6 @@ def _whole(record: Mapping[str, Any], name: str) -> int:
 def _planning_defaults(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a hand-written file may leave out."""
     context = _unpacked(record["theta_context"], "theta_context")
-    arms = [{"active": True, **arm} for arm in record["arms"]] if isinstance(record.get("arms"), list) else None
     beta = record.get("beta")
     return {
         "version": 0,
@@ -342,7 +344,6 @@ def _planning_defaults(record: Mapping[str, Any]) -> dict[str, Any]:
         "radius": beta if isinstance(beta, int | float) else 0.0,
         "warmup": 0,
         "dim": len(context),
-        **({"arms": arms} if arms is not None else {}),
     }
 
 

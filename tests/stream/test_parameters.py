@@ -1,0 +1,512 @@
+"""A version as a record: exact to the bit, and refused as soon as anything about it is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import FrozenInstanceError, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.bandit.model import Posterior
+from worker.bandit.precision import Precision
+from worker.errors import InputError, ParametersError
+from worker.stream.parameters import (
+    SETTINGS,
+    Arm,
+    LearningSettings,
+    Parameters,
+    decode_parameters,
+    encode_parameters,
+    with_settings,
+)
+
+#: Where and when a version was made, which its hash does not cover (design.md §5).
+PLACE = ("made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress")
+
+often = settings(max_examples=200, deadline=None)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def version(**changes: Any) -> Parameters:
+    generator = np.random.default_rng(0)
+    contexts = generator.normal(size=(20, 2))
+    precision = Precision.prior(dim=2, arms=3, ridge=1.0).plus(
+        contexts, sessions=np.arange(20), arms=generator.integers(0, 3, 20), weights=np.full(20, 0.2)
+    )
+    values: dict[str, Any] = {
+        "version": 7,
+        "settings": LearningSettings(dim=2, horizon=3),
+        "arms": (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.25, active=False), Arm(arm="ç/☃", reward=3.5)),
+        "posterior": Posterior(
+            theta_context=np.array([0.1, -0.3]), theta_arms=np.array([1.0, 1 / 3, -2.0]), precision=precision
+        ),
+        "parent_sha256": "ab" * 32,
+        "effective_at": 130_000,
+        "made_at": 125_000,
+        "window_end": 60_000,
+        "journal_offset": 412,
+        "resume_offset": 380,
+        "progress": {0: 125_000, 3: 125_200},
+        "folds": 5,
+        "observations": 1234,
+        "expected_sessions": 50,
+        "explore_budget": 20,
+        "thresholds": (0.3, 0.2, 0.1),
+        "radius": 1.5,
+    }
+    return Parameters(**(values | changes))
+
+
+def record_of(parameters: Parameters) -> dict[str, Any]:
+    record = orjson.loads(encode_parameters(parameters))
+    assert isinstance(record, dict)
+    return record
+
+
+def sealed(record: dict[str, Any]) -> bytes:
+    """Return a record with the hash that its content calls for, made apart from the code."""
+    covered = {name: value for name, value in record.items() if name not in {"sha256", *PLACE}}
+    text = orjson.dumps(covered, option=orjson.OPT_SORT_KEYS)
+    return orjson.dumps({**record, "sha256": sha256(text).hexdigest()})
+
+
+# ── there and back ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_version_comes_back_as_it_was() -> None:
+    given_version = version()
+    back = decode_parameters(encode_parameters(given_version))
+    assert back == given_version
+    assert back.sha256 == given_version.sha256
+    assert encode_parameters(back) == encode_parameters(given_version)
+
+
+#: Numbers at the edges of the range: signed zeros, subnormals, the largest, and those that decimals cannot say.
+edges = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, 0.1, 1 / 3])
+
+
+@given(
+    st.lists(edges | finite, min_size=2, max_size=2),
+    st.lists(edges | finite, min_size=3, max_size=3),
+    st.lists(st.sampled_from([0.0, -0.0, 5e-324, -1e-310, 1e-9]), min_size=6, max_size=6),
+    st.lists(st.floats(1e-250, 1e250), min_size=3, max_size=3),
+    st.floats(1e-5, 1e250),
+    st.lists(edges, min_size=3, max_size=3),
+)
+@often
+def test_every_number_comes_back_to_the_bit(
+    context: list[float], arms: list[float], cross: list[float], diagonal: list[float], block: float, edge: list[float]
+) -> None:
+    precision = Precision(
+        context=np.diag([block, 1.0]), cross=np.array(cross).reshape(3, 2), arms=np.maximum(diagonal, 1e-9)
+    )
+    posterior = Posterior(theta_context=np.array(context), theta_arms=np.array(arms), precision=precision)
+    one = version(posterior=posterior, thresholds=tuple(edge), radius=abs(edge[0]))
+    back = decode_parameters(encode_parameters(one))
+    for before, after in (
+        (one.posterior.theta_context, back.posterior.theta_context),
+        (one.posterior.theta_arms, back.posterior.theta_arms),
+        (one.posterior.precision.context, back.posterior.precision.context),
+        (one.posterior.precision.cross, back.posterior.precision.cross),
+        (one.posterior.precision.arms, back.posterior.precision.arms),
+        (np.array([*one.thresholds, one.radius]), np.array([*back.thresholds, back.radius])),
+    ):
+        assert before.tobytes() == after.tobytes()
+        assert not after.flags.writeable or after.shape == (4,)
+    assert back.sha256 == one.sha256
+
+
+@pytest.mark.parametrize("changes", [{"window_end": None}, {"progress": {}}, {"thresholds": ()}, {"frozen": True}])
+def test_what_may_be_empty_comes_back_empty(changes: dict[str, Any]) -> None:
+    assert decode_parameters(encode_parameters(version(**changes))) == version(**changes)
+
+
+def test_a_version_without_arms_comes_back() -> None:
+    empty = Parameters.first(LearningSettings(dim=2), ())
+    assert decode_parameters(encode_parameters(empty)) == empty
+
+
+def test_the_same_version_gives_the_same_bytes_whatever_order_its_progress_came_in() -> None:
+    one, other = version(progress={0: 1, 10: 2, 2: 3}), version(progress={2: 3, 10: 2, 0: 1})
+    assert encode_parameters(one) == encode_parameters(other)
+
+
+def test_equal_settings_have_equal_hashes_whether_given_as_whole_numbers_or_not() -> None:
+    whole = LearningSettings(dim=2, horizon=3, beta=2, ridge=1, epsilon=0, forgetting=1, random_share=0)
+    broken = LearningSettings(dim=2, horizon=3, beta=2.0, ridge=1.0, epsilon=0.0, forgetting=1.0, random_share=0.0)
+    one = version(settings=whole, arms=(Arm(arm="a", reward=1), Arm(arm="b", reward=2), Arm(arm="c", reward=3)))
+    other = version(
+        settings=broken, arms=(Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
+    )
+    assert encode_parameters(one) == encode_parameters(other)
+
+
+def test_thresholds_straight_out_of_numpy_can_be_written() -> None:
+    one = version(thresholds=tuple(np.array([0.3, 0.2, 0.1])), radius=np.float64(1.5))
+    assert encode_parameters(one) == encode_parameters(version())
+
+
+def test_the_record_has_the_fields_of_the_contract() -> None:
+    record = record_of(version())
+    assert set(record) == {
+        *("version", "parent_sha256", "sha256", "effective_at", "made_at", "window_end", "journal_offset"),
+        *("resume_offset", "progress", "frozen", "folds", "observations", "expected_sessions", "dim", "horizon"),
+        *("repeats", "policy", "epsilon", "bonus", "beta", "estimator", "ridge", "forgetting", "warmup"),
+        *("horizon_episodes", "random_share", "salt", "session_timeout", "lateness", "window", "unanswered"),
+        *("explore_budget", "thresholds", "arms", "theta_context", "theta_arms", "precision", "radius"),
+    }
+    assert record["arms"][1] == {"arm": "b", "reward": 0.25, "active": False}
+    assert record["precision"]["cross"]["shape"] == [3, 2]
+    assert set(SETTINGS) < set(record)
+
+
+# ── the hash ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_hash_can_be_computed_from_the_record_alone() -> None:
+    record = record_of(version())
+    assert orjson.loads(sealed(record))["sha256"] == record["sha256"] == version().sha256
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"effective_at": 1},
+        {"made_at": 1},
+        {"window_end": None},
+        {"journal_offset": 1},
+        {"resume_offset": 1},
+        {"progress": {1: 1}},
+    ],
+)
+def test_where_and_when_a_version_was_made_is_not_in_its_hash(changes: dict[str, Any]) -> None:
+    assert version(**changes).sha256 == version().sha256
+    assert encode_parameters(version(**changes)) != encode_parameters(version())
+
+
+def other_value(value: Any) -> Any:
+    """Return something of the same kind that is not the same."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return value + "x"
+        case list():
+            return value[:-1]
+        case dict():
+            return {**value, "shape": [1]} if "shape" in value else {"1": 1}
+    return 0
+
+
+PATHS = [
+    (name,) if not isinstance(value, dict) or name == "progress" or "shape" in value else (name, part)
+    for name, value in record_of(version()).items()
+    for part in (value if isinstance(value, dict) else [""])
+]
+
+
+@pytest.mark.parametrize("path", sorted(set(PATHS)), ids=".".join)
+def test_a_change_of_any_field_is_refused_or_changes_nothing_that_decides(path: tuple[str, ...]) -> None:
+    record = record_of(version())
+    holder = record if len(path) == 1 else record[path[0]]
+    holder[path[-1]] = other_value(holder[path[-1]])
+    value = orjson.dumps(record)
+    if path[0] in PLACE:
+        assert decode_parameters(value).sha256 == version().sha256
+    else:
+        with pytest.raises(ParametersError):
+            decode_parameters(value)
+        with pytest.raises(ParametersError):
+            decode_parameters(value, complete=False)
+
+
+@pytest.mark.parametrize("name", sorted(record_of(version())))
+def test_a_missing_field_is_refused(name: str) -> None:
+    record = record_of(version())
+    del record[name]
+    with pytest.raises(ParametersError, match=r"missing|no sha256|does not fit"):
+        decode_parameters(orjson.dumps(record))
+    if name != "sha256":
+        with pytest.raises(ParametersError, match=f"the field {name} is missing"):
+            decode_parameters(sealed(record))
+
+
+def test_a_field_that_is_added_is_refused() -> None:
+    with pytest.raises(ParametersError, match="does not fit"):
+        decode_parameters(orjson.dumps({**record_of(version()), "note": "hello"}))
+
+
+def test_a_field_given_twice_is_refused() -> None:
+    twice = encode_parameters(version())[:-1] + b',"beta":9.0}'
+    with pytest.raises(ParametersError, match="does not fit"):
+        decode_parameters(twice)
+
+
+RECORD = encode_parameters(version())
+
+
+@given(st.integers(0, len(RECORD) - 1), st.integers(1, 255))
+@settings(max_examples=400, deadline=None)
+def test_a_change_of_any_byte_is_refused_or_changes_nothing_that_decides(place: int, flip: int) -> None:
+    changed = bytearray(RECORD)
+    changed[place] ^= flip
+    try:
+        decoded = decode_parameters(bytes(changed))
+    except ParametersError:
+        return
+    assert decoded.sha256 == version().sha256
+    assert decoded.posterior == version().posterior
+
+
+@given(st.integers(0, len(RECORD) - 1))
+@often
+def test_a_record_that_was_cut_off_is_refused(length: int) -> None:
+    with pytest.raises(ParametersError, match="not JSON"):
+        decode_parameters(RECORD[:length])
+
+
+# ── anything at all ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | finite | st.text(max_size=5)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+packed = st.fixed_dictionaries(
+    {"shape": st.lists(st.integers(-1, 4), max_size=3), "data": st.sampled_from(["", "AAAA", "AAAAAAAA8D8=", "!", "é"])}
+)
+
+
+def decoded_or_refused(value: bytes) -> None:
+    for complete in (True, False):
+        try:
+            decoded = decode_parameters(value, complete=complete)
+        except ParametersError as error:
+            assert str(error)
+        else:
+            assert np.isfinite(decoded.posterior.theta_arms).all()
+            assert decoded.posterior.precision.is_positive_definite
+            encode_parameters(decoded)
+
+
+@given(anything)
+@often
+def test_json_of_any_kind_is_refused_and_nothing_else(value: Any) -> None:
+    with pytest.raises(ParametersError):
+        decode_parameters(orjson.dumps(value))
+    with pytest.raises(ParametersError):
+        decode_parameters(orjson.dumps(value), complete=False)
+
+
+@given(st.binary(max_size=40))
+@often
+def test_bytes_of_any_kind_are_refused_and_nothing_else(value: bytes) -> None:
+    with pytest.raises(ParametersError):
+        decode_parameters(value)
+
+
+@given(st.sampled_from(sorted(set(PATHS))), anything | packed)
+@settings(max_examples=600, deadline=None)
+def test_any_value_in_any_field_is_taken_or_refused_and_nothing_else(path: tuple[str, ...], value: Any) -> None:
+    record = record_of(version())
+    (record if len(path) == 1 else record[path[0]])[path[-1]] = value
+    decoded_or_refused(sealed(record))
+    del record["sha256"]
+    decoded_or_refused(orjson.dumps(record))
+
+
+@given(st.sampled_from(["arm", "reward", "active"]), anything)
+@often
+def test_any_value_in_any_field_of_an_arm_is_taken_or_refused_and_nothing_else(name: str, value: Any) -> None:
+    record = record_of(version())
+    record["arms"][0][name] = value
+    decoded_or_refused(sealed(record))
+
+
+@given(
+    st.sampled_from(["theta_context", "theta_arms", "context", "cross", "arms"]),
+    st.lists(st.sampled_from([0.0, -1.0, 1e-320, 1e-200, 1e200, 1.7e308]), min_size=9, max_size=9),
+)
+@often
+def test_numbers_of_any_size_are_taken_or_refused_and_nothing_else(name: str, numbers: list[float]) -> None:
+    record = record_of(version())
+    holder = record if name in record and name != "arms" else record["precision"]
+    shape = holder[name]["shape"]
+    holder[name] = np.array(numbers[: int(np.prod(shape))]).reshape(shape).tolist()
+    decoded_or_refused(sealed(record))
+
+
+@pytest.mark.parametrize("depth", [200, 500, 1000, 2000])
+def test_a_record_nested_very_deeply_is_refused(depth: int) -> None:
+    for name in ("note", "theta_arms", "arms", "progress"):
+        nested = b"[" * depth + b"]" * depth
+        value = b'{"sha256":"x","%s":%s,"theta_context":[1.0]}' % (name.encode(), nested)
+        for complete in (True, False):
+            with pytest.raises(ParametersError):
+                decode_parameters(value, complete=complete)
+
+
+WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda r: r["arms"].__setitem__(1, {**r["arms"][1], "arm": "a"}), "two arms have the same id"),
+    (lambda r: r["arms"][0].update(reward=0), "above zero"),
+    (lambda r: r["arms"][0].update(reward=True), "above zero"),
+    (lambda r: r["arms"][0].update(active="no"), "active must be true or false"),
+    (lambda r: r["arms"][0].update(arm=5), "id must be a text"),
+    (lambda r: r["arms"].pop(), "theta_arms has 3 numbers for 2 arms"),
+    (lambda r: r.update(dim=3), "theta_context has 2 numbers, dim says 3"),
+    (lambda r: r.update(dim=2.0), "dim must be a whole number"),
+    (lambda r: r.update(version=1.5), "version must be a whole number"),
+    (lambda r: r.update(version=True), "version must be a whole number"),
+    (lambda r: r.update(frozen=0), "frozen has the wrong type"),
+    (lambda r: r.update(parent_sha256=None), "parent_sha256 has the wrong type"),
+    (lambda r: r.update(horizon=4), "3 thresholds for a horizon of 4"),
+    (lambda r: r.update(thresholds=[0.1, None, 0.1]), "threshold"),
+    (lambda r: r.update(radius="1"), "radius"),
+    (lambda r: r.update(theta_context=[1.0, None]), "theta_context: has a number that is not finite"),
+    (lambda r: r.update(theta_arms={"shape": [3], "data": "AAA"}), "theta_arms is not an array of numbers"),
+    (lambda r: r["precision"].update(arms=[1.0, 0.0, 1.0]), "not positive definite"),
+    (lambda r: r["precision"].update(context=[[1.0, 0.5], [0.4, 1.0]]), "symmetric"),
+    (lambda r: r["precision"].update(cross=[[0.0, 0.0]]), "shape"),
+    (lambda r: r.update(policy="best"), "unknown policy 'best'; one of"),
+    (lambda r: r.update(progress=[1]), "progress has the wrong type"),
+    (lambda r: r.update(progress={"x": 1}), "wrong type"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_a_record_that_contradicts_itself_says_how(spoil: Callable[[dict[str, Any]], object], message: str) -> None:
+    record = record_of(version())
+    spoil(record)
+    with pytest.raises(ParametersError, match=message):
+        decode_parameters(sealed(record))
+
+
+# ── files written by hand ────────────────────────────────────────────────────────────────────────────────────────────
+
+BY_HAND: dict[str, Any] = {
+    "horizon": 2,
+    "beta": 1.0,
+    "arms": [{"arm": "a", "reward": 1}, {"arm": "b", "reward": 2, "active": False}],
+    "theta_context": [0.5],
+    "theta_arms": [0, -1],
+    "precision": {"context": [[2]], "cross": [[0.5], [0]], "arms": [2, 1]},
+}
+
+
+def test_a_file_with_what_planning_needs_is_enough_for_explain() -> None:
+    decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
+    assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0)
+    assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
+    assert decoded.posterior.precision == Precision(
+        context=np.array([[2.0]]), cross=np.array([[0.5], [0.0]]), arms=np.array([2.0, 1.0])
+    )
+    assert (decoded.version, decoded.beta, decoded.thresholds) == (0, 1.0, ())
+    with pytest.raises(ParametersError, match="no sha256"):
+        decode_parameters(json.dumps(BY_HAND).encode())
+
+
+@pytest.mark.parametrize("name", ["arms", "theta_context", "theta_arms", "precision"])
+def test_a_file_without_what_planning_needs_says_what_is_missing(name: str) -> None:
+    record = deepcopy(BY_HAND)
+    del record[name]
+    with pytest.raises(ParametersError, match=f"the field {name} is missing"):
+        decode_parameters(json.dumps(record).encode(), complete=False)
+
+
+def test_a_whole_record_is_good_for_explain_too() -> None:
+    assert decode_parameters(RECORD, complete=False) == version()
+
+
+@pytest.mark.parametrize("value", [b"", b"null", b"[]", b"3", b'"x"', b"{", b"\xff", b"NaN", b'{"sha256": 5}'])
+def test_what_is_no_record_is_refused(value: bytes) -> None:
+    with pytest.raises(ParametersError):
+        decode_parameters(value)
+
+
+# ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_first_version_is_the_prior_under_which_all_explore() -> None:
+    learning = LearningSettings(dim=2, horizon=3, ridge=2.0, beta=1.25)
+    first = Parameters.first(learning, (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0)))
+    assert first.posterior == Posterior.prior(dim=2, arms=2, ridge=2.0)
+    assert (first.version, first.effective_at, first.thresholds, first.beta) == (0, 0, (0.0,) * 3, 1.25)
+    assert first.rewards.tolist() == [1.0, 2.0]
+
+
+def test_beta_is_the_radius_under_theory_and_the_setting_otherwise() -> None:
+    theory = version(settings=LearningSettings(dim=2, horizon=3, beta="theory"), radius=88.0)
+    assert theory.beta == 88.0
+    assert decode_parameters(encode_parameters(theory)).beta == 88.0
+    assert version(radius=88.0).beta == 1.5
+
+
+def test_other_settings_leave_the_estimate_and_drop_thresholds_of_another_horizon() -> None:
+    changed = with_settings(version(), policy="greedy", beta=3.0)
+    assert changed.posterior is not None
+    assert (changed.settings.policy, changed.beta, changed.thresholds) == ("greedy", 3.0, (0.3, 0.2, 0.1))
+    assert with_settings(version(), horizon=5).thresholds == ()
+    with pytest.raises(InputError, match="unknown bonus"):
+        with_settings(version(), bonus="none")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_json_cannot_say_never_gets_into_a_version(bad: float) -> None:
+    for changes in ({"thresholds": (0.1, bad, 0.1)}, {"radius": bad}):
+        with pytest.raises(ParametersError, match="not finite"):
+            version(**changes)
+
+
+def test_a_version_is_a_value() -> None:
+    one = version()
+    with pytest.raises(FrozenInstanceError):
+        one.version = 8  # type: ignore[misc]
+    assert one == version()
+    assert one != replace(one, version=8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dim": 0}, "dim must be a whole number of at least 1, not 0"),
+        ({"dim": True}, "dim must be a whole number"),
+        ({"horizon": 0}, "horizon must be a whole number of at least 1"),
+        ({"horizon": "3"}, "horizon must be a whole number"),
+        ({"warmup": -1}, "warmup must be a whole number of at least 0"),
+        ({"horizon_episodes": 1}, "horizon_episodes must be a whole number of at least 2"),
+        ({"window": 0}, "window must be a whole number of at least 1"),
+        ({"session_timeout": -1}, "session_timeout"),
+        ({"lateness": 0.5}, "lateness"),
+        ({"policy": "ucb"}, "unknown policy 'ucb'"),
+        ({"bonus": ["value"]}, "unknown bonus"),
+        ({"estimator": "mle"}, "unknown estimator"),
+        ({"unanswered": "maybe"}, "unknown unanswered"),
+        ({"repeats": "yes"}, "repeats must be true or false"),
+        ({"salt": 5}, "salt must be a text"),
+        ({"epsilon": 1.5}, "epsilon must be between 0 and 1"),
+        ({"epsilon": "0.1"}, "epsilon must be a finite number"),
+        ({"random_share": -0.1}, "random_share must be between 0 and 1"),
+        ({"forgetting": 0.0}, "forgetting must be above 0"),
+        ({"forgetting": 1.01}, "forgetting must be above 0"),
+        ({"ridge": 0.0}, "ridge must be a finite number above zero"),
+        ({"ridge": float("inf")}, "ridge must be a finite number"),
+        ({"beta": -1.0}, "beta must be a finite number of at least 0"),
+        ({"beta": float("nan")}, "beta must be a finite number"),
+        ({"beta": "practice"}, 'beta must be a number or "theory"'),
+        ({"beta": True}, "beta must be a finite number"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LearningSettings(**({"dim": 2} | changes))
