@@ -15,7 +15,7 @@ from worker.bandit.policies import BONUSES, POLICIES
 from worker.commands.simulate import beta
 from worker.console import JSON, check_writable, note, say, write_json
 from worker.errors import InputError
-from worker.lab.demo import TICK, Demo, DemoSettings
+from worker.lab.demo import TICK, Demo, DemoSettings, check_state
 from worker.lab.environments import ENVIRONMENTS
 from worker.lab.live import View, live_view
 from worker.lab.report import can_draw, check_report, write_report
@@ -27,6 +27,7 @@ from worker.runners.web import WebServer, operations
 from worker.settings import Command, Option, integer, number
 
 DEFAULTS = DemoSettings()
+NO_REPORT = "none"
 
 OPTIONS = (
     Option(name="environment", help="the simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
@@ -53,7 +54,9 @@ OPTIONS = (
         name="record", help="write all records of this run to FILE (.gz packs it, - is standard output)", metavar="FILE"
     ),
     Option(
-        name="report", help="folder of the report [DIR/report with --state DIR, else a temporary one]", metavar="DIR"
+        name="report",
+        help="folder of the report, or none [DIR/report with --state DIR, else a temporary folder]",
+        metavar="DIR",
     ),
     Option(
         name="metrics-port",
@@ -74,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
     metrics = Metrics()
     with ExitStack() as stack:
         state = stack.enter_context(StateFolder(options.state)) if options.state else None
+        if state is not None:
+            check_state(state, settings)  # before a log of the same name is overwritten
         server = stack.enter_context(WebServer(operations(metrics.registry, lambda: None), port=options.metrics_port))
         log = stack.enter_context(LogWriter(options.record)) if options.record else None
         demo = Demo(settings, state=state, watchers=[metrics], tap=log)
@@ -81,7 +86,8 @@ def run(options: argparse.Namespace) -> int:
             note(f"going on after {len(demo.rows)} episodes" + (f"; {log.name} has what comes now" if log else ""))
         stopped = _watch(demo, live_view(server.url), options.speed)
         seconds = time.perf_counter() - began
-        page = write_report(demo, _report_folder(options), seconds=seconds)
+        folder = _report_folder(options)
+        page = None if folder is None else write_report(demo, folder, seconds=seconds)
     _tell(options, demo, page, seconds)
     return 128 + stopped if stopped else 0
 
@@ -95,7 +101,7 @@ def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
     if len(set(files)) < len(files):
         raise InputError("--json and --record must be different files")
     check_writable(*files)
-    if options.report is not None:
+    if options.report not in (None, NO_REPORT):
         check_report(Path(options.report))
 
 
@@ -131,23 +137,26 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(sent, handler)
 
 
-def _report_folder(options: argparse.Namespace) -> Path:
+def _report_folder(options: argparse.Namespace) -> Path | None:
     if options.report is not None:
-        return Path(options.report)
+        return None if options.report == NO_REPORT else Path(options.report)
     return Path(options.state) / "report" if options.state else Path(tempfile.mkdtemp(prefix="adcascade-demo-"))
 
 
-def _tell(options: argparse.Namespace, demo: Demo, page: Path, seconds: float) -> None:
+def _tell(options: argparse.Namespace, demo: Demo, page: Path | None, seconds: float) -> None:
     numbers = summary(demo)
-    write_json(options.json, {**numbers, "seconds": round(seconds, 3), "report": str(page)})
+    write_json(options.json, {**numbers, "seconds": round(seconds, 3), "report": page and str(page)})
+    report = f"report: {page}" + ("" if can_draw() else " (pictures need matplotlib: pip install 'adcascade[lab]')")
     if "-" in (options.json, options.record):
-        note(f"report: {page}")
+        if page is not None:
+            note(report)
         return
     say(f"adcascade demo: {demo.settings.environment}, {demo.settings.policy}, seed {demo.settings.seed}")
     say()
     say(summary_table(numbers, seconds))
-    say()
-    say(f"report: {page}" + ("" if can_draw() else " (pictures need matplotlib: pip install 'adcascade[lab]')"))
+    if page is not None:
+        say()
+        say(report)
 
 
 COMMAND = Command(

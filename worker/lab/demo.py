@@ -164,11 +164,8 @@ class Demo:
 
     def _open(self, state: StateFolder) -> None:
         """Take up the run that the folder holds, or begin one in it."""
-        stored = state.meta("demo.settings")
-        if stored is None and state.parameters():
-            raise InputError(f"{state.path} holds the state of something else than a demo; choose another folder")
-        if stored is not None:
-            _check_same(msgspec.json.decode(stored, type=DemoSettings), self.settings, str(state.path))
+        check_state(state, self.settings)
+        if state.meta("demo.settings") is not None:
             self._before = Counter(msgspec.json.decode(state.meta("demo.counts") or b"{}", type=dict[str, int]))
             self._ledger.restore(state, self.users.start + self.settings.episodes * self.users.period)
         state.set_meta("demo.settings", msgspec.json.encode(self.settings))
@@ -286,10 +283,17 @@ class Demo:
         return dict(sorted(dead.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _check_same(stored: DemoSettings, given: DemoSettings, folder: str) -> None:
+def check_state(state: StateFolder, settings: DemoSettings) -> None:
+    """Refuse a folder that holds something else than a demo of these settings; its episodes may be fewer or more."""
+    stored = state.meta("demo.settings")
+    if stored is None:
+        if state.parameters():
+            raise InputError(f"{state.path} holds the state of something else than a demo; choose another folder")
+        return
+    before = msgspec.json.decode(stored, type=DemoSettings)
     for name in DemoSettings.__struct_fields__:
-        was, now = getattr(stored, name), getattr(given, name)
+        was, now = getattr(before, name), getattr(settings, name)
         if was != now and name != "episodes":
             flags = {True: f"--{name}", False: f"--no-{name}"}
             flag, other = (flags[was], flags[now]) if isinstance(was, bool) else (f"--{name} {was}", now)
-            raise InputError(f"{folder} holds a demo with {flag}, not {other}; give the same, or another folder")
+            raise InputError(f"{state.path} holds a demo with {flag}, not {other}; give the same, or another folder")

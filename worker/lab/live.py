@@ -211,8 +211,8 @@ def _curves(rows: Sequence[Row], episodes: int, width: int) -> RenderableType:
     grid.add_column(ratio=1)
     grid.add_column(ratio=1)
     grid.add_row(
-        _curve("pseudo-regret per session", regret, episodes, width, "yellow", (0.0, max([1e-9, *regret])), "{:.4f}"),
-        _curve("served, share of the oracle's", share, episodes, width, "green", (floor, 1.0), "{:.1%}"),
+        _curve("pseudo-regret/session", regret, episodes, width, "yellow", (0.0, max([1e-9, *regret])), "{:.4f}"),
+        _curve("served/oracle", share, episodes, width, "green", (floor, 1.0), "{:.1%}"),
     )
     return grid
 
