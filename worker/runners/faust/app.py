@@ -207,7 +207,7 @@ def _add_agents(app: WorkerApp, names: TopicNames) -> None:
         try:
             await app.know_topics()
             async for event in stream.noack().events():
-                await app.serving.take(event.value, event.message.generation_id)
+                await app.serving.take(event.value)
         except Exception as error:
             app.serving.fail(error)
 

@@ -42,6 +42,8 @@ class Broadcast(Service):
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
+            # Requests of one connection are answered in turn: a question for the end waits behind a parked fetch.
+            fetch_max_wait_ms=100,
             # A record may be larger: then the broker sends it alone.
             max_partition_fetch_bytes=8 << 20,
         )

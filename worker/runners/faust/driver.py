@@ -85,11 +85,20 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
         if (pause := self._paced_until - loop.time()) > 0:
             await asyncio.sleep(pause)
         fetcher = consumer._fetcher
-        with fetcher._subscriptions.fetch_context():
-            while self.consumer.flow_active and not fetcher._subscriptions.reassignment_in_progress:
+        subscriptions = fetcher._subscriptions
+        assignment = subscriptions.subscription and subscriptions.subscription.assignment
+        with subscriptions.fetch_context():
+            # A poll may outlive the generation it began in. What it then took from the fetcher its caller would throw
+            # away, and a changelog so robbed never ends its recovery.
+            while (
+                self.consumer.flow_active
+                and assignment is not None
+                and not subscriptions.reassignment_in_progress
+                and subscriptions.subscription.assignment is assignment
+            ):
                 if consumer._closed or fetcher._closed:
                     raise ConsumerStoppedError
-                lists = await self._drain(fetcher, active_partitions)
+                lists = await self._drain(fetcher, assignment, active_partitions)
                 if lists:
                     self._paced_until = loop.time() + self.consumer.worker.options.pace
                     return lists
@@ -104,12 +113,9 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
                     waiter.result()  # the coordinator passes its errors this way
         return {}
 
-    async def _drain(self, fetcher: Any, active: set[TP]) -> dict[TP, RecordList]:
+    async def _drain(self, fetcher: Any, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
         # With no timeout `fetched_records` does not give way to the loop, so the positions before and after belong to
         # what it returns.
-        assignment = fetcher._subscriptions.subscription.assignment
-        if assignment is None:
-            return {}
         states = [(tp, state) for tp in active if (state := assignment.state_value(tp)) and state.has_valid_position]
         before = [state.position for _, state in states]
         drained = await fetcher.fetched_records(active, timeout=0)
@@ -119,6 +125,7 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
             if state.position != start:
                 lists[tp] = RecordList(
                     tp=tp,
+                    generation=self.app.consumer_generation_id,
                     start=start,
                     end=state.position,
                     records=[plain(record) for record in drained.get(tp, ())],
@@ -181,20 +188,19 @@ class Consumer(stock.Consumer):
         timeout: float,  # noqa: ASYNC109 (Faust's)
     ) -> AsyncIterator[tuple[TP, ConsumerMessage]]:
         """Yield one message per partition that has news."""
-        generation = self.app.consumer_generation_id
         lists, active = await self._wait_next_records(timeout)
         if not lists or self.should_stop:
             return
-        for tp, taken in lists.items():
+        for tp, taken in cast(Mapping[TP, RecordList], lists).items():
             # What is dropped here was taken from the fetcher for good. For inputs `Serving` notices that and reads it
             # again; a changelog is read again by the recovery that follows every rebalance.
-            if not self.flow_active or generation != self.app.consumer_generation_id:
+            if not self.flow_active or taken.generation != self.app.consumer_generation_id:
                 return
             if active is None or tp in active or tp in self._buffered_partitions:
                 self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
-                yield tp, self._message(tp, cast(RecordList, taken), generation)
+                yield tp, self._message(tp, taken)
 
-    def _message(self, tp: TP, taken: RecordList, generation: int) -> ConsumerMessage:
+    def _message(self, tp: TP, taken: RecordList) -> ConsumerMessage:
         return ConsumerMessage(
             tp.topic,
             tp.partition,
@@ -208,7 +214,7 @@ class Consumer(stock.Consumer):
             0,
             0,
             tp,
-            generation_id=generation,
+            generation_id=taken.generation,
         )
 
     async def seek_to_committed(self) -> Mapping[TP, int]:

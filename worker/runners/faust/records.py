@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from faust.serializers.schemas import Schema
@@ -21,6 +21,7 @@ class RecordList:
     """
 
     tp: TP
+    generation: int
     start: int
     end: int
     records: Sequence[Record]
@@ -28,14 +29,15 @@ class RecordList:
     def after(self, offset: int) -> RecordList:
         """Return the part from `offset` on.
 
-        >>> taken = RecordList(tp=TP("t", 0), start=4, end=7, records=[Record("t", 0, n, 0, None, b"") for n in (4, 6)])
+        >>> records = [Record("t", 0, offset, 0, None, b"") for offset in (4, 6)]
+        >>> taken = RecordList(tp=TP("t", 0), generation=1, start=4, end=7, records=records)
         >>> taken.after(5).start, [record.offset for record in taken.after(5).records]
         (5, [6])
         """
         if offset <= self.start:
             return self
         kept = [record for record in self.records if record.offset >= offset]
-        return RecordList(tp=self.tp, start=min(offset, self.end), end=self.end, records=kept)
+        return replace(self, start=min(offset, self.end), records=kept)
 
 
 def plain(record: Any) -> Record:

@@ -147,9 +147,9 @@ class Serving:
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def take(self, taken: RecordList, generation: int) -> None:
+    async def take(self, taken: RecordList) -> None:
         """Handle a list; return when there is room for another."""
-        if not self.is_open(generation):
+        if not self.is_open(taken.generation):
             return
         lane = self.lanes.get(taken.tp.partition)
         if lane is None or taken.tp not in lane.expected:
@@ -164,7 +164,7 @@ class Serving:
         fresh = taken.after(expected)
         self._under_way += len(fresh.records)
         lane.handle(fresh)
-        while self._under_way > self._limit and self.is_open(generation):
+        while self._under_way > self._limit and self.is_open(taken.generation):
             self._moved.clear()
             await self._moved.wait()
 
@@ -182,7 +182,8 @@ class Serving:
             return
         log.error("%s-%d: records %d to %d are gone (retention)", tp.topic, tp.partition, lane.expected[tp], offset - 1)
         self._rereading.pop(tp, None)
-        lane.handle(RecordList(tp=tp, start=lane.expected[tp], end=offset, records=()))
+        gap = RecordList(tp=tp, generation=self.generation, start=lane.expected[tp], end=offset, records=())
+        lane.handle(gap)
 
     def _on_landed(self, size: int) -> None:
         self._under_way -= size
