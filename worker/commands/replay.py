@@ -213,6 +213,10 @@ def warnings(report: Report) -> list[str]:
             f"not folded again: {report.unfolded:,} versions, because the journal before them is not in the log"
         )
     told += [f"the journal lacks the offsets {first} to {last}" for first, last in report.holes[:3]]
+    if report.lost is not None:
+        told.append(
+            f"a rollback after version {report.lost} went to one that is not in the log: not compared from there"
+        )
     if report.stale:
         told.append(f"{report.stale:,} decisions by an older version than the one in force, which had come late")
     if report.bad:

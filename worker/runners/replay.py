@@ -54,7 +54,7 @@ class Report:
 
     `events` counts records, repeated lines once; `versions` all that were recorded or made; `unfolded` the recorded
     ones that the log's journal does not suffice for; `stale` decisions by an older version than the one in force,
-    because that came late.
+    because that came late; `lost` is the version up to which learning again could follow the orders, if not to the end.
     """
 
     mode: str
@@ -78,6 +78,7 @@ class Report:
     holes: Sequence[tuple[int, int]] = ()
     pinned: int | None = None
     planned: int | None = None
+    lost: int | None = None
 
     @property
     def events(self) -> int:
@@ -124,7 +125,7 @@ class Report:
             "journal_holes": [list(hole) for hole in self.holes],
         }
         if self.pinned is not None:
-            document |= {"slates_recorded": self.pinned, "slates_planned": self.planned}
+            document |= {"slates_recorded": self.pinned, "slates_planned": self.planned, "lost_after": self.lost}
         return document
 
 
@@ -214,6 +215,7 @@ def relearn(
             revenue=result.revenue,
             pinned=result.pinned,
             planned=result.planned,
+            lost=result.lost,
         )
 
 

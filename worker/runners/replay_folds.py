@@ -126,18 +126,18 @@ class FoldAudit:
         if self._learner is None:
             return
         self._recent.extend(chunk)
-        pending = chunk
-        while self._learner is not None:
-            outcome = self._learner.handle(pending)
-            if self._judge(outcome):
-                self._learner = self._continued()
-            elif self._is_lost(outcome):
+        pending = _pieces(chunk)
+        while pending and self._learner is not None:
+            outcome = self._learner.handle(pending.popleft())
+            if is_lost(self._learner, outcome):
                 self._start(above=self._learner.current.version, first=self._recent[0][0])
+            elif self._judge(outcome):
+                self._learner = self._continued()
             else:
-                break
+                continue
             if self._learner is not None:
                 start = self._learner.resume_offset
-                pending = [record for record in self._recent if record[0] >= start]
+                pending = _pieces([record for record in self._recent if record[0] >= start])
         self._trim()
 
     def _trim(self) -> None:
@@ -147,16 +147,6 @@ class FoldAudit:
         needed = self._learner.resume_offset
         while self._recent and self._recent[0][0] < needed:
             self._recent.popleft()
-
-    def _is_lost(self, outcome: Outcome) -> bool:
-        """Say whether a rollback went to a version that this log does not have, so that nobody can follow it."""
-        newest = self._kept_up_to()
-        return any(
-            isinstance(refusal.order, Command)
-            and refusal.order.version is not None
-            and newest - KEPT < refusal.order.version <= newest
-            for refusal in outcome.refusals
-        )
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,6 +202,28 @@ class FoldAudit:
             if number > self._started and number not in self._results and recorded.records[0].journal_offset < end:
                 self._report(number, "version", "none, by the journal", f"sha256 {recorded.sha256[:12]}…")
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="differs")
+
+
+def _pieces(records: list[tuple[int, bytes]]) -> deque[list[tuple[int, bytes]]]:
+    """Split records so that a rollback stands alone: what comes after it depends on whether it can be followed."""
+    pieces: deque[list[tuple[int, bytes]]] = deque([[]])
+    for record in records:
+        if b"rollback" in record[1]:
+            pieces += [[record], []]
+        else:
+            pieces[-1].append(record)
+    return pieces
+
+
+def is_lost(learner: Learner, outcome: Outcome) -> bool:
+    """Say whether a rollback was refused for want of a version that was known when it was ordered."""
+    newest = learner.current.version
+    return any(
+        isinstance(refusal.order, Command)
+        and refusal.order.version is not None
+        and newest - KEPT < refusal.order.version <= newest
+        for refusal in outcome.refusals
+    )
 
 
 def _made_under(versions: RecordedVersions) -> dict[int, LearningSettings]:

@@ -24,7 +24,7 @@ from worker.errors import InputError
 from worker.runners.logs import NO_TIMESTAMP
 from worker.runners.replay_decisions import UNLIMITED
 from worker.runners.replay_findings import Findings, Mismatch
-from worker.runners.replay_folds import Status, VersionResult
+from worker.runners.replay_folds import Status, VersionResult, is_lost
 from worker.runners.replay_log import ARRIVAL, CLICK, DECISION, OPENED, Entry, ReplayLog
 from worker.stream.codec import (
     Limits,
@@ -42,7 +42,7 @@ from worker.stream.contexts import pack_context
 from worker.stream.events import ArmChange, Arrival, Command, Decision, Mode, Opened, Progress
 from worker.stream.learner import Learner
 from worker.stream.parameters import Arm, LearningSettings, Parameters
-from worker.stream.versions import Versions
+from worker.stream.versions import KEPT, Versions
 
 CHUNK: Final = 4096  # facts handed to the learner at once
 
@@ -51,13 +51,14 @@ CHUNK: Final = 4096  # facts handed to the learner at once
 class Origin:
     """What learning starts from.
 
-    `made_at` is the offset in the recorded journal where the version `loaded` was made: orders up to there are in it.
+    `loaded` ends with the version to go on from, after those that a rollback may ask for; none to start from nothing.
+    `made_at` is the offset in the recorded journal where that version was made: orders up to there are in it.
     `compared` says whether the recorded versions should come out.
     """
 
     settings: LearningSettings
     arms: tuple[Arm, ...]
-    loaded: Parameters | None = None
+    loaded: Sequence[Parameters] = ()
     made_at: int = -1
     compared: bool = False
 
@@ -73,6 +74,7 @@ class Relearned:
     revenue: float = 0.0
     pinned: int = 0  # arrivals whose slate was recorded
     planned: int = 0
+    lost: int | None = None  # the version after which a rollback could not be followed
     versions: list[VersionResult] = field(default_factory=list)
 
 
@@ -124,13 +126,16 @@ def find_origin(log: ReplayLog, *, changes: dict[str, object], arms: Sequence[Ar
         first = log.versions.read(oldest.version)
         given = first.arms if arms is None else tuple(arms)
         return Origin(settings=settings, arms=given, compared=same and given == first.arms)
-    loaded = log.versions.read(_first_whole(log))
+    base = _first_whole(log)
+    loaded = log.versions.read(base)
     if settings.dim != loaded.settings.dim:
-        raise InputError(f"--dim {settings.dim}: the log begins with version {loaded.version} of {loaded.settings.dim}")
+        raise InputError(f"--dim {settings.dim}: the log begins with version {base} of {loaded.settings.dim}")
     # The journal that is made here begins at 0, and has one partition.
     reached = {0: min(loaded.progress.values())} if loaded.progress else {}
-    moved = replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)
-    return Origin(settings=settings, arms=loaded.arms, loaded=moved, made_at=loaded.journal_offset, compared=same)
+    history = [replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
+    while len(history) < KEPT and (before := history[0].version - 1) in log.versions.known:
+        history.insert(0, log.versions.read(before))
+    return Origin(settings=settings, arms=loaded.arms, loaded=history, made_at=loaded.journal_offset, compared=same)
 
 
 def _settings(base: LearningSettings | None, changes: dict[str, object]) -> LearningSettings:
@@ -155,8 +160,7 @@ class Relearner:
         self._findings = findings
         known = log.versions.known
         made_under = {number: version.settings for number, version in known.items()} if origin.compared else {}
-        history = [origin.loaded] if origin.loaded else []
-        self._learner = Learner(origin.settings, origin.arms, history, made_under=made_under)
+        self._learner = Learner(origin.settings, origin.arms, origin.loaded, made_under=made_under)
         self._versions = Versions(self._learner.current)
         self._note(self._learner.begin().versions)
         self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
@@ -321,6 +325,7 @@ class Relearner:
             self._progress(max(due, 0))
 
     def _obey(self) -> None:
+        self._learn()  # so that what comes of the order is known apart
         _, order = self._orders.popleft()
         self._fact(encode_journal(order))
         self._learn()
@@ -341,6 +346,9 @@ class Relearner:
     def _learn(self) -> None:
         facts, self._facts = self._facts, []
         outcome = self._learner.handle(facts)
+        if is_lost(self._learner, outcome):
+            self.result.lost = self._learner.current.version
+            self._compared = False
         for episode in outcome.episodes:
             self.result.sessions += episode.sessions
             self.result.clicks += episode.clicks
