@@ -172,7 +172,7 @@ def exploration(demo: Demo) -> bytes:
         colour = LOOKS[demo.settings.policy][0]
         budget = has_budget(demo)
         left, *others = figure.subplots(1, 2, width_ratios=(1.5, 1.0)) if budget else [figure.subplots()]
-        _warmup(left, demo, label=0.97)
+        _warmup(left, demo, label=0.3)
         left.plot(_episodes(rows), explored / sessions, "o", markersize=3.4, color=colour, label="explored")
         left.set(
             title="Sessions that explored",
