@@ -226,20 +226,22 @@ def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(
     balanced(runner.tally, runner)
 
 
-def test_sessions_and_parameters_survive_a_restart(golden: tuple[list[Sent], str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 2)])
+def test_sessions_and_parameters_survive_a_restart(
+    golden: tuple[list[Sent], str, int], tmp_path: Path, before: int, after: int
+) -> None:
     sent, sha256, _ = golden
     half = START + 30 * SECOND
     with StateFolder(tmp_path) as state:
-        first = Embedded(settings(), ARMS, partitions=3, state=state)
+        first = Embedded(settings(), ARMS, partitions=before, state=state)
         deliver(first, [one for one in sent if one.at < half])
         held = {name: session for task in first.tasks for name, session in task.table.items()}
     assert held
     with StateFolder(tmp_path) as state:
-        second = Embedded(settings(), ARMS, partitions=5, state=state)
+        second = Embedded(settings(), ARMS, partitions=after, state=state)
         assert {name: session for task in second.tasks for name, session in task.table.items()} == held
         assert second.versions.newest.sha256 == first.versions.newest.sha256
         deliver(second, [one for one in sent if one.at >= half])
-        # Two partitions are new since the restart, so time waits for them; it has not been told otherwise before.
         finish(second)
         assert second.versions.newest.sha256 == sha256
         balanced(second.tally, second)

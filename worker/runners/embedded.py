@@ -160,10 +160,11 @@ class Embedded:
         if any(self._inboxes):
             raise InputError("pump before advancing: time may not pass records that wait")
         self.time = max(self.time, now)
-        count = len(self.tasks)
+        # A state folder may have been written with more partitions. Those are empty now, and hold nothing back.
+        count = max(len(self.tasks), self.learner.partitions)
+        progress = [Progress(partition=partition, partitions=count, time=self.time) for partition in range(count)]
+        self._journal([(None, encode_progress(one)) for one in progress])
         for partition, task in enumerate(self.tasks):
-            progress = Progress(partition=partition, partitions=count, time=self.time)
-            self._journal([(None, encode_progress(progress))])
             task.acknowledged(self.time)
             if task.has_due:
                 self._step(partition, task, [])

@@ -165,6 +165,11 @@ class Learner:
         return min(self._progress.values(), default=0)
 
     @property
+    def partitions(self) -> int:
+        """The highest number of partitions that any progress record has named."""
+        return len(self._progress)
+
+    @property
     def closed_until(self) -> int:
         """The end of the last window that is closed, with or without sessions; 0 before the first."""
         return self._windows.closed_until
