@@ -6,14 +6,16 @@
 
     python tests/kafka/measure.py --servers 127.0.0.1:9092 [--events 300000] [--json FILE]
 
-First a backlog flat out (events/s and CPU per event), then live at half of each one's rate: time from sending an arrival to
-having its decision, as a client sees it.
+First a backlog flat out (events/s and CPU per event), then live at half of each one's rate: time from sending an
+arrival to having its decision, as a client sees it. All three run with the same settings of the garbage collector.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import gc
 import json
 import os
 import resource
@@ -148,7 +150,8 @@ class Meter:
     def report(self) -> None:
         assert self._begun is not None
         wall, cpu = (end - start for start, end in zip(self._begun, self._now(), strict=True))
-        print(json.dumps({"events": self.expected, "seconds": wall, "cpu": cpu}), flush=True)
+        sys.stdout.write(json.dumps({"events": self.expected, "seconds": wall, "cpu": cpu}) + "\n")
+        sys.stdout.flush()
 
     @staticmethod
     def _now() -> tuple[float, float]:
@@ -267,10 +270,6 @@ def batch(servers: list[str], names: TopicNames, expected: int, group: str, opti
     ports = Ports(
         serve=Timed, parameters=Nothing(), learn=Nothing, progress=progress, clock=lambda: time.time_ns() // 1_000_000
     )
-    if options.pop("gc", False):
-        import gc
-
-        gc.set_threshold(100_000, 50, 100)
     if options.pop("uvloop", False):
         import uvloop
 
@@ -340,10 +339,8 @@ async def live(servers: list[str], names: TopicNames, rate: float, seconds: floa
                 count += due
             await asyncio.sleep(0.004)
     sending = False
-    try:
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(reader, 30)
-    except TimeoutError:
-        pass
     await consumer.stop()
     if len(latencies) < 10:
         return {"p50": float("nan"), "p99": float("nan"), "sent": count, "answered": answered}
@@ -367,6 +364,7 @@ def spawn(kind: str, servers: list[str], prefix: str, expected: int, **options: 
 def child(argument: dict[str, Any]) -> None:
     servers, names, expected = argument["servers"], TopicNames(argument["prefix"]), argument["expected"]
     group = f"{argument['prefix']}-{argument['kind']}"
+    gc.set_threshold(100_000, 50, 100)
     if argument["kind"] == "raw":
         asyncio.run(raw(servers, names, expected))
     elif argument["kind"] == "idiomatic":
@@ -405,7 +403,7 @@ def measure(
                 process.terminate()
                 process.wait(30)
         results[kind] = result
-        print(kind, {name: round(value, 2) for name, value in result.items()}, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{kind} { {name: round(value, 2) for name, value in result.items()} }\n")
     return results
 
 
