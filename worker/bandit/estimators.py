@@ -70,19 +70,23 @@ def _laplace(prior: Posterior, data: Observations) -> Fit:
         if squared <= TOLERANCE**2:
             theta = (theta[0] + move[0], theta[1] + move[1])
             return _fitted(theta, _information(prior.precision, data, _chances(theta, data)), step)
-        theta = _climb(prior, data, theta, move)
+        theta = _climb(prior, data, theta, move, squared)
     raise EstimationError(f"Newton's method did not converge in {MOST_STEPS} steps")
 
 
 def _climb(
-    prior: Posterior, data: Observations, theta: tuple[Floats, Floats], move: tuple[Floats, Floats]
+    prior: Posterior, data: Observations, theta: tuple[Floats, Floats], move: tuple[Floats, Floats], slope: float
 ) -> tuple[Floats, Floats]:
-    """Go along `move`, half as far each time the log posterior falls: it is concave, so this always arrives."""
+    """Go along `move`, half as far each time the log posterior does not rise by a quarter of what its slope promises.
+
+    It is concave, so this always arrives; a full step near the top gains half of the slope, beyond it too little.
+    """
     height = _log_posterior(prior, theta, data)
+    rounding = 1e-9 * (1 + abs(height))
     scale = 1.0
     for _ in range(40):
         there = (theta[0] + scale * move[0], theta[1] + scale * move[1])
-        if _log_posterior(prior, there, data) >= height - 1e-9 * (1 + abs(height)):
+        if _log_posterior(prior, there, data) >= height + scale * slope / 4 - rounding:
             return there
         scale /= 2
     raise EstimationError("Newton's method found no way up")
