@@ -1,0 +1,209 @@
+"""Logged sessions as arrays, and how likely a rule for choosing slates is to show what was shown.
+
+Every rule that serves here, and every rule that is evaluated, has one form. With probability `uniform` the session is
+drawn uniformly as a whole (warm-up, `random_share`); otherwise each position shows the planned arm or, with
+probability `epsilon`, any eligible arm:
+
+    P(a_1 … a_h | x) = u Π_j 1/E_j + (1 − u) Π_j [ (1 − ε) 1{a_j = plan_j} + ε / E_j ]
+
+with E_j the number of arms eligible at position j. Deterministic policies have ε = 0, ε-greedy has its ε, random has
+ε = 1. So probabilities are known, of any slate, and need not be estimated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.bandit.planning import NO_ARM
+from worker.bandit.precision import Floats, Ints
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rule:
+    """How the slates of n sessions are chosen.
+
+    Parameters
+    ----------
+    best : (n, H), the planned slates, NO_ARM after their end
+    epsilon : (n,), probability of any eligible arm at a position
+    uniform : (n,), probability that the whole session is drawn uniformly
+    repeats : whether a session may show an arm twice
+
+    Examples
+    --------
+    Five in a hundred sessions are drawn uniformly from two arms; the others see arm 1 twice.
+
+    >>> rule = Rule(best=np.array([[1, 1]]), epsilon=np.zeros(1), uniform=np.full(1, 0.05), repeats=True)
+    >>> rule.chances(np.array([[1, 0]]), np.array([[2, 2]]))
+    array([[0.975 , 0.0125]])
+    """
+
+    best: Ints
+    epsilon: Floats
+    uniform: Floats
+    repeats: bool
+
+    @property
+    def explores(self) -> Bools:
+        """Whether every eligible arm can come at every position: (n,)."""
+        return np.asarray((self.uniform > 0) | (self.epsilon > 0))
+
+    def plan_along(self, slates: Ints) -> Ints:
+        """Return what is planned at each position when the positions before it showed `slates`: (n, H) → (n, H).
+
+        Without repeats, an arm that ε-greedy drew takes a place of its plan, as in `worker.bandit.policies`.
+        """
+        if self.repeats or not (self.epsilon > 0).any():
+            return self.best
+        plans = self.best.copy()
+        for row in np.flatnonzero(self.epsilon > 0).tolist():
+            left = [arm for arm in self.best[row].tolist() if arm != NO_ARM]
+            for h, arm in enumerate(slates[row].tolist()):
+                plans[row, h] = left[0] if left else NO_ARM
+                if left:
+                    left.remove(arm if arm in left else left[-1])
+        return plans
+
+    def steps(self, slates: Ints, eligible: Ints) -> Floats:
+        """Return the probability of each arm given those before it, of sessions that are not drawn whole: (n, H)."""
+        epsilon = self.epsilon[:, None]
+        found = np.where(self.plan_along(slates) == slates, 1 - epsilon, 0.0) + epsilon / eligible
+        return np.where(slates == NO_ARM, 1.0, found)  # after the end of a slate nothing is chosen
+
+    def chances(self, slates: Ints, eligible: Ints) -> Floats:
+        """Return the probability of the first h arms of each slate, for h = 1 … H: (n, H)."""
+        drawn = np.cumprod(np.where(slates == NO_ARM, 1.0, 1 / eligible), axis=1)
+        planned = np.cumprod(self.steps(slates, eligible), axis=1)
+        share = self.uniform[:, None]
+        return np.asarray(share * drawn + (1 - share) * planned)
+
+    def part(self, rows: Bools | Ints) -> Rule:
+        """Return the rule for some of the sessions."""
+        return replace(self, best=self.best[rows], epsilon=self.epsilon[rows], uniform=self.uniform[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sessions:
+    """What n sessions of a log showed and earned, how they were served, and how the target would have served them.
+
+    A session goes through its displays until a click ends it, the slate is exhausted, or the user leaves: the display
+    at which he leaves was made, but not answered.
+
+    Parameters
+    ----------
+    contexts : (n, d)
+    slates : (n, H), arms as they were to be shown, NO_ARM after their end
+    displayed : (n,), how many positions were displayed, the one at which the user left included
+    answered : (n,), how many of them were answered
+    clicked : (n,), whether the last display was clicked
+    earned : (n,), revenue of each session, whatever the depth
+    prices : (g, K), revenue of each arm in each period of constant prices and arms
+    active : (g, K), whether each arm could be shown in that period
+    period : (n,), the row of `prices` and `active` that holds for each session
+    excluded : per session, the arms that it must not see; empty if no session excludes any
+    served, target : the rules by which it was served, and would be
+    target_slates : (r, n, H), slates drawn from the target; one is enough if it leaves nothing to chance
+    drawn : (n,), whether the whole session was drawn uniformly
+    depth : how many positions are looked at; nothing later counts
+    """
+
+    contexts: Floats
+    slates: Ints
+    displayed: Ints
+    answered: Ints
+    clicked: Bools
+    earned: Floats
+    prices: Floats
+    active: Bools
+    period: Ints
+    excluded: tuple[tuple[int, ...], ...]
+    served: Rule
+    target: Rule
+    target_slates: Ints
+    drawn: Bools
+    depth: int
+
+    def __len__(self) -> int:
+        return len(self.slates)
+
+    @property
+    def horizon(self) -> int:
+        """The most positions H."""
+        return int(self.slates.shape[1])
+
+    @property
+    def positions(self) -> Ints:
+        """1 … H, as a row."""
+        return np.arange(1, self.horizon + 1)[None, :]
+
+    @property
+    def reached(self) -> Bools:
+        """Whether a position was displayed: (n, H)."""
+        return np.asarray(self.positions <= self.displayed[:, None])
+
+    @property
+    def passed(self) -> Bools:
+        """Whether the next position was displayed, too: (n, H)."""
+        return np.asarray(self.positions < self.displayed[:, None])
+
+    @property
+    def rewards(self) -> Floats:
+        """What each display earned: (n, H), zero but at the click."""
+        at_click = self.clicked[:, None] & (self.positions == self.displayed[:, None])
+        return np.where(at_click, self.price(self.slates), 0.0)
+
+    def price(self, slates: Ints) -> Floats:
+        """Return the revenue of a click on each arm: (n, H) → (n, H)."""
+        return np.asarray(self.prices[self.period[:, None], slates])
+
+    def can_show(self) -> Bools:
+        """Return which arms are eligible at the first position: (n, K)."""
+        mask = self.active[self.period].copy()
+        for row, arms in enumerate(self.excluded):
+            if arms:
+                mask[row, list(arms)] = False
+        return mask
+
+    @property
+    def eligible(self) -> Ints:
+        """How many arms are eligible at each position, at least 1 to divide by: (n, H)."""
+        left = self.active.sum(axis=1)[self.period]
+        for row, arms in enumerate(self.excluded):
+            if arms:
+                left[row] -= int(self.active[self.period[row], list(set(arms))].sum())
+        gone = np.zeros_like(self.positions) if self.served.repeats else self.positions - 1
+        return np.asarray(np.maximum(left[:, None] - gone, 1))
+
+    def part(self, rows: Bools | Ints) -> Sessions:
+        """Return some of the sessions."""
+        chosen = np.arange(len(self))[rows]
+        return replace(
+            self,
+            contexts=self.contexts[rows],
+            slates=self.slates[rows],
+            displayed=self.displayed[rows],
+            answered=self.answered[rows],
+            clicked=self.clicked[rows],
+            earned=self.earned[rows],
+            period=self.period[rows],
+            excluded=tuple(self.excluded[row] for row in chosen.tolist()) if self.excluded else (),
+            served=self.served.part(rows),
+            target=self.target.part(rows),
+            target_slates=self.target_slates[:, rows],
+            drawn=self.drawn[rows],
+        )
+
+    def cut(self, depth: int) -> Sessions:
+        """Return the sessions as if they had ended after `depth` positions; what was planned stays as it is."""
+        return replace(
+            self,
+            displayed=np.minimum(self.displayed, depth),
+            answered=np.minimum(self.answered, depth),
+            clicked=self.clicked & (self.displayed <= depth),
+            depth=min(depth, self.depth),
+        )
