@@ -25,6 +25,7 @@ COMMANDS = {
     "parameters": "show, export, diff, roll back, freeze and unfreeze parameters",
     "arms": "add, price, retire and list ads",
     "replay": "a recorded log gives the same decisions and parameters again, or it says where not",
+    "evaluate": "a recorded log → what another policy would have earned, with confidence intervals",
     "bench": "benchmarks of this machine, as ratios within one run",
 }
 
