@@ -129,12 +129,18 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Add another tally to this one."""
-        for f in fields(Tally):
-            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+        for name in _FIELDS:
+            theirs = getattr(other, name)
+            if not theirs:  # most of it, in most batches
+                continue
+            mine = getattr(self, name)
             if isinstance(mine, Counter):
                 mine.update(theirs)
             else:
-                setattr(self, f.name, mine + theirs)
+                setattr(self, name, mine + theirs)
+
+
+_FIELDS = tuple(f.name for f in fields(Tally))
 
 
 @dataclass(slots=True)
