@@ -19,7 +19,7 @@ from ..golden.recording import ARMS, FACTS, GOLDEN, SETTINGS
 Document = dict[str, Any]
 
 # The golden log may come from another kind of machine, see tests/golden.
-EXACT = ("--tolerance", "1e-9")
+CLOSE = ("--tolerance", "1e-9")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_command_is_listed() -> None:
 
 
 def test_a_log_is_summed_up_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(GOLDEN), *EXACT]) == 0
+    assert main(["replay", str(GOLDEN), *CLOSE]) == 0
     out, err = capsys.readouterr()
     for text in ("2023-11-14 22:13:20", "dead-letters", "300 sessions", "881 of 881 decisions", "no mismatch"):
         assert text in out
@@ -60,7 +60,7 @@ def test_a_log_is_summed_up_for_people(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("flags", [(), ("--verify",)])
 def test_verifying_is_what_happens_by_default(capsysbinary: pytest.CaptureFixture[bytes], flags: tuple[str]) -> None:
-    assert main(["replay", str(GOLDEN), *flags, *EXACT, "--json", "-"]) == 0
+    assert main(["replay", str(GOLDEN), *flags, *CLOSE, "--json", "-"]) == 0
     report = orjson.loads(capsysbinary.readouterr().out)
     facts = orjson.loads(FACTS.read_bytes())
     assert report["mode"] == "verify"
@@ -73,9 +73,8 @@ def test_verifying_is_what_happens_by_default(capsysbinary: pytest.CaptureFixtur
 
 
 def test_relearning_writes_its_versions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code = main(["replay", str(GOLDEN), "--relearn", "--json", str(tmp_path / "out.json")])
+    assert main(["replay", str(GOLDEN), "--relearn", *CLOSE, "--json", str(tmp_path / "out.json")]) == 0
     report = orjson.loads((tmp_path / "out.json").read_bytes())
-    assert code == (1 if report["mismatches"] else 0)
     assert report["mode"] == "relearn"
     assert [version["version"] for version in report["versions"]] == list(range(13))
     assert (report["sessions"], report["slates_recorded"]) == (300, 300)
@@ -86,9 +85,9 @@ def test_a_mismatch_ends_in_1_with_session_position_and_both_values(
     lines: list[Document], written: Callable[[list[Document]], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(spoiled(lines, 1))
-    assert main(["replay", path, *EXACT]) == 1
+    assert main(["replay", path, *CLOSE]) == 1
     out = capsys.readouterr().out
-    assert "1 mismatches" in out
+    assert "1 mismatch\n" in out
     (told,) = [line for line in out.splitlines() if "found 99.0" in line]
     assert "line " in told
     assert "session user-" in told
@@ -99,7 +98,7 @@ def test_a_mismatch_ends_in_1_with_session_position_and_both_values(
 def test_many_mismatches_are_counted_and_the_first_are_listed(
     lines: list[Document], written: Callable[[list[Document]], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["replay", written(spoiled(lines, 50)), *EXACT, "--json", "-"]) == 1
+    assert main(["replay", written(spoiled(lines, 50)), *CLOSE, "--json", "-"]) == 1
     out, err = capfd.readouterr()
     report = orjson.loads(out)
     assert report["mismatches"] == 50
@@ -111,7 +110,7 @@ def test_many_mismatches_are_counted_and_the_first_are_listed(
 
 def test_the_log_may_be_piped_in(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(GOLDEN.read_bytes()))))
-    assert main(["replay", "-", *EXACT]) == 0
+    assert main(["replay", "-", *CLOSE]) == 0
     assert "standard input: 3," in capsys.readouterr().out
 
 
@@ -123,7 +122,7 @@ def test_what_is_unusual_is_told(
     kept.remove(journal[500])
     path = Path(written([*kept, kept[0], {**kept[0], "topic": "other"}]))
     path.write_bytes(path.read_bytes() + b"bad line\n")
-    assert main(["replay", str(path), *EXACT, "--skip-bad"]) == 0
+    assert main(["replay", str(path), *CLOSE, "--skip-bad"]) == 0
     out = capsys.readouterr().out
     for text in (
         "their version is not in the log",
@@ -208,11 +207,11 @@ def test_a_bad_line_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixt
     err = capsys.readouterr().err
     assert "log: line 3867: not JSON" in err
     assert err.count("\n") == 1
-    assert main(["replay", str(tmp_path / "log"), "--skip-bad", *EXACT]) == 0
+    assert main(["replay", str(tmp_path / "log"), "--skip-bad", *CLOSE]) == 0
 
 
 def test_a_log_that_was_cut_short_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "log.gz").write_bytes(GOLDEN.read_bytes()[:-5000])
     assert main(["replay", str(tmp_path / "log.gz")]) == 2
     assert "breaks off after line 3" in capsys.readouterr().err
-    assert main(["replay", str(tmp_path / "log.gz"), "--skip-bad", *EXACT]) == 0
+    assert main(["replay", str(tmp_path / "log.gz"), "--skip-bad", *CLOSE]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -78,7 +79,7 @@ OPTIONS = (
     Option(name="prefix", help="prefix of the topics", default="ads"),
     Option(
         name="tolerance",
-        help="with --verify: how much the numbers of a version may differ, for logs of another kind of machine",
+        help="how much the numbers of a version may differ, for logs of another kind of machine",
         parse=number(least=0),
         default=0.0,
     ),
@@ -88,7 +89,7 @@ OPTIONS = (
         help="with --relearn: arms to start with, JSON as `adcascade arms list --json` writes it",
         metavar="FILE",
     ),
-    *SETTINGS,
+    *(replace(option, help=f"with --relearn: {option.help}") for option in SETTINGS),
 )
 
 
@@ -99,11 +100,16 @@ def run(options: argparse.Namespace) -> int:
     if options.arms is not None and not options.relearn:
         raise InputError("--arms is for --relearn: --verify takes the arms from the recorded versions")
     check_writable(options.json)
-    common: dict[str, Any] = {"topics": Topics(options.prefix), "skip_bad": options.skip_bad, "stage": _stage}
+    common: dict[str, Any] = {
+        "topics": Topics(options.prefix),
+        "skip_bad": options.skip_bad,
+        "tolerance": options.tolerance,
+        "stage": _stage,
+    }
     if options.relearn:
         report = relearn(options.file, changes=_changes(options), arms=_arms(options.arms), **common)
     else:
-        report = verify(options.file, tolerance=options.tolerance, **common)
+        report = verify(options.file, **common)
     write_json(options.json, report.as_json())
     if options.json == "-":
         for text in warnings(report):
@@ -232,7 +238,8 @@ def mismatches(report: Report) -> list[str]:
     """Return the first mismatches, a line each."""
     if not report.mismatches:
         return []
-    told = [f"{report.mismatches:,} mismatches", *(f"  {mismatch}" for mismatch in report.findings.first[:SHOWN])]
+    count = "1 mismatch" if report.mismatches == 1 else f"{report.mismatches:,} mismatches"
+    told = [count, *(f"  {mismatch}" for mismatch in report.findings.first[:SHOWN])]
     if report.mismatches > SHOWN:
         told.append(f"  and {report.mismatches - SHOWN:,} more")
     return told

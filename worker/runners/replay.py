@@ -180,6 +180,7 @@ def relearn(
     *,
     topics: Topics | None = None,
     skip_bad: bool = False,
+    tolerance: float = 0.0,
     changes: Mapping[str, Any] | None = None,
     arms: Sequence[Arm] | None = None,
     memory: int = MEMORY,
@@ -190,6 +191,7 @@ def relearn(
     Parameters
     ----------
     path : of the log, or ``-``
+    tolerance : as for `verify`
     changes : settings other than those recorded, or all that are not the usual ones if none are
     arms : what can be shown at first, instead of the recorded ones
     memory : bytes that sorting may hold, twice
@@ -198,7 +200,7 @@ def relearn(
     with ReplayLog(topics or Topics(), findings, memory=memory) as log:
         lines, bad, first_bad = _read(path, log, skip_bad, stage)
         origin = find_origin(log, changes=dict(changes or {}), arms=arms)
-        learner = Relearner(log, origin, read_timetable(log), findings)
+        learner = Relearner(log, origin, read_timetable(log), findings, tolerance=tolerance)
         with stage("learning again", len(log.traffic)) as bar:
             for entry in _ticking(log.entries(), bar):
                 learner.take(entry)

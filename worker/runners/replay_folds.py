@@ -179,8 +179,7 @@ class FoldAudit:
         if by <= self._tolerance:
             self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="folded")
         else:
-            detail = f"sha256 ({name} differs{f' by up to {by:.1e}' if by < inf else ''})"
-            self._report(number, detail, sha256, recorded.sha256)
+            self._report(number, hash_differs(name, by), sha256, recorded.sha256)
             self._results[number] = VersionResult(version=number, sha256=sha256, status="differs")
         following = self._versions.known.get(number + 1)
         if following is not None and following.parent_sha256 == sha256:
@@ -233,6 +232,15 @@ def _made_under(versions: RecordedVersions) -> dict[int, LearningSettings]:
     for before, after in pairwise(numbers):
         settings.setdefault(before + 1, settings[after])
     return settings
+
+
+def hash_differs(name: str, by: float) -> str:
+    """Say what is behind another hash.
+
+    >>> hash_differs("theta_arms", 2e-16), hash_differs("folds", inf)
+    ('sha256 (theta_arms by up to 2.0e-16)', 'sha256 (folds)')
+    """
+    return f"sha256 ({name} by up to {by:.1e})" if by < inf else f"sha256 ({name})"
 
 
 def difference(one: Parameters, other: Parameters) -> tuple[str, float]:

@@ -20,10 +20,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from worker.errors import InputError
-from worker.runners.logs import Headers, Line
+from worker.runners.logs import NO_TIMESTAMP, Headers, Line
 from worker.runners.replay_findings import Findings, Mismatch
 from worker.runners.replay_sorting import MEMORY, Sorter
 from worker.runners.replay_versions import RecordedVersions
+from worker.stream.codec import Limits
 from worker.stream.events import MOST, TOPICS
 from worker.stream.topology import Record, Topics
 
@@ -41,6 +42,8 @@ _KINDS: Final = {ARRIVAL: "arrivals", CLICK: "clicks", DECISION: "decisions", UN
 
 #: Dead letters for these reasons were valid by themselves and stand in the journal.
 _JOURNALED: Final = frozenset([b"arm-mismatch", b"position", b"parked-overflow"])
+
+_MAX_AHEAD: Final = Limits().max_ahead_ms
 
 _HEAD: Final = Struct(">QBIQQq")  # time, kind, partition, offset | line, timestamp
 _KEY: Final = 21
@@ -138,9 +141,9 @@ class ReplayLog:
         if time is None or value is None:
             self._count("arrivals", line)  # it was a dead letter
             return
-        self._span(time)
-        first, last = self.arrivals_of.get(line.record.partition, (time, time))
-        self.arrivals_of[line.record.partition] = (min(first, time), max(last, time))
+        if self._span(line, time):
+            first, last = self.arrivals_of.get(line.record.partition, (time, time))
+            self.arrivals_of[line.record.partition] = (min(first, time), max(last, time))
         self._add(time, ARRIVAL, line, value)
 
     def _take_click(self, line: Line) -> None:
@@ -149,8 +152,8 @@ class ReplayLog:
         if time is None or value is None:
             self._count("clicks", line)
             return
-        self._span(time)
-        self.last_feedback = max(self.last_feedback, time)
+        if self._span(line, time):
+            self.last_feedback = max(self.last_feedback, time)
         self._add(time, CLICK, line, value)
 
     def _take_decision(self, line: Line) -> None:
@@ -199,10 +202,15 @@ class ReplayLog:
             mark = Record("", partition, offset, 0, None, None)
             self._add(time, DEAD, Line(mark, (), line.number), bytes([kind]))
 
-    def _span(self, time: int) -> None:
+    def _span(self, line: Line, time: int) -> bool:
+        """Take note of a time; return whether it can be true: one far after the record's own was refused."""
+        timestamp = line.record.timestamp
+        if timestamp != NO_TIMESTAMP and time > timestamp + _MAX_AHEAD:
+            return False
         self.last_time = max(self.last_time, time)
         if self.first_time is None or time < self.first_time:
             self.first_time = time
+        return True
 
     # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,7 +10,8 @@ Rules that hold in this file:
 - Time goes up to the watermark of the recorded progress (the highest progress, if not every partition has reported);
   without any, to the end of the last window. Event time is never late: records that came too late to be folded then
   are folded now, which is a difference to the recorded versions.
-- Dead letters stay dead: the limits are the usual ones, and what the log names as a dead letter is left out.
+- Dead letters stay dead: what the log names as one is left out, and so is, unless the journal says that it was opened,
+  what the usual limits refuse.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from worker.errors import InputError
 from worker.runners.logs import NO_TIMESTAMP
 from worker.runners.replay_decisions import UNLIMITED
 from worker.runners.replay_findings import Findings, Mismatch
-from worker.runners.replay_folds import Status, VersionResult, is_lost
+from worker.runners.replay_folds import Status, VersionResult, difference, hash_differs, is_lost
 from worker.runners.replay_log import ARRIVAL, CLICK, DECISION, OPENED, Entry, ReplayLog
 from worker.stream.codec import (
     Limits,
@@ -125,7 +126,8 @@ def find_origin(log: ReplayLog, *, changes: dict[str, object], arms: Sequence[Ar
     if oldest.version == 0 or arms is not None:
         first = log.versions.read(oldest.version)
         given = first.arms if arms is None else tuple(arms)
-        return Origin(settings=settings, arms=given, compared=same and given == first.arms)
+        compared = same and oldest.version == 0 and given == first.arms
+        return Origin(settings=settings, arms=given, compared=compared)
     base = _first_whole(log)
     loaded = log.versions.read(base)
     if settings.dim != loaded.settings.dim:
@@ -153,7 +155,10 @@ def _first_whole(log: ReplayLog) -> int:
 class Relearner:
     """Takes the traffic of a log in the order of time and learns from it."""
 
-    def __init__(self, log: ReplayLog, origin: Origin, timetable: Timetable, findings: Findings) -> None:
+    def __init__(
+        self, log: ReplayLog, origin: Origin, timetable: Timetable, findings: Findings, *, tolerance: float = 0.0
+    ) -> None:
+        self._tolerance = tolerance
         self.result = Relearned()
         self._log = log
         self._compared = origin.compared
@@ -200,7 +205,7 @@ class Relearner:
             return
         self._go_to(moment[0].time)
         over = self._end is not None and moment[0].time > self._end  # its windows stay open
-        arrivals: list[Arrival] = []
+        arrivals: dict[Arrival, Entry] = {}
         slates: dict[str, list[Opened]] = {}
         decided: dict[str, Decision] = {}
         for entry in moment:
@@ -209,25 +214,24 @@ class Relearner:
             elif over:
                 continue
             elif entry.kind == ARRIVAL:
-                arrival = self._arrival(entry)
-                if arrival is not None and arrival not in arrivals:
-                    arrivals.append(arrival)
+                arrival = self._arrival(entry, UNLIMITED)
+                if arrival is not None:
+                    arrivals.setdefault(arrival, entry)
             elif entry.kind == OPENED:
                 opened = _opened(entry)
                 if opened is not None and opened not in slates.setdefault(opened.session_id, []):
                     slates[opened.session_id].append(opened)
             elif entry.kind == CLICK:
                 self._hear_click(entry)
-        for arrival in arrivals:
-            self._open(arrival, slates.get(arrival.session_id, ()), decided.get(arrival.session_id))
+        for arrival, entry in arrivals.items():
+            opened = slates.get(arrival.session_id, ())
+            fitting = [o for o in opened if o.context == arrival.context and o.exclude == arrival.exclude]
+            if fitting or self._arrival(entry, _limits(entry)) is not None:
+                self._open(arrival, fitting, decided.get(arrival.session_id))
 
-    def _limits(self, entry: Entry) -> Limits:
-        return Limits() if entry.timestamp != NO_TIMESTAMP else replace(Limits(), max_ahead_ms=UNLIMITED.max_ahead_ms)
-
-    def _arrival(self, entry: Entry) -> Arrival | None:
-        dim = self._learner.settings.dim
+    def _arrival(self, entry: Entry, limits: Limits) -> Arrival | None:
         try:
-            return decode_arrival(entry.value, limits=self._limits(entry), dim=dim, timestamp=entry.timestamp)
+            return decode_arrival(entry.value, limits=limits, dim=self._learner.settings.dim, timestamp=entry.timestamp)
         except Rejected:
             return None
 
@@ -245,17 +249,14 @@ class Relearner:
     def _hear_click(self, entry: Entry) -> None:
         horizon = self._learner.settings.horizon
         try:
-            feedback = decode_feedback(
-                entry.value, limits=self._limits(entry), horizon=horizon, timestamp=entry.timestamp
-            )
+            feedback = decode_feedback(entry.value, limits=_limits(entry), horizon=horizon, timestamp=entry.timestamp)
         except Rejected:
             return
         self._fact(encode_feedback_fact(feedback))
 
     # ── slates ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _open(self, arrival: Arrival, slates: Sequence[Opened], decided: Decision | None) -> None:
-        fitting = [o for o in slates if o.context == arrival.context and o.exclude == arrival.exclude]
+    def _open(self, arrival: Arrival, fitting: Sequence[Opened], decided: Decision | None) -> None:
         if not self._is_new(arrival) and not fitting:
             return
         for opened in fitting:
@@ -360,20 +361,26 @@ class Relearner:
             self._versions.learn(made)
             if self.result.versions and self.result.versions[-1].version == made.version:
                 continue  # published again from a newer position
-            recorded = self._log.versions.known.get(made.version)
-            status: Status = "folded"
-            if self._compared and recorded is not None and recorded.sha256 != made.sha256:
-                status = "differs"
-                self._findings.add(
-                    Mismatch(
-                        kind="version",
-                        name="sha256",
-                        expected=made.sha256,
-                        found=recorded.sha256,
-                        version=made.version,
-                    )
-                )
+            status: Status = "folded" if self._is_as_recorded(made) else "differs"
             self.result.versions.append(VersionResult(version=made.version, sha256=made.sha256, status=status))
+
+    def _is_as_recorded(self, made: Parameters) -> bool:
+        recorded = self._log.versions.known.get(made.version)
+        if not self._compared or recorded is None or recorded.sha256 == made.sha256:
+            return True
+        name, by = difference(made, self._log.versions.read(made.version))
+        if by <= self._tolerance:
+            return True
+        detail = hash_differs(name, by)
+        self._findings.add(
+            Mismatch(kind="version", name=detail, expected=made.sha256, found=recorded.sha256, version=made.version)
+        )
+        return False
+
+
+def _limits(entry: Entry) -> Limits:
+    """Return the usual limits; without a timestamp nothing can be said to lie after it."""
+    return Limits() if entry.timestamp != NO_TIMESTAMP else replace(Limits(), max_ahead_ms=UNLIMITED.max_ahead_ms)
 
 
 def _opened(entry: Entry) -> Opened | None:
