@@ -66,6 +66,7 @@ class Serving:
     ) -> None:
         self.table: dict[str, State] = {}
         self.parked = 0  # records waiting for their arrival
+        self._awaited = 0  # the sessions that they wait for
         self._versions = versions
         self._partition = partition
         self._arrivals, self._clicks = topics.arrivals, topics.clicks
@@ -79,7 +80,7 @@ class Serving:
     @property
     def open_sessions(self) -> int:
         """Sessions in the table, ended ones that are still remembered among them."""
-        return sum(1 for state in self.table.values() if type(state) is Session)
+        return len(self.table) - self._awaited
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -95,6 +96,7 @@ class Serving:
             elif type(state) is Parked:
                 tally.recovered_parked += len(state.records)
                 self.parked += len(state.records)
+                self._awaited += 1
                 self._remember(session_id, self._parked_until(state.latest))
         return tally
 
@@ -104,7 +106,7 @@ class Serving:
         self.table.clear()
         self._due.clear()
         self._ticks.clear()
-        self.parked = 0
+        self.parked = self._awaited = 0
         return tally
 
     @property
@@ -220,6 +222,7 @@ class Serving:
     def _join(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
         """Apply what came before the arrival; it is in the journal already."""
         self.parked -= len(parked.records)
+        self._awaited -= 1
         horizon = self._versions.newest.settings.horizon
         for kept in parked.records:
             record = Record(self._clicks, self._partition, kept.offset, kept.timestamp, session_id.encode(), kept.value)
@@ -302,6 +305,7 @@ class Serving:
                 return
             parked = Parked(latest, [])
             self.table[session_id] = parked
+            self._awaited += 1
             self._remember(session_id, self._parked_until(latest))
         value = record.value or b""
         if any(kept.value == value for kept in parked.records):
@@ -380,3 +384,4 @@ class Serving:
                 elif type(state) is Parked:
                     emits.tally.late += len(state.records)
                     self.parked -= len(state.records)
+                    self._awaited -= 1
