@@ -44,11 +44,11 @@ class Settings:
     arms: int = 10
     horizon: int = 5
     episodes: int = 300
-    warmup: int = 2
+    warmup: int = 1
     estimator: str = "laplace"
     bonus: str = "value"
-    beta: float | str = 1.5
-    ridge: float = 1.0
+    beta: float | str = 2.5
+    ridge: float = 0.5
     epsilon: float = 0.1
     repeats: bool = True
 
