@@ -32,7 +32,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from worker.runners.faust.names import TopicNames
-from worker.runners.faust.ports import Emits, Lessons, Record
+from worker.runners.faust.ports import Emits, Lessons, Publication, Record
 
 PARTITIONS = 8
 CONTEXT = [round(0.123456789 * n - 1, 9) for n in range(16)]
@@ -76,6 +76,9 @@ class Sessions:
     def acknowledged(self, progress_time: int) -> None:
         pass
 
+    def release(self) -> None:
+        pass
+
 
 class Nothing:
     """Neither parameters nor a learner."""
@@ -88,6 +91,12 @@ class Nothing:
 
     def begin(self) -> Lessons:
         return Lessons()
+
+    def check_start(self, first: int, end: int) -> None:
+        pass
+
+    def wants(self, publication: Publication) -> bool:
+        return False
 
 
 def arrival(number: int, sent: int | None = None) -> tuple[bytes, bytes]:

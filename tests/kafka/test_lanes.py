@@ -30,6 +30,7 @@ class Echo:
         self.restored: dict[bytes, bytes] = {}
         self.heard: list[int] = []
         self.calls = 0
+        self.released = False
         self._explosive = explosive
 
     def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
@@ -50,6 +51,9 @@ class Echo:
 
     def acknowledged(self, progress_time: int) -> None:
         self.heard.append(progress_time)
+
+    def release(self) -> None:
+        self.released = True
 
 
 @dataclass
@@ -320,6 +324,7 @@ def test_a_partition_is_kept_only_from_one_generation_to_the_next_and_only_if_al
         bench.serving.close()
         assert await bench.serving.drained(0.01)
         assert bench.serving.keep(2, "me", [0]) == {0}
+        assert not bench.task.released
         bench.open(2, restored={}, start=2)
         await bench.take(2, 4, generation=2)
         assert [offset for _, offset in bench.task.seen] == [0, 1, 2, 3]
@@ -336,7 +341,9 @@ def test_a_partition_that_others_may_have_had_meanwhile_is_read_again(generation
         bench = Bench()
         bench.serving.close()
         assert await bench.serving.drained(0.01)
+        task = bench.task
         assert bench.serving.keep(generation, member, [0]) == set()
+        assert task.released
         bench.open(generation, member, restored={0: ({b"a": b"1"}, 7)})
         assert bench.task.restored == {b"a": b"1"}
         assert bench.serving.lanes[0].changelog_end == 7

@@ -51,9 +51,7 @@ SECURITY = (
     Option(name="tls-ca", help="certificates to trust, PEM [those of the system]", metavar="FILE"),
     Option(name="tls-cert", help="the client's certificate, PEM", metavar="FILE"),
     Option(name="tls-key", help="the key of the client's certificate, PEM, without a passphrase", metavar="FILE"),
-    Option(
-        name="sasl-mechanism", help="how to prove who this is", choices=MECHANISMS, default="SCRAM-SHA-512"
-    ),
+    Option(name="sasl-mechanism", help="how to prove who this is", choices=MECHANISMS, default="SCRAM-SHA-512"),
     Option(name="sasl-username", help="who this is; none: nobody in particular", metavar="NAME"),
     Option(name="sasl-password", help="the password of the SASL user", parse=Hidden, secret=True),
     Option(name="sasl-password-file", help="a file with the password of the SASL user", metavar="FILE"),

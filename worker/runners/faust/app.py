@@ -251,7 +251,7 @@ async def partition_count(connection: Connection, names: TopicNames) -> int:
     counts = {topic["topic"]: len(topic["partitions"]) for topic in described if not topic["error_code"]}
     missing = [name for name in _outside(names) if name not in counts]
     if missing:
-        raise FailedError(f"no topic {', '.join(missing)}: create them first (adcascade topics)")
+        raise FailedError(f"no topic {', '.join(missing)}: create them first (adcascade topics create)")
     count = counts[names.arrivals]
     for name in (names.clicks, names.decisions, names.changelog):
         if counts.get(name, count) != count:

@@ -25,6 +25,7 @@ from worker.errors import FailedError
 from worker.runners.faust.outlets import Outlet
 from worker.runners.faust.ports import Emits, PartitionTask, Record
 from worker.runners.faust.records import RecordList
+from worker.stream.topology import dead_letter
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +121,8 @@ class Lane:
             try:
                 emits = self._task.handle([record])
             except Exception as error:
-                together.dead_letters.append((record.key, record.value, _blame(record, error)))
+                blame = f"the processor raised {type(error).__name__}: {error}"[:500]
+                together.dead_letters.append(dead_letter(record, "invalid", blame))
                 continue
             survived += 1
             together.journal += emits.journal
@@ -229,18 +231,13 @@ class Lane:
         """Since when the oldest list is under way, on the loop's clock."""
         return (self._deciding or self._writing)[0].since if self._deciding or self._writing else None
 
+    def retire(self) -> None:
+        """End: the partition has gone, or its state is no longer good."""
+        self.retired = True
+        self._task.release()
+
     def rewind(self, starts: Mapping[TP, int]) -> None:
         """Begin another generation at these positions, with the state as it is."""
         self.expected = dict(starts)
         self.acknowledged = dict(starts)
         self._target = None
-
-
-def _blame(record: Record, error: Exception) -> list[tuple[str, bytes]]:
-    return [
-        ("adcascade.reason", b"invalid"),
-        ("adcascade.topic", record.topic.encode()),
-        ("adcascade.partition", str(record.partition).encode()),
-        ("adcascade.offset", str(record.offset).encode()),
-        ("adcascade.error", f"the processor raised {type(error).__name__}: {error}"[:500].encode()),
-    ]

@@ -23,7 +23,7 @@ from worker.errors import FailedError
 from worker.runners.faust.broadcast import Broadcast
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
-from worker.runners.faust.ports import Learner, Lessons, ParametersSink, Publication
+from worker.runners.faust.ports import Learner, Lessons, ParametersSink
 from worker.runners.faust.records import plain
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,6 @@ class LearnerSeat(Service):
         await self._broadcast.read_to_end()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner") as thread:
             learner = await self._in(thread, self._learn)
-            offset = learner.resume_offset
             consumer = AIOKafkaConsumer(
                 **self._connection.arguments(),
                 group_id=None,
@@ -125,8 +124,7 @@ class LearnerSeat(Service):
             )
             await consumer.start()
             try:
-                await self._seek(consumer, offset)
-                self.position, self.failure = offset, None
+                self.position, self.failure = await self._seek(consumer, learner), None
                 await self._publish(await self._in(thread, learner.begin))
                 while True:
                     fetched = await consumer.getmany(self._tp, timeout_ms=500, max_records=5000)
@@ -137,10 +135,12 @@ class LearnerSeat(Service):
             finally:
                 await consumer.stop()
 
-    async def _seek(self, consumer: AIOKafkaConsumer, offset: int) -> None:
+    async def _seek(self, consumer: AIOKafkaConsumer, learner: Learner) -> int:
         consumer.assign([self._tp])
         first = (await consumer.beginning_offsets([self._tp]))[self._tp]
         last = (await consumer.end_offsets([self._tp]))[self._tp]
+        learner.check_start(first, last)
+        offset = learner.resume_offset
         if offset < first:
             raise FailedError(
                 f"the journal {self._tp.topic} begins at {first}, but {offset} is still needed: it was trimmed. "
@@ -152,6 +152,7 @@ class LearnerSeat(Service):
                 "it was made anew, or the parameters belong to another one"
             )
         consumer.seek(self._tp, offset)
+        return offset
 
     async def _in(self, thread: ThreadPoolExecutor, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(thread, call)
@@ -162,14 +163,10 @@ class LearnerSeat(Service):
         await self._write(self._names.episodes, lessons.episodes)
         for publication in lessons.parameters:
             await self._broadcast.read_to_end()
-            if self._superseded(publication):
+            if not self._sink.wants(publication):
                 log.info("version %d is there already", publication.version)
                 continue
             await self._write(self._names.parameters, [(publication.key, publication.value)])
-
-    def _superseded(self, publication: Publication) -> bool:
-        known = self._sink.version
-        return known > publication.version or (known == publication.version and not publication.again)
 
     async def _write(self, topic: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
         try:

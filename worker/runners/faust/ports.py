@@ -6,30 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from worker.stream.topology import DeadLetter, Emits, Record
 
-class Record(NamedTuple):
-    """One record as it stands in a topic; `timestamp` is the broker's, in milliseconds."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-
-
-@dataclass(slots=True)
-class Emits:
-    """What came out of a list of records, ready to be written.
-
-    `dead_letters` carry headers. `changelog` and `decisions` go to the partition number of the input, so no key has to
-    be hashed here; a changelog value of `None` deletes the session.
-    """
-
-    journal: list[tuple[bytes | None, bytes]] = field(default_factory=list)
-    dead_letters: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]] = field(default_factory=list)
-    changelog: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-    decisions: list[tuple[bytes, bytes]] = field(default_factory=list)
+__all__ = [
+    "DeadLetter",
+    "Emits",
+    "Learner",
+    "Lessons",
+    "ParametersSink",
+    "PartitionTask",
+    "Ports",
+    "Publication",
+    "Record",
+]
 
 
 class PartitionTask(Protocol):
@@ -47,14 +36,16 @@ class PartitionTask(Protocol):
     def acknowledged(self, progress_time: int) -> None:
         """Hear that the partition's progress up to this time is durable in the journal."""
 
+    def release(self) -> None:
+        """Give the partition away: it has gone, or is read from the changelog anew; called once, at the end."""
+
 
 class Publication(NamedTuple):
-    """A parameters record to be published; `again` marks a version that is published already, with a newer position."""
+    """A parameters record to be published."""
 
     version: int
     key: bytes
     value: bytes
-    again: bool = False
 
 
 @dataclass(slots=True)
@@ -72,6 +63,12 @@ class Learner(Protocol):
     def resume_offset(self) -> int:
         """Where in the journal to start reading: the oldest record still needed, 0 without any parameters."""
 
+    def check_start(self, first: int, end: int) -> None:
+        """Hear that the journal has the offsets from `first` up to `end`; raise `FailedError` if that will not do.
+
+        May move `resume_offset`.
+        """
+
     def begin(self) -> Lessons:
         """Return what is to be published before anything is read (version 0, when there is none)."""
 
@@ -88,6 +85,12 @@ class ParametersSink(Protocol):
 
     def handle(self, records: Sequence[Record]) -> None:
         """Take records; bad ones are counted and left out, never raised."""
+
+    def wants(self, publication: Publication) -> bool:
+        """Return whether to write it, the topic having been read to its end just now.
+
+        Raise `FailedError` if it contradicts what is there: two learners disagree.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

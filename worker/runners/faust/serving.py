@@ -94,7 +94,7 @@ class Serving:
         unbroken = self._clean and bool(member) and member == self._member and generation == self.generation + 1
         kept = self.lanes.keys() & set(partitions) if unbroken else set()
         for partition in self.lanes.keys() - kept:
-            self.lanes.pop(partition).retired = True
+            self.lanes.pop(partition).retire()
         self._under_way = 0
         self._open = self._clean = False
         return set(kept)
