@@ -180,6 +180,7 @@ class Embedded:
         self._journal(emits.journal)
         if self._state:
             self._state.change_sessions(emits.changelog)
+        self._learn()  # while the records are still in the processor's cache
         self._commit()
         if self._tap:
             self._show(emits, partition)
