@@ -140,8 +140,7 @@ def _coded(traffic: Traffic) -> None:
 
 
 def _throughput(traffic: Traffic) -> Iterator[Figure]:
-    journal = [encode_journal(fact) for fact in traffic.journal]
-    seconds = medians({"runner": lambda: _replayed(traffic), "codec": lambda: _coded(traffic, journal)}, rounds=ROUNDS)
+    seconds = medians({"runner": lambda: _replayed(traffic), "codec": lambda: _coded(traffic)}, rounds=ROUNDS)
     detail = f"d={DIM} K={ARMS} H={HORIZON}, {PARTITIONS} partitions, {traffic.sent:,} events in"
     yield Figure(name="embedded runner", value=traffic.sent / seconds["runner"], unit="events/s", detail=detail)
     yield Figure(
