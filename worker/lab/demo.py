@@ -68,7 +68,7 @@ class Watcher(Observer, Protocol):
     def add(self, tally: Tally) -> None:
         """Take note of what was recovered at the start."""
 
-    def simulated(self, *, oracle: float, served: float, sessions: int) -> None:
+    def simulated(self, *, oracle: float, served: float, sessions: int, window_end: int) -> None:
         """Take note of what a closed window was worth under the true model."""
 
     def decided(self, seconds: float) -> None:
@@ -237,7 +237,12 @@ class Demo:
         fresh = self._ledger.fresh()
         for watcher in self._watchers:
             for row in fresh:
-                watcher.simulated(oracle=row.score.oracle, served=row.score.served, sessions=row.score.sessions)
+                watcher.simulated(
+                    oracle=row.score.oracle,
+                    served=row.score.served,
+                    sessions=row.score.sessions,
+                    window_end=row.episode.window_end,
+                )
             watcher.watermark(self.time)
             watcher.census(open_sessions=self.open_sessions, parked=sum(task.parked for task in self.embedded.tasks))
 

@@ -26,6 +26,7 @@ from worker.metrics.catalogue import (
     REGRETS,
     Spec,
 )
+from worker.metrics.history import Mark, Snapshot, Window
 from worker.metrics.observer import Histogram, Metrics, imbalances
 
 __all__ = [
@@ -37,7 +38,10 @@ __all__ = [
     "POSITIONS",
     "REGRETS",
     "Histogram",
+    "Mark",
     "Metrics",
+    "Snapshot",
     "Spec",
+    "Window",
     "imbalances",
 ]

@@ -103,6 +103,12 @@ CATALOGUE: Final = (
     Spec(
         "adcascade_rejected_folds_total", "counter", "Windows whose fold gave no usable estimate; the old one stands."
     ),
+    Spec(
+        "adcascade_refused_versions_total",
+        "counter",
+        "Versions that were refused because the same version is known with another content: two learners disagree.",
+    ),
+    Spec("adcascade_learning", "gauge", "1 while the learner sits in this process, 0 while another has it."),
     Spec("adcascade_late_records_total", "counter", "Journal records that came for windows already closed."),
     Spec("adcascade_frozen", "gauge", "1 while learning is frozen by command."),
     Spec("adcascade_parameters_version", "gauge", "Newest version of the parameters."),

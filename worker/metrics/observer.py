@@ -22,6 +22,7 @@ from worker.metrics.catalogue import (
     POSITIONS,
     SIZES,
 )
+from worker.metrics.history import History, Mark, Snapshot
 from worker.stream.events import DEAD_LETTER_REASONS, MODES, Episode
 from worker.stream.parameters import Parameters
 from worker.stream.sessions import ENDINGS
@@ -76,7 +77,10 @@ class Metrics:
         self._gauges: dict[str, float] = {}
         self._imbalance: dict[str, float] = {}
         self._lag = dict.fromkeys(CONSUMED, 0.0)
+        self._refused = 0
         self._horizon = 1
+        self._parameters: Parameters | None = None
+        self._history = History()
         self._durations, self._sizes, self._delays = Histogram(DURATIONS), Histogram(SIZES), Histogram(LAGS)
 
     # ── what is observed ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -113,10 +117,14 @@ class Metrics:
             for name in ("parameter_norm", "smallest_eigenvalue"):
                 if (number := getattr(episode, name)) is not None:
                     self._gauges[name] = number
+            self._history.episode(episode)
 
     def version(self, parameters: Parameters) -> None:
         """Take note that a version was published."""
         with self._lock:
+            if self._parameters is None or parameters.version > self._parameters.version:
+                self._history.version(parameters)
+            self._parameters = parameters
             self._horizon = max(self._horizon, parameters.settings.horizon)
             self._gauges |= {
                 "explore_budget": parameters.explore_budget,
@@ -129,9 +137,19 @@ class Metrics:
                 "parameter_norm": parameters.posterior.norm,
             }
 
-    def simulated(self, *, oracle: float, served: float, sessions: int) -> None:
+    def refused(self) -> None:
+        """Take note that a version came that is known with another content: two learners disagree."""
+        with self._lock:
+            self._refused += 1
+
+    def learning(self, here: bool) -> None:
+        """Take note of whether the learner sits in this process."""
+        self._gauges["learning"] = float(here)
+
+    def simulated(self, *, oracle: float, served: float, sessions: int, window_end: int) -> None:
         """Take note of what a closed window was worth under the true model: of the best slates and of those served."""
         with self._lock:
+            self._history.truth(window_end, oracle=oracle, served=served)
             sums = self._simulated = self._simulated or dict.fromkeys(("oracle", "served", "regret", "windows"), 0.0)
             sums["oracle"] += oracle
             sums["served"] += served
@@ -139,14 +157,22 @@ class Metrics:
             sums["windows"] += 1
             self._gauges["pseudo_regret_per_session"] = (oracle - served) / sessions if sessions else 0.0
 
-    def decided(self, seconds: float) -> None:
-        """Take note of how long a session waited for its first decision."""
+    def decided(self, seconds: float, times: int = 1) -> None:
+        """Take note of how long a session, or so many of them, waited for the first decision."""
         with self._lock:
-            self._delays.observe(seconds)
+            self._delays.observe(seconds, times)
 
     def watermark(self, time: int) -> None:
         """Take note that everything up to a time (milliseconds) is processed."""
         self._gauges["watermark_timestamp_seconds"] = time / 1000
+        if self._history.wants_mark(time):
+            with self._lock:
+                self._history.mark(self._mark(time))
+
+    def _mark(self, time: int) -> Mark:
+        tally = Tally()
+        tally.add(self._tally)
+        return Mark(time=time, tally=tally, durations=tuple(self._durations.counts), delays=tuple(self._delays.counts))
 
     def consumer_lag(self, topic: str, records: int) -> None:
         """Take note of how many records of a topic (without prefix) have not been read."""
@@ -167,6 +193,21 @@ class Metrics:
     def describe(self) -> Iterable[Metric]:
         """Return nothing: names are checked by a test, not at start."""
         return ()
+
+    def snapshot(self) -> Snapshot:
+        """Return everything, all of one moment."""
+        with self._lock:
+            return Snapshot(
+                now=self._mark(int(self._gauges.get("watermark_timestamp_seconds", 0.0) * 1000)),
+                marks=self._history.marks,
+                windows=self._history.windows,
+                parameters=self._parameters,
+                gauges=dict(self._gauges),
+                totals={**self._totals, "refused": float(self._refused)},
+                imbalance=dict(self._imbalance),
+                lag=dict(self._lag),
+                simulated=self._simulated is not None,
+            )
 
     def collect(self) -> Iterable[Metric]:
         """Make the series, all of one moment."""
@@ -204,6 +245,7 @@ class Metrics:
             "adcascade_explored_sessions_total": _one(totals["explored"]),
             "adcascade_episodes_closed_total": _one(totals["episodes"]),
             "adcascade_episode_sessions_total": _one(totals["sessions"]),
+            "adcascade_refused_versions_total": _one(self._refused),
             "adcascade_rejected_folds_total": _one(totals["rejected"]),
             "adcascade_late_records_total": _one(totals["late"]),
             "adcascade_arrivals_total": _one(tally.arrivals),

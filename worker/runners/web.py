@@ -32,6 +32,7 @@ class Page:
     body: bytes
     kind: str = "text/plain; charset=utf-8"
     status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Route: TypeAlias = Callable[[Mapping[str, str]], Page]  # headers of the request, by lower-case name
@@ -111,6 +112,8 @@ def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
         server_version = "adcascade"
         sys_version = ""
         timeout = _PATIENCE
+        # Head and content leave in one write: beside work that holds the interpreter, every write is a wait for it.
+        wbufsize = 1 << 18
 
         def do_GET(self) -> None:
             """Answer."""
@@ -144,6 +147,8 @@ def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
             self.send_header("X-Content-Type-Options", "nosniff")
             if packed:
                 self.send_header("Content-Encoding", "gzip")
+            for name, value in page.headers:
+                self.send_header(name, value)
             self.end_headers()
             if body:
                 self.wfile.write(content)
