@@ -210,10 +210,10 @@ class World:
 
         return self._run(produce())
 
-    def rounds(self, first: int, count: int, keys: int = 50) -> None:
-        """Send `count` arrivals and as many clicks, numbered from `first`."""
+    def rounds(self, first: int, count: int, keys: int = 50, base: int = 0) -> None:
+        """Send `count` arrivals and as many clicks, numbered from `first`, for `keys` keys from `base` on."""
         numbers = range(first, first + count)
-        self.send([(n % keys, n) for n in numbers], [(n % keys, n) for n in numbers])
+        self.send([(base + n % keys, n) for n in numbers], [(base + n % keys, n) for n in numbers])
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
