@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.model import Posterior
 from worker.bandit.ordering import greedy_slates, optimistic_slates
 from worker.bandit.planning import BLOCK, Masked, Planner
 from worker.bandit.policies import POLICIES, exploration_scores, make_policy
@@ -144,17 +143,14 @@ def usable_kernels() -> list[str]:
 
 def check_many_shapes() -> None:
     generator = np.random.default_rng(1)
-    for dim in (1, 3, 8, 16, 33, 40):
+    for dim in (1, 3, 8, 16, 26, 33, 40):
         for arms in (1, 2, 9, 50, BLOCK - 1, BLOCK + 1):
             known = belief(dim, arms, generator)
-            shifted = Posterior(
-                theta_context=known.theta_context, theta_arms=known.theta_arms - 2, precision=known.precision
-            )
             for dtype in (np.float32, np.float64):
-                planner = Planner(shifted, generator.uniform(0.1, 1, arms), horizon=2, dtype=dtype)
+                planner = Planner(known, generator.uniform(0.1, 1, arms), horizon=2, dtype=dtype)
                 contexts = generator.normal(size=(70, dim))
-                rows = generator.integers(0, 70, 41)
-                check(with_repeats, planner, contexts, [[] for _ in contexts], rows)
+                for _ in range(10 if arms == 1 else 1):  # a single column is rarely, and only just, different
+                    check(with_repeats, planner, contexts, [[]] * 70, generator.integers(0, 70, 70))
 
 
 @pytest.mark.parametrize("kernel", usable_kernels())

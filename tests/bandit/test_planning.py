@@ -267,6 +267,15 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
     assert (actual**2 >= 1 / precision.arms * (1 - 1e-6)).all()
 
 
+def test_rounding_makes_no_width_narrower_than_the_arm_alone_allows() -> None:
+    # Centres at ±1000 and a context right on one of them: the square that is left is lost in single precision.
+    precision = Precision(context=np.array([[1 + 2e12]]), cross=np.array([[1e9], [-1e9]]), arms=np.array([1e6, 1e6]))
+    known = Posterior(theta_context=np.zeros(1), theta_arms=np.zeros(2), precision=precision)
+    planner = Planner(known, np.ones(2), horizon=1)
+    contexts = np.linspace(999, 1001, 64)[:, None]
+    assert (planner.widths(planner.whitened(contexts)) >= 1e-3 * (1 - 1e-6)).all()
+
+
 # ── values of given slates ───────────────────────────────────────────────────────────────────────────────────────────
 
 
