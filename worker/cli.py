@@ -20,6 +20,8 @@ from worker.settings import Command, build_parser, resolve
 #: only when called, so that `--help` is quick.
 COMMANDS = {
     "demo": "the main job with nothing installed: simulated users, live view, metrics, report",
+    "worker": "the same on Kafka: any number of workers, one of them learns",
+    "topics": "create the topics on Kafka, or check those that exist",
     "simulate": "the paper's experiments: policies × users × seeds, JSON and plots",
     "explain": "parameters + context → per step and arm: probability, Q, width, bonus, choice",
     "parameters": "show, export, diff, roll back, freeze and unfreeze parameters",

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import argparse
 
+from worker.commands.brokers import BROKER, PREFIX, SECURITY, connection, topic_names, without_default
+from worker.commands.learning import Duration, duration
 from worker.errors import InputError
 from worker.runners.control import Control, StateControl
 from worker.settings import Option
 
 STATE = Option(name="state", help="the state folder of an embedded runner (`adcascade demo --state`)", metavar="DIR")
+WAIT = Option(
+    name="wait", help="how long to wait for the learner's answer to an order", parse=duration, default=Duration(30_000)
+)
 
-PLACE = (STATE,)
+PLACE = (
+    STATE,
+    without_default(BROKER, help="brokers of running workers, host:port[,host:port…]; if there is no --state"),
+    PREFIX,
+    WAIT,
+    *SECURITY,
+)
 
 
 def control(options: argparse.Namespace) -> Control:
-    """Return the place that the options name."""
-    if options.state is None:
-        raise InputError("--state DIR is missing: say where the parameters are kept")
-    return StateControl(options.state)
+    """Return the place that the options name; a state folder comes first, as brokers may be set for everything."""
+    if options.state is not None:
+        return StateControl(options.state)
+    if options.broker is None:
+        raise InputError("--state DIR or --broker HOST:PORT is missing: say where the parameters are kept")
+    # The Kafka client takes a while to import; a state folder does without it.
+    from worker.runners.kafka_control import KafkaControl
+
+    return KafkaControl(connection(options), topic_names(options), patience=options.wait / 1000)

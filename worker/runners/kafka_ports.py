@@ -179,10 +179,10 @@ class Published:
         if known is None or (known.sha256 == parameters.sha256 and known.journal_offset < parameters.journal_offset):
             self._published[number] = parameters
             self._published.pop(self.version - KEPT, None)
-        was = self.versions.newest.version
-        if self.versions.learn(parameters):
-            log.info("parameters version %d (%s…)", number, parameters.sha256[:12])
-        if known is None and number >= was:
+        self.versions.learn(parameters)
+        if known is None:
+            log.info("parameters version %d (%s…) is known", number, parameters.sha256[:12])
+        if number == self.version:
             self._metrics.version(parameters)
 
     def wants(self, publication: Publication) -> bool:

@@ -1,0 +1,90 @@
+"""What a worker says while it runs: one JSON object per line for machines, or plain lines for people."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import orjson
+
+FORMATS = ("json", "text")
+LEVELS = ("debug", "info", "warning", "error")
+HIDDEN = "…"
+
+# These tell at INFO what they do at every rebalance, in tables; of interest to those who ask for DEBUG.
+_TALKATIVE = ("faust", "aiokafka", "mode")
+
+
+class _NoServices(logging.Filter):
+    """Drops what mode says of each of its services when they start and stop."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO or not str(record.msg).startswith("[^")
+
+
+class JsonLines(logging.Formatter):
+    """One object per record: time, level, logger, message, error, and whatever `extra={"fields": …}` says.
+
+    >>> line = JsonLines().format(logging.makeLogRecord({"msg": "up", "levelname": "INFO", "name": "w", "created": 0}))
+    >>> line
+    '{"time":"1970-01-01T00:00:00.000Z","level":"info","logger":"w","message":"up"}'
+    """
+
+    def __init__(self, secrets: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._secrets = secrets
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "time": f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return _without(orjson.dumps(line, default=str).decode(), self._secrets)
+
+
+class TextLines(logging.Formatter):
+    """Lines for people."""
+
+    def __init__(self, secrets: Sequence[str] = ()) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+        self._secrets = secrets
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, or several with an error."""
+        return _without(super().format(record), self._secrets)
+
+
+def _without(text: str, secrets: Sequence[str]) -> str:
+    """Blot out secrets: nothing here logs one, but a library may quote what it was given in an error."""
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def configure(
+    *, format: str | None, level: str = "info", secrets: Sequence[str] = (), stream: TextIO | None = None
+) -> None:
+    """Send all logs to standard error; without a format, JSON unless a person watches."""
+    stream = stream or sys.stderr
+    chosen = format or ("text" if stream.isatty() else "json")
+    handler = logging.StreamHandler(stream)
+    shown = [secret for secret in secrets if secret]
+    handler.setFormatter(JsonLines(shown) if chosen == "json" else TextLines(shown))
+    if level != "debug":
+        handler.addFilter(_NoServices())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
+    logging.captureWarnings(True)

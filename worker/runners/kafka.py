@@ -1,0 +1,210 @@
+"""The worker on Kafka: the processors behind the transport, watched, with a small web server beside them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from aiokafka.errors import KafkaError
+from faust.types import TP
+from mode import Service
+
+from worker.errors import InputError
+from worker.metrics import Metrics
+from worker.runners.faust.app import Options, WorkerApp, build, partition_count, run
+from worker.runners.faust.ports import Ports
+from worker.runners.kafka_client import converse
+from worker.runners.kafka_control import published
+from worker.runners.kafka_ports import JournalFold, Partition, Published, clock_of, progress_record
+from worker.runners.web import LOOPBACK, WebServer, operations
+from worker.stream.codec import Limits
+from worker.stream.learner import Learner
+from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.serving import Serving
+from worker.stream.tokens import Secret
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """All that a worker is told.
+
+    `learning` has everything but the dimension; that is `dim`, or what the published parameters say. `clock_file` is
+    for tests (see `clock_of`).
+    """
+
+    transport: Options
+    learning: LearningSettings
+    dim: int | None = None
+    arms: tuple[Arm, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    secret: Secret | None = None
+    web_host: str = LOOPBACK
+    web_port: int = 0
+    clock_file: str | None = None
+
+
+def run_worker(settings: WorkerSettings) -> int:
+    """Run until SIGTERM or SIGINT (0) or a failure (1).
+
+    Raises `FailedError` or `InputError` before anything is started if the broker, the topics or the settings will not
+    do.
+    """
+    transport = settings.transport
+    connection, names = transport.connection, transport.names
+    partitions = converse(connection, partition_count(connection, names))
+    history = converse(connection, published(connection, names))
+    learning = fitting(settings, history)
+    metrics = Metrics()
+    processors = Processors(settings, learning, history, metrics)
+    app = build(transport, processors.ports(), partitions=partitions)
+    app.companions = (*app.companions, Watch(app, processors, metrics))
+    routes = operations(metrics.registry, lambda: unready(app, processors.published))
+    with WebServer(routes, host=settings.web_host, port=settings.web_port) as server:
+        log.info(
+            "worker: %s.* on %s, metrics and health at %s",
+            *(names.prefix, ",".join(connection.servers), server.url),
+            extra={"fields": {"url": server.url, "partitions": partitions, "group": transport.group}},
+        )
+        code = run(app)
+    log.info("worker: stopped", extra={"fields": {"code": code}})
+    return code
+
+
+def fitting(settings: WorkerSettings, history: Sequence[Parameters]) -> LearningSettings:
+    """Return the settings to learn with; raise `InputError` if they do not fit what is published."""
+    newest = history[-1] if history else None
+    if settings.dim is None and newest is None:
+        raise InputError("--dim is missing: how many numbers has a context? (no parameters are published that say it)")
+    dim = settings.dim or (newest.settings.dim if newest else 0)
+    if newest is not None and dim != newest.settings.dim:
+        raise InputError(
+            f"--dim is {dim}, but the published parameters have {newest.settings.dim}: a model of another size needs "
+            "topics of its own (--prefix)"
+        )
+    learning = LearningSettings(
+        **{f.name: getattr(settings.learning, f.name) for f in fields(LearningSettings) if f.name != "dim"}, dim=dim
+    )
+    if newest is not None and learning != newest.settings:
+        changed = [f.name for f in fields(learning) if getattr(learning, f.name) != getattr(newest.settings, f.name)]
+        log.warning(
+            "settings differ from those of version %d and hold from the next version on: %s",
+            *(newest.version, ", ".join(changed)),
+        )
+    if newest is None and not settings.arms:
+        log.warning("there are no arms: every decision will be empty until `adcascade arms add` (or give --arms FILE)")
+    return learning
+
+
+class Processors:
+    """Makes the processors of one worker, and knows those that live."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        learning: LearningSettings,
+        history: Sequence[Parameters],
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._learning = learning
+        self._metrics = metrics
+        self._clock = clock_of(settings.clock_file)
+        self._partitions: list[Partition] = []
+        self.published = Published(Parameters.first(learning, settings.arms), history, metrics)
+
+    def ports(self) -> Ports:
+        """Return them as the transport wants them."""
+        return Ports(
+            serve=self._serve,
+            parameters=self.published,
+            learn=self._learn,
+            progress=progress_record,
+            clock=self._clock,
+        )
+
+    def _serve(self, partition: int, partitions: int) -> Partition:
+        settings, names = self._settings, self._settings.transport.names
+        task = Partition(
+            Serving(
+                self.published.versions,
+                partition=partition,
+                topics=names,
+                limits=settings.limits,
+                secret=settings.secret,
+            ),
+            arrivals=names.arrivals,
+            clock=self._clock,
+            metrics=self._metrics,
+            released=self._partitions.remove,
+        )
+        self._partitions.append(task)
+        return task
+
+    def _learn(self) -> JournalFold:
+        return JournalFold(Learner(self._learning, self._settings.arms, self.published.history), self._metrics)
+
+    def census(self) -> None:
+        """Compare the accounts with what is in the tables; in the thread of the tasks."""
+        broken = self._metrics.census(
+            open_sessions=sum(task.serving.open_sessions for task in self._partitions),
+            parked=sum(task.serving.parked for task in self._partitions),
+        )
+        wrong = {name: value for name, value in broken.items() if value}
+        if wrong:
+            log.error("the accounts do not balance: %s", wrong)
+
+
+def unready(app: WorkerApp, parameters: Published) -> str | None:
+    """Say why this worker does not serve at present, or None if it does."""
+    if app.serving.failure is not None:
+        return "it has failed and ends"
+    if not app.broadcast.ready.is_set():
+        return "the parameters are being read"
+    if not app.may_read:
+        return "it joins its group, or recovers its sessions"
+    if parameters.version < 0:
+        return "no parameters are published yet"
+    return None
+
+
+class Watch(Service):
+    """Counts, every few seconds, what only looking can tell: lag, tables, who learns."""
+
+    interval = 2.0
+
+    def __init__(self, app: WorkerApp, processors: Processors, metrics: Metrics, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._app = app
+        self._processors = processors
+        self._metrics = metrics
+
+    @Service.task
+    async def _look(self) -> None:
+        while not self.should_stop:
+            self._processors.census()
+            self._metrics.learning(self._app.seat.taken)
+            try:
+                await self._measure_lag()
+            except KafkaError as error:
+                log.debug("lag cannot be measured: %r", error)
+            await self.sleep(self.interval)
+
+    async def _measure_lag(self) -> None:
+        app, names = self._app, self._app.names
+        if not app.may_read:
+            return
+        behind = {"arrivals": 0, "clicks": 0, "journal": 0}
+        reached = {tp: place for lane in app.serving.lanes.values() for tp, place in lane.acknowledged.items()}
+        journal = TP(names.journal, 0)
+        if app.seat.taken and app.seat.position >= 0:
+            reached[journal] = app.seat.position
+        if reached:
+            ends = await app.batch_consumer.highwaters(*reached)
+            for tp, place in reached.items():
+                behind[tp.topic.removeprefix(f"{names.prefix}.")] += max(0, ends[tp] - place)
+        for topic, records in behind.items():
+            self._metrics.consumer_lag(topic, records)
