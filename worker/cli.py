@@ -21,11 +21,13 @@ from worker.settings import Command, build_parser, resolve
 COMMANDS = {
     "demo": "the main job with nothing installed: simulated users, live view, metrics, report",
     "worker": "the same on Kafka: any number of workers, one of them learns",
+    "traffic": "simulated users against Kafka: arrivals, clicks, delays and pseudo-regret",
     "topics": "create the topics on Kafka, or check those that exist",
     "simulate": "the paper's experiments: policies × users × seeds, JSON and plots",
     "explain": "parameters + context → per step and arm: probability, Q, width, bonus, choice",
     "parameters": "show, export, diff, roll back, freeze and unfreeze parameters",
     "arms": "add, price, retire and list ads",
+    "record": "topics of Kafka → a log that replay checks",
     "replay": "a recorded log gives the same decisions and parameters again, or it says where not",
     "evaluate": "a recorded log → what another policy would have earned, with confidence intervals",
     "bench": "benchmarks of this machine, as ratios within one run",
