@@ -86,7 +86,7 @@ class Nothing:
     version = -1
     resume_offset = 0
 
-    def handle(self, records: Sequence[Record]) -> Lessons:
+    def handle(self, records: Sequence[Record]) -> Any:
         return Lessons()
 
     def begin(self) -> Lessons:
@@ -337,7 +337,7 @@ async def live(servers: list[str], names: TopicNames, rate: float, seconds: floa
         while (elapsed := time.monotonic() - begun) < warm + seconds:
             due = int(elapsed * rate) - count
             if due > 0:
-                builders = {}
+                builders: dict[int, Any] = {}
                 for number in range(count, count + due):
                     key, value = arrival(base + number, time.monotonic_ns())
                     builder = builders.setdefault(number % PARTITIONS, None) or producer.create_batch()

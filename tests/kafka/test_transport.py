@@ -88,6 +88,10 @@ def test_kill_9_at_random_steps_loses_nothing_and_counts_nothing_twice(world: Wo
     settled(world)
 
 
+def _journal_reaches(world: World, point: int) -> None:
+    eventually(lambda: sum(world.ends(world.names.journal).values()) >= point or world.caught_up())
+
+
 def test_kill_9_from_outside_while_traffic_runs_loses_nothing_and_counts_nothing_twice(world: World) -> None:
     chance = random.Random(7)
     first = 0
@@ -97,8 +101,7 @@ def test_kill_9_from_outside_while_traffic_runs_loses_nothing_and_counts_nothing
         world.rounds(first, amount)
         first += amount
         journal = sum(world.ends(world.names.journal).values())
-        point = journal + chance.randrange(0, amount)
-        eventually(lambda point=point: sum(world.ends(world.names.journal).values()) >= point or world.caught_up())
+        _journal_reaches(world, journal + chance.randrange(0, amount))
         worker.kill()
     world.serving()
     settled(world)
