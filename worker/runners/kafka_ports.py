@@ -177,8 +177,9 @@ class Published:
         known = self._published.get(number)
         # What is published counts for the learner even where this worker has served by another version 0 of its own.
         if known is None or (known.sha256 == parameters.sha256 and known.journal_offset < parameters.journal_offset):
-            self._published[number] = parameters
-            self._published.pop(self.version - KEPT, None)
+            newest = max(number, self.version)
+            kept = {**self._published, number: parameters}
+            self._published = {version: one for version, one in kept.items() if version > newest - KEPT}
         self.versions.learn(parameters)
         if known is None:
             log.info("parameters version %d (%s…) is known", number, parameters.sha256[:12])

@@ -1,0 +1,171 @@
+"""Real workers (`adcascade worker`) on topics of their own, and what the tests do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import orjson
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from tests.kafka.world import ROOT, eventually
+from tests.runners.traffic import ARMS, Sent, settings
+from worker.runners.faust.connection import Connection
+from worker.runners.faust.names import TopicNames
+from worker.runners.kafka_client import converse
+from worker.runners.kafka_control import KafkaControl
+from worker.runners.kafka_topics import Plan, create
+from worker.stream.parameters import LearningSettings
+
+#: The settings of tests/runners/traffic.py as flags.
+TIMES = ("window", "session_timeout", "lateness")
+
+
+def flags(learning: LearningSettings) -> list[str]:
+    given = {"dim": learning.dim, "horizon": learning.horizon, "warmup": learning.warmup}
+    given |= {name: f"{getattr(learning, name)}ms" for name in TIMES}
+    return [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+
+
+class Running:
+    """One `adcascade worker`."""
+
+    def __init__(self, fleet: Fleet, number: int, arguments: Iterable[str], environment: dict[str, str]) -> None:
+        self.log = fleet.folder / f"worker-{number}.log"
+        command = [sys.executable, "-m", "worker", "worker", *fleet.arguments, *arguments]
+        clock = {"ADCASCADE_TEST_CLOCK": str(fleet.clock)} if fleet.clock.exists() else {}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env={**os.environ, **clock, **environment}, stdout=log, stderr=log
+            )
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines() if line[:1] == "{"]
+
+    @property
+    def url(self) -> str:
+        found = re.search(r'"url":"(http://[^"]+)"', self.log.read_text(encoding="utf-8"))
+        return found[1] if found else ""
+
+    def ask(self, path: str) -> tuple[int, str]:
+        """Return status and text of a page; 0 while nobody answers."""
+        assert self.process.poll() is None, f"the worker has ended:\n{self.tail()}"
+        if not self.url:
+            return 0, ""
+        try:
+            with urlopen(self.url + path, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except (URLError, ConnectionError):
+            return 0, ""
+
+    def metric(self, series: str) -> float:
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)
+        return float(found[1]) if found else -1.0
+
+    @property
+    def ready(self) -> bool:
+        return self.ask("/readyz")[0] == 200
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-20:])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def terminate(self) -> tuple[int, float]:
+        """Stop it as an orchestrator does; return the exit code and how long it took."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30), time.monotonic() - began
+
+
+class Fleet:
+    """Topics, the workers on them, and their clock."""
+
+    def __init__(self, address: str, prefix: str, folder: Path, *, partitions: int = 4) -> None:
+        self.address, self.folder = address, folder
+        self.names = TopicNames(prefix)
+        self.connection = Connection(servers=(address,))
+        self.clock = folder / "clock"
+        self.workers: list[Running] = []
+        arms = folder / "arms.json"
+        arms.write_bytes(orjson.dumps({arm.arm: arm.reward for arm in ARMS}))
+        self.arguments = ["--broker", address, "--prefix", prefix, "--group", prefix, "--arms", str(arms)]
+        self.arguments += ["--progress-interval", "100ms", "--member-timeout", "3s", *flags(settings())]
+        converse(self.connection, create(self.connection, self.names, Plan(partitions=partitions)))
+
+    def set_clock(self, now: int) -> None:
+        """Tell the workers the time; they must not read half of it."""
+        partial = self.clock.with_suffix(".new")
+        partial.write_text(str(now), encoding="ascii")
+        partial.replace(self.clock)
+
+    def start(self, *arguments: str, **environment: str) -> Running:
+        worker = Running(self, len(self.workers) + 1, arguments, environment)
+        self.workers.append(worker)
+        return worker
+
+    def serving(self, *arguments: str, **environment: str) -> Running:
+        worker = self.start(*arguments, **environment)
+        eventually(lambda: worker.ready, what="the worker is ready")
+        return worker
+
+    @property
+    def control(self) -> KafkaControl:
+        return KafkaControl(self.connection, self.names)
+
+    def send(self, records: Iterable[Sent]) -> None:
+        """Send to the inputs, in the order given, and wait until the broker has everything."""
+        self.send_raw((getattr(self.names, one.topic), one.session.encode(), one.value) for one in records)
+
+    def send_raw(self, records: Iterable[tuple[str, bytes | None, bytes | None]]) -> None:
+        async def produce() -> None:
+            async with AIOKafkaProducer(bootstrap_servers=self.address, linger_ms=2) as producer:
+                sent = [await producer.send(topic, value, key=key) for topic, key, value in records]
+                await asyncio.gather(*sent)
+
+        asyncio.run(produce())
+
+    def read(self, topic: str) -> list[Any]:
+        """Return all records of a topic, in the order of each partition."""
+
+        async def fetch() -> list[Any]:
+            async with AIOKafkaConsumer(bootstrap_servers=self.address, fetch_max_wait_ms=50) as consumer:
+                await consumer._client._wait_on_metadata(topic)
+                parts = consumer._client.cluster.partitions_for_topic(topic)
+                tps = [TopicPartition(topic, partition) for partition in sorted(parts)]
+                consumer.assign(tps)
+                await consumer.seek_to_beginning(*tps)
+                ends = await consumer.end_offsets(tps)
+                records: list[Any] = []
+                while any([await consumer.position(tp) < ends[tp] for tp in tps]):
+                    for some in (await consumer.getmany(timeout_ms=200)).values():
+                        records += some
+                return records
+
+        return asyncio.run(fetch())
+
+    def facts(self) -> set[bytes]:
+        """Return the journal without its progress."""
+        return {record.value for record in self.read(self.names.journal) if b'"kind":"progress"' not in record.value}
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.kill()

@@ -1,0 +1,153 @@
+"""`adcascade worker` on the real broker: as the embedded runner, ready when it serves, gone when told to."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.kafka.fleet import Fleet
+from tests.kafka.world import eventually
+from tests.runners.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
+from worker.runners.embedded import Embedded, Headers
+from worker.stream.topology import Record
+
+pytestmark = pytest.mark.slow
+
+#: Event time passes in steps of this; a version is in force a lateness after it was made, so no step may be longer.
+STEP = settings().lateness
+
+
+@pytest.fixture
+def fleet(address: str, tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(address, f"w{uuid.uuid4().hex[:8]}", tmp_path)
+    yield made
+    made.close()
+
+
+class Golden:
+    """An embedded run, with everything that went over its topics."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.runner = Embedded(settings(), ARMS, partitions=4, tap=self._tap)
+        self.sent: list[Sent] = deliver(self.runner, arrivals(200, seconds=40), live=True)
+        finish(self.runner)
+
+    def _tap(self, record: Record, headers: Headers) -> None:
+        self.records.append(record)
+
+    def values(self, name: str) -> list[bytes]:
+        topic = getattr(self.runner.topics, name)
+        return [record.value for record in self.records if record.topic == topic and record.value is not None]
+
+    def version_at(self, time: int) -> int:
+        """Return the newest version once all partitions have come to a time."""
+        topic = self.runner.topics.parameters
+        made = [record for record in self.records if record.topic == topic and record.timestamp <= time]
+        return max(orjson.loads(record.value or b"")["version"] for record in made)
+
+
+def last_decisions(values: list[bytes]) -> dict[tuple[str, int], bytes]:
+    last = {}
+    for value in values:
+        decision = orjson.loads(value)
+        last[decision["session_id"], decision["position"]] = value
+    return last
+
+
+def test_the_golden_scenario_on_two_workers_is_the_embedded_run(fleet: Fleet) -> None:
+    golden = Golden()
+    fleet.set_clock(START)
+    one, two = fleet.serving(), fleet.serving()
+    eventually(lambda: one.ready and two.ready)
+    queue, now, arrived = sorted(golden.sent), START, 0
+    while now < golden.runner.time:
+        now = min(now + STEP, golden.runner.time)
+        due, queue = [sent for sent in queue if sent.at < now], [sent for sent in queue if sent.at >= now]
+        came = [sent for sent in due if sent.topic == "arrivals"]
+        arrived += len(came)
+        fleet.send(came)
+        # Users answer what they see: nobody clicks before the decision is there.
+        eventually(lambda: sum(w.metric("adcascade_arrivals_total") for w in (one, two)) == arrived)  # noqa: B023
+        fleet.send(sent for sent in due if sent.topic == "clicks")
+        fleet.set_clock(now)
+        expected = golden.version_at(now)
+        for worker in (one, two):
+            eventually(
+                lambda: worker.metric("adcascade_parameters_version") == expected,  # noqa: B023
+                what=f"both workers know version {expected} at {now - START} ms",
+            )
+    newest, made = golden.runner.versions.newest, fleet.control.history()
+    assert newest.version >= 4
+    assert [version.sha256 for version in made] == [version.sha256 for version in golden.runner.versions.history]
+    assert fleet.facts() == {value for value in golden.values("journal") if b'"kind":"progress"' not in value}
+    ours = last_decisions([record.value for record in fleet.read(fleet.names.decisions)])
+    theirs = last_decisions(golden.values("decisions"))
+    # Feedback of several positions in one batch is answered once, and the batches differ.
+    common = ours.keys() & theirs.keys()
+    assert {key: ours[key] for key in common} == {key: theirs[key] for key in common}
+    assert len({session for session, _ in common}) == 200
+    assert {orjson.loads(value)["parameters_version"] for value in ours.values()} > {0}
+    for worker in (one, two):
+        for identity in ("arrivals", "sessions", "feedback"):
+            assert worker.metric(f'adcascade_accounting_imbalance{{identity="{identity}"}}') == 0
+        assert worker.metric("adcascade_refused_versions_total") == 0
+    assert sum(worker.metric("adcascade_arrivals_total") for worker in (one, two)) == 200
+    assert sum(worker.metric("adcascade_learning") for worker in (one, two)) == 1
+
+
+def test_a_worker_told_to_stop_ends_in_time_and_another_goes_on_without_a_loss(fleet: Fleet) -> None:
+    fleet.set_clock(START + 10 * SECOND)
+    first = fleet.serving()
+    sent = arrivals(6_000, seconds=10)
+    fleet.send(sent[:3_000])
+    eventually(lambda: first.metric("adcascade_arrivals_total") > 0, what="it has begun")
+    code, seconds = first.terminate()
+    assert (code, seconds < 10) == (0, True), first.tail()
+    fleet.send(sent[3_000:])
+    second = fleet.serving()
+    eventually(lambda: len(fleet.facts()) == 6_000, what="every arrival is in the journal")
+    recovered = second.metric("adcascade_sessions_recovered_total")
+    opened = second.metric('adcascade_arrivals_classified_total{class="opened"}')
+    assert recovered + opened == 6_000
+    assert recovered > 0, "what the first had opened came with the changelog"
+    eventually(lambda: second.metric("adcascade_open_sessions") == 6_000)
+    for identity in ("arrivals", "sessions", "feedback"):
+        assert second.metric(f'adcascade_accounting_imbalance{{identity="{identity}"}}') == 0
+
+
+def test_a_worker_is_alive_at_once_and_ready_when_it_serves(fleet: Fleet) -> None:
+    worker = fleet.start()
+    seen = set()
+
+    def serves() -> bool:
+        status, text = worker.ask("/readyz")
+        seen.add((status, text.strip()))
+        if status:
+            assert worker.ask("/livez") == (200, "alive\n")
+        return status == 200
+
+    eventually(serves)
+    refused = {text for status, text in seen if status == 503}
+    assert refused, "it was not ready while it joined its group"
+    assert all(text.startswith("not ready: ") for text in refused)
+    assert fleet.control.history()[0].version == 0, "ready: version 0 is published"
+    assert worker.ask("/table")[0] == 404
+
+
+def test_secrets_sign_tokens_and_are_in_no_log(fleet: Fleet) -> None:
+    secret = "a secret of at least sixteen bytes"
+    worker = fleet.serving("--log-level", "debug", ADCASCADE_TOKEN_SECRET=secret)
+    (one,) = arrivals(1, seconds=1)
+    fleet.send([one])
+    decisions = eventually(lambda: fleet.read(fleet.names.decisions), what="a decision")
+    assert len(orjson.loads(decisions[0].value)["tokens"]) == settings().horizon
+    worker.terminate()
+    assert secret not in worker.log.read_text(encoding="utf-8")
+    assert secret not in str(worker.lines)
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in worker.lines)
+    assert len(worker.lines) == len(worker.log.read_text(encoding="utf-8").splitlines()), "JSON and nothing else"
