@@ -23,6 +23,7 @@ from worker.lab.summary import summary, summary_table
 from worker.metrics import Metrics
 from worker.runners.logs import LogWriter
 from worker.runners.state import StateFolder
+from worker.runners.status import status_routes
 from worker.runners.web import WebServer, operations
 from worker.settings import Command, Option, integer, number
 
@@ -60,7 +61,7 @@ OPTIONS = (
     ),
     Option(
         name="metrics-port",
-        help="of http://127.0.0.1:PORT/metrics; 0 takes a free one",
+        help="of http://127.0.0.1:PORT/ (status page) and /metrics; 0 takes a free one",
         parse=integer(least=0, most=65535),
         default=0,
     ),
@@ -75,11 +76,13 @@ def run(options: argparse.Namespace) -> int:
     _check(options, settings)
     began = time.perf_counter()
     metrics = Metrics()
+    metrics.learning(here=True)
     with ExitStack() as stack:
         state = stack.enter_context(StateFolder(options.state)) if options.state else None
         if state is not None:
             check_state(state, settings)  # before a log of the same name is overwritten
-        server = stack.enter_context(WebServer(operations(metrics.registry, lambda: None), port=options.metrics_port))
+        routes = {**operations(metrics.registry, lambda: None), **status_routes(metrics, runner="demo")}
+        server = stack.enter_context(WebServer(routes, port=options.metrics_port))
         log = stack.enter_context(LogWriter(options.record)) if options.record else None
         demo = Demo(settings, state=state, watchers=[metrics], tap=log)
         if demo.resumed:

@@ -1,0 +1,188 @@
+"""A headless Chromium for tests, driven over the DevTools protocol: see what a person would see.
+
+`chromium()` says where it is; without it tests are skipped, except under CI=true, where that is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--disable-features=Translate,OptimizationHints,MediaRouter",
+    "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--remote-debugging-port=0",
+)
+PATIENCE = 40.0
+
+
+def needs(*commands: str, package: str) -> str:
+    """Return the path of the first command there is; skip the test if there is none, or fail it under CI=true."""
+    for command in commands:
+        if (path := shutil.which(command)) is not None:
+            return path
+    reason = f"{commands[0]} is not installed (Debian: apt-get install {package})"
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason}; under CI=true that is a failure")
+    pytest.skip(reason)
+
+
+def chromium() -> str:
+    return needs("chromium", "chromium-browser", "google-chrome", package="chromium")
+
+
+class Tab:
+    """One page; collects what it says on the console and asks of the network."""
+
+    def __init__(self, socket: ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self._socket:
+            if message.type is not WSMsgType.TEXT:
+                continue
+            told = json.loads(message.data)
+            if "id" in told:
+                waiting = self._waiting.pop(told["id"])
+                if not waiting.done():
+                    waiting.set_result(told)
+            else:
+                self._note(told["method"], told["params"])
+
+    def _note(self, method: str, params: dict[str, Any]) -> None:
+        if method == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.complaints.append(str(params["exceptionDetails"].get("exception", params["exceptionDetails"])))
+        elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.complaints.append(str(params["args"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(str(params["entry"]))
+
+    async def call(self, method: str, **params: Any) -> Any:
+        number = next(self._numbers)
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        await self._socket.send_json({"id": number, "method": method, "params": params})
+        async with asyncio.timeout(PATIENCE):
+            told = await self._waiting[number]
+        assert "error" not in told, told
+        return told["result"]
+
+    async def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        for domain in ("Page", "Runtime", "Network", "Log", "Accessibility"):
+            await self.call(f"{domain}.enable")
+        await self.resize(width, height)
+        await self.prefer(dark=dark)
+        await self.call("Page.navigate", url=url)
+
+    async def resize(self, width: int, height: int) -> None:
+        await self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+    async def prefer(self, *, dark: bool) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def look(self, script: str) -> Any:
+        """Return the value of a JavaScript expression."""
+        told = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in told, told["exceptionDetails"]
+        return told["result"].get("value")
+
+    async def until(self, script: str, fits: Callable[[Any], bool] = bool) -> Any:
+        """Wait until an expression has a value that fits."""
+        async with asyncio.timeout(PATIENCE):
+            while not fits(value := await self.look(script)):
+                await asyncio.sleep(0.05)
+        return value
+
+    async def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES[key])
+
+    async def picture(self, path: Path, *, whole: bool = True) -> None:
+        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    async def close(self) -> None:
+        await self._socket.close()
+        await self._reader
+
+
+_CODES = {"Tab": 9, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13}
+
+
+@asynccontextmanager
+async def browser_tab() -> AsyncIterator[Tab]:
+    """Start a browser with a profile of its own, give its only tab, and end it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = await asyncio.create_subprocess_exec(
+            chromium(),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "about:blank",
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            port = await _port(process)
+            async with ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                    pages = [page for page in await answer.json() if page["type"] == "page"]
+                async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                    tab = Tab(socket)
+                    try:
+                        yield tab
+                    finally:
+                        await tab.close()
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(10):
+                    await process.communicate()
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+
+async def _port(process: asyncio.subprocess.Process) -> int:
+    assert process.stderr is not None
+    said = b""
+    async with asyncio.timeout(PATIENCE):
+        while line := await process.stderr.readline():
+            said += line
+            if found := re.search(rb"DevTools listening on ws://[^:]+:(\d+)/", line):
+                return int(found[1])
+    raise AssertionError(f"chromium ended: {said.decode(errors='replace')}")
