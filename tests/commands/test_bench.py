@@ -5,7 +5,7 @@ import pytest
 
 from worker.cli import main
 from worker.lab import bench_core
-from worker.lab.bench import Figure, figures_table, medians, one_blas_thread, peak_memory
+from worker.lab.bench import Figure, busy, figures_table, medians, one_blas_thread, peak_memory
 
 
 @pytest.fixture
@@ -44,6 +44,14 @@ def test_a_missed_target_is_told():
     ]
     assert [one.met for one in figures] == [False, True, None]
     assert "MISSED" in figures_table(figures).splitlines()[1]
+
+
+def test_a_busy_machine_is_told(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (8.4, 0.0, 0.0))
+    assert busy() == "the machine is busy (load 8.4 on 2 processors): the figures are blurred"
+    monkeypatch.setattr("os.getloadavg", lambda: (1.9, 9.0, 9.0))
+    assert busy() is None
 
 
 def test_the_first_round_does_not_count():

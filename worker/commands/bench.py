@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 
-from worker.console import JSON, check_writable, progress, say, write_json
-from worker.lab.bench import Figure, figures_table, machine, one_blas_thread
+from worker.console import JSON, check_writable, note, progress, say, write_json
+from worker.lab.bench import Figure, busy, figures_table, machine, one_blas_thread
 from worker.settings import Command
 
 
 def _measured(name: str, title: str, measure: Callable[[], Iterator[Figure]], count: int, json: str | None) -> int:
     check_writable(json)
     figures = []
+    crowd = busy()
     with one_blas_thread() as blas:
         where = {**machine(), "blas": blas, "blas_threads": 1}
     with progress(title, count) as bar:
@@ -20,7 +21,9 @@ def _measured(name: str, title: str, measure: Callable[[], Iterator[Figure]], co
             figures.append(figure)
             bar.describe(figure.name)
             bar.advance()
-    write_json(json, {"bench": name, "machine": where, "figures": [one.record() for one in figures]})
+    if crowd:
+        note(crowd)
+    write_json(json, {"bench": name, "machine": where, "busy": crowd, "figures": [one.record() for one in figures]})
     if json != "-":
         say(f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread")
         say()

@@ -6,6 +6,7 @@ measured in turn within one run. Time is that of the processor, which does not r
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 import statistics
@@ -102,6 +103,19 @@ def resident_memory() -> int:
 def machine() -> dict[str, str]:
     """Return what the figures were measured on."""
     return {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine(), "cpu": _cpu()}
+
+
+def busy() -> str | None:
+    """Say so if others keep the processors busy; None if not.
+
+    They share caches and arithmetic units with us, which slows the kernel more than a loop in Python, and so blurs
+    even ratios of processor time.
+    """
+    waiting = os.getloadavg()[0]
+    processors = os.cpu_count() or 1
+    if waiting <= processors:
+        return None
+    return f"the machine is busy (load {waiting:.1f} on {processors} processors): the figures are blurred"
 
 
 def _cpu() -> str:
