@@ -62,14 +62,15 @@ def test_a_worker_that_is_told_to_stop_finishes_what_it_has_and_the_next_repeats
 
 
 def test_a_killed_worker_s_table_comes_back_from_the_changelog(world: World) -> None:
-    first = world.serving()
-    world.send(arrivals=[(n % 200, n) for n in range(1000)])
+    # So many that it takes a while, and a dead member that the group has to wait for first.
+    first = world.serving(session_timeout=5.0)
+    world.send(arrivals=[(n, n) for n in range(20_000)])
     eventually(world.caught_up)
     first.kill()
-    world.send(clicks=[(n % 200, n) for n in range(1000)])
+    world.send(clicks=[(n, n) for n in range(0, 20_000, 10)])
     second = world.serving()
+    assert second.status()["restored"] == 20_000
     settled(world)
-    assert second.status()["restored"] == 200
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -27,6 +27,7 @@ from worker.runners.faust.outlets import Outlets
 from worker.runners.faust.ports import Ports
 from worker.runners.faust.progress import Progress
 from worker.runners.faust.records import ListSchema
+from worker.runners.faust.recovery import RecoveryEnd
 from worker.runners.faust.serving import Serving
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,8 @@ class WorkerApp(faust.App):
     async def on_start(self) -> None:
         """Start the companions first: no decision is made before the parameters are read."""
         await super().on_start()
+        recovery = cast(TableManager, self.tables).recovery
+        recovery._signal_recovery_end = RecoveryEnd(recovery)
         for service in self.companions:
             await self.add_runtime_dependency(service)
 
@@ -193,7 +196,7 @@ def build(options: Options, ports: Ports, *, partitions: int) -> WorkerApp:
         recovery_buffer_size=2,
     )
     _add_agents(app, names)
-    app.companions = (app.broadcast, app.seat, Progress(app, ports, interval=options.progress_interval), Unblocker(app))
+    app.companions = (app.broadcast, app.seat, Progress(app, ports, interval=options.progress_interval))
     return app
 
 
@@ -218,26 +221,6 @@ def _add_agents(app: WorkerApp, names: TopicNames) -> None:
 
     app.agent(inputs, name="serving")(serve)
     app.agent(journal, name="learner")(hold_the_seat)
-
-
-class Unblocker(Service):
-    """Wakes a recovery that has ended without noticing.
-
-    Faust signals the end of a recovery with an event that it clears again at once; if the last record comes before the
-    waiting has begun (bulk recovery is fast), nobody ever hears it and the worker stays in its rebalance for good.
-    """
-
-    def __init__(self, app: WorkerApp, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._app = app
-
-    @Service.task
-    async def _watch(self) -> None:
-        while not self.should_stop:
-            await self.sleep(1.0)
-            recovery = cast(TableManager, self._app.tables).recovery
-            if self._app.rebalancing and not recovery.in_recovery and not recovery.need_recovery():
-                recovery.signal_recovery_end.set()
 
 
 async def partition_count(connection: Connection, names: TopicNames) -> int:
