@@ -191,8 +191,8 @@ function showHealth(status) {
   const { lately, learning, sessions, accounts, parameters } = status;
   const off = Object.entries(accounts).filter(([, value]) => value !== 0);
   const facts = [
-    ["Decision, handling", `${seconds(lately.duration_p50)} median, ${seconds(lately.duration_p99)} p99`],
-    ["Arrival to decision", `${seconds(lately.delay_p50)} median, ${seconds(lately.delay_p99)} p99`],
+    ["Decision, handling", `${seconds(lately.duration_p50)} · p99 ${seconds(lately.duration_p99)}`],
+    ["Arrival to decision", `${seconds(lately.delay_p50)} · p99 ${seconds(lately.delay_p99)}`],
     ["Open sessions", count(sessions.open)],
     ["Windows closed", `${count(learning.windows)}${learning.here ? "" : " here; the learner is elsewhere"}`],
     ["Folds rejected", count(learning.rejected), learning.rejected ? "warn" : null],
