@@ -11,6 +11,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from worker.cli import main
+from worker.runners.kafka_topics import known
 
 
 class Broker:
@@ -36,7 +37,9 @@ class Broker:
             await admin.start()
             try:
                 configs = {key.replace("_", "."): value for key, value in settings.items()}
-                await admin.create_topics([NewTopic(f"{self.prefix}.{name}", partitions, 1, topic_configs=configs)])
+                topic = f"{self.prefix}.{name}"
+                await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
+                await known(admin, [topic])
             finally:
                 await admin.close()
 

@@ -6,11 +6,12 @@ decides what is deleted. Both are the operator's to change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka.admin import NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 
@@ -139,6 +140,7 @@ async def create(connection: Connection, names: TopicNames, plan: Plan) -> list[
         replicas = plan.replication or min(MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
         if missing:
             await _create(admin, missing, replicas)
+            await known(admin, [topic.name for topic in missing])
         created = {topic.name for topic in missing}
         return [
             Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
@@ -181,7 +183,7 @@ def _compare(wanted: Wanted, found: Found, replication: int | None) -> Finding:
     )
 
 
-async def _find(admin: Any, names: TopicNames) -> dict[str, Found]:
+async def _find(admin: AIOKafkaAdminClient, names: TopicNames) -> dict[str, Found]:
     topics = [topic.name for topic in Plan().topics(names, 1)]
     partitions = await partitions_of(admin, topics)
     if not partitions:
@@ -204,7 +206,7 @@ async def _find(admin: Any, names: TopicNames) -> dict[str, Found]:
     }
 
 
-async def _create(admin: Any, topics: Iterable[Wanted], replicas: int) -> None:
+async def _create(admin: AIOKafkaAdminClient, topics: Iterable[Wanted], replicas: int) -> None:
     # With a spare replica, an acknowledged write survives a broker and a broker's absence stops nothing.
     durable = {"min.insync.replicas": "2"} if replicas >= MOST_REPLICAS else {}
     answer = await admin.create_topics(
@@ -217,3 +219,13 @@ async def _create(admin: Any, topics: Iterable[Wanted], replicas: int) -> None:
         if code:
             reason = (message and message[0]) or for_code(code).__name__
             raise FailedError(f"{name} could not be created: {reason}")
+
+
+async def known(admin: AIOKafkaAdminClient, topics: Sequence[str], *, patience: float = 10.0) -> None:
+    """Wait until new topics are known to the brokers: a worker started right away must find them."""
+    try:
+        async with asyncio.timeout(patience):
+            while len(await partitions_of(admin, topics)) < len(topics):  # noqa: ASYNC110 (nobody sets an event)
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise FailedError(f"the topics are created, but not known to all brokers after {patience:g} s") from None
