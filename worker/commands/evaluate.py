@@ -151,6 +151,7 @@ def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, An
         "seed": options.seed,
         "sessions": evaluation.served.sessions,
         "drawn": evaluation.drawn,
+        "warmup": evaluation.warmup,
         "versions": evaluation.versions,
         "left_out": dict(evaluation.left_out),
         "served": _served(evaluation.served),
@@ -170,11 +171,11 @@ def _served(served: Served) -> dict[str, Any]:
 
 def report(evaluation: Evaluation) -> str:
     """Return a table of the answers, and why there is none where there is none."""
-    percent = f"{evaluation.confidence:.4g}"
+    percent = f"{100 * evaluation.confidence:.4g} %"
     rows = [_row("as served", evaluation.served.revenue, None, evaluation.served.sessions, "")]
     some = evaluation.weighable
-    if some is not None and some.sessions < evaluation.served.sessions:
-        rows.append(_row("as served, to chance", some.revenue, None, some.sessions, ""))
+    if some is not None and some != evaluation.served:
+        rows.append(_row("as served, by chance", some.revenue, None, some.sessions, ""))
     rows.extend(
         _row(e.method, e.revenue, e.difference, e.sessions, _footing(e)) for e in evaluation.estimates if e.revenue
     )
@@ -199,8 +200,8 @@ def _title(evaluation: Evaluation) -> str:
     return (
         f"{target.policy}{explored}, {target.estimator} estimator, up to {target.horizon} displays; "
         f"its estimates: {evaluation.origin}\n"
-        f"{evaluation.served.sessions} sessions of {evaluation.versions} versions, {evaluation.drawn} of them drawn "
-        "uniformly"
+        f"{evaluation.served.sessions} sessions evaluated, {evaluation.versions} versions; in the log, "
+        f"{evaluation.drawn} sessions were drawn uniformly, {evaluation.warmup} came in the warm-up"
     )
 
 
@@ -211,10 +212,23 @@ def _row(name: str, revenue: Interval | None, difference: Interval | None, sessi
         name,
         f"{revenue.estimate:.4f}",
         f"{revenue.low:.4f} … {revenue.high:.4f}",
-        "" if difference is None else f"{difference.estimate:+.4f} ({difference.low:+.4f} … {difference.high:+.4f})",
+        "" if difference is None else "{} ({} … {})".format(*map(_signed, _ends(difference))),
         str(sessions),
         footing,
     ]
+
+
+def _ends(found: Interval) -> tuple[float, float, float]:
+    return found.estimate, found.low, found.high
+
+
+def _signed(value: float) -> str:
+    """Return a difference; the sign of nothing is +.
+
+    >>> _signed(-1e-9), _signed(-0.25)
+    ('+0.0000', '-0.2500')
+    """
+    return f"{round(value, 4) + 0.0:+.4f}"
 
 
 def _footing(estimate: Estimate) -> str:

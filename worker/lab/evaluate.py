@@ -2,13 +2,16 @@
 
 Which sessions each estimator rests on:
 
-- `direct` on all sessions of the log;
-- `ips`, `snips` and `dr` on those whose slates were left to chance, so that they tell about other slates too: served in
-  the warm-up, or under a `random_share` above 0 (all of these, not only the sessions drawn: see `evaluate_support`), or
-  by a policy that draws. If the target is the very policy that served, every session tells about it;
+- `direct` on all sessions after the warm-up;
+- `ips`, `snips` and `dr` on those whose slates were left to chance, so that they tell about other slates too: served
+  under a `random_share` above 0 (all of these, not only those drawn: see `evaluate_support`), or by a policy that
+  draws. If the target is the very policy that served, every session tells about it. If there are none, the sessions of
+  the warm-up are used;
 - `replay` on those of them that were drawn uniformly.
 
-`direct` and `dr` use a model fitted on all answered displays of the log, cross-fitted.
+In the warm-up little is known yet, and what a policy makes of that says little about the policy; so its sessions are a
+last resort, unless given parameters are evaluated: then they are as good as any. `direct` and `dr` use a model fitted
+on all answered displays of the log, cross-fitted.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from worker.lab.evaluate_intervals import Interval, interval
 from worker.lab.evaluate_log import SessionReader, read_log, ticking
 from worker.lab.evaluate_model import Judges, judges
 from worker.lab.evaluate_planning import Assembled, assemble
-from worker.lab.evaluate_sessions import Sessions
+from worker.lab.evaluate_sessions import Bools, Sessions
 from worker.lab.evaluate_support import Unsupported
 from worker.lab.evaluate_targets import Change, find_estimates
 from worker.runners.replay import Stage, no_bar
@@ -51,9 +54,10 @@ class Evaluation:
     ----------
     target : settings of the policy evaluated; where nothing was changed, those of the newest version
     origin : how its estimates came about
-    served : what all sessions of the log earned
+    served : what the sessions earned that the target is evaluated on
     weighable : what those earned that tell about other slates too; None if there are none
-    drawn : how many sessions were drawn uniformly as a whole
+    drawn : how many sessions of the log were drawn uniformly as a whole
+    warmup : how many sessions of the log came in the warm-up
     model_clicks : clicks found, and clicks expected by models that had not seen them; None without a model
     """
 
@@ -63,6 +67,7 @@ class Evaluation:
     served: Served
     weighable: Served | None
     drawn: int
+    warmup: int
     versions: int
     left_out: Mapping[str, int]
     estimates: Sequence[Estimate]
@@ -111,7 +116,9 @@ def evaluate_log(
             notes.append(f"{findings.count} records contradict others or are damaged (see adcascade replay)")
         if change.parameters is not None:
             notes.extend(_seen_before(change, log))
-    evaluation = evaluate(assembled, methods=methods, confidence=confidence, seed=seed)
+    evaluation = evaluate(
+        assembled, given=change.parameters is not None, methods=methods, confidence=confidence, seed=seed
+    )
     return replace(
         evaluation,
         target=replace(newest.settings, **change.settings),
@@ -121,11 +128,15 @@ def evaluate_log(
     )
 
 
-def evaluate(assembled: Assembled, *, methods: Sequence[str], confidence: float, seed: int) -> Evaluation:
-    """Ask every estimator about sessions that are planned already."""
-    sessions, supported = assembled.sessions, assembled.supported
-    model = _fitted(sessions, methods, seed)
-    part = sessions.part(supported)
+def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confidence: float, seed: int) -> Evaluation:
+    """Ask every estimator about sessions that are planned already; `given`: by parameters that do not change."""
+    everything = assembled.sessions
+    model = _fitted(everything, methods, seed)
+    scope = np.ones(len(everything), dtype=bool) if given or assembled.warmup.all() else ~assembled.warmup
+    weighable = assembled.supported & scope
+    if not weighable.any():
+        weighable = assembled.supported
+    sessions, part = everything.part(scope), everything.part(weighable)
     estimates = []
     for method in methods:
         try:
@@ -133,9 +144,9 @@ def evaluate(assembled: Assembled, *, methods: Sequence[str], confidence: float,
                 raise Unsupported(model)
             known = model if isinstance(model, Judges) else None
             if method == "direct" and known is not None:
-                estimates.append(direct(sessions, known, confidence=confidence))
+                estimates.append(direct(sessions, known.part(scope), confidence=confidence))
             else:
-                of_part = known.part(supported) if known is not None else None
+                of_part = known.part(weighable) if known is not None else None
                 estimates.append(weighted(part, of_part, method=method, confidence=confidence))
         except Unsupported as reason:
             used = len(sessions) if method == "direct" else int(part.drawn.sum()) if method == "replay" else len(part)
@@ -146,12 +157,13 @@ def evaluate(assembled: Assembled, *, methods: Sequence[str], confidence: float,
         confidence=confidence,
         served=_served(sessions, confidence),
         weighable=_served(part, confidence) if len(part) else None,
-        drawn=int(sessions.drawn.sum()),
+        drawn=int(everything.drawn.sum()),
+        warmup=int(assembled.warmup.sum()),
         versions=assembled.versions,
         left_out=assembled.left_out,
         estimates=estimates,
         model_clicks=(model.clicks, model.expected_clicks) if isinstance(model, Judges) else None,
-        notes=_notes(sessions, part),
+        notes=_notes(scope, weighable),
     )
 
 
@@ -174,12 +186,17 @@ def _served(sessions: Sessions, confidence: float) -> Served:
     )
 
 
-def _notes(sessions: Sessions, part: Sessions) -> list[str]:
-    if not len(part) or len(part) == len(sessions):
+def _notes(scope: Bools, weighable: Bools) -> list[str]:
+    if not weighable.any() or (scope == weighable).all():
         return []
+    if (scope & weighable).any():
+        return [
+            f"direct is about {scope.sum()} sessions, the others about the {weighable.sum()} of them whose slates were "
+            "left to chance: not the same sessions, so not to be compared"
+        ]
     return [
-        f"direct is about all {len(sessions)} sessions, the others about the {len(part)} whose slates were left to "
-        "chance (warm-up, random_share): not the same sessions, so not to be compared"
+        f"no slate was left to chance after the warm-up: direct is about {scope.sum()} later sessions, the others "
+        f"about the {weighable.sum()} of the warm-up, when little was known. A random_share above 0 would change that"
     ]
 
 

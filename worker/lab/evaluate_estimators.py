@@ -36,7 +36,7 @@ import numpy as np
 from worker.bandit.planning import NO_ARM
 from worker.bandit.precision import Floats
 from worker.lab.evaluate_intervals import Interval, interval
-from worker.lab.evaluate_model import Judges, baseline, model_variance, slate_values
+from worker.lab.evaluate_model import Judges, ModelError, baseline, model_error, slate_values
 from worker.lab.evaluate_sessions import Rule, Sessions
 from worker.lab.evaluate_support import Support, Unsupported, check_beyond, support
 
@@ -70,28 +70,27 @@ class Estimate:
 
 def weighted(sessions: Sessions, judges: Judges | None, *, method: str, confidence: float) -> Estimate:
     """Return the answer of `replay`, `ips`, `snips` or `dr` on sessions whose rule supports the target."""
-    found = _replay_support(sessions) if method == "replay" else support(sessions)
-    extra, beyond = 0.0, found.beyond
+    found = replay_support(sessions) if method == "replay" else support(sessions)
+    error, beyond = None, found.beyond
     if method == "dr":
         if judges is None:
             raise Unsupported("there is no click model to correct")
-        value, influence = _doubly_robust(found, sessions, judges)
+        value, influence = doubly_robust(found, sessions, judges)
         if found.sessions.depth < sessions.depth:
-            extra, beyond = model_variance(judges, sessions, after=found.sessions.depth), 0.0
+            error, beyond = model_error(judges, sessions, after=found.sessions.depth), 0.0
     else:
         check_beyond(found)
-        value, influence = {"replay": _replay, "ips": _per_decision, "snips": _self_normalised}[method](found)
-    earned = found.sessions.earned
+        value, influence = {"replay": replay, "ips": per_decision, "snips": self_normalised}[method](found)
+    earned = float(found.sessions.earned.mean())
+    gained = influence - (found.sessions.earned - earned)
     return Estimate(
         method=method,
         sessions=len(found.sessions),
-        revenue=interval(value, influence, confidence=confidence, extra=extra, beyond=beyond),
+        revenue=interval(value, influence, confidence=confidence, extra=_added(influence, error), beyond=beyond),
         # Pairing takes out what both have in common; replay rests on other sessions than those that were served.
         difference=None
         if method == "replay"
-        else interval(
-            value - float(earned.mean()), influence - earned, confidence=confidence, extra=extra, beyond=beyond
-        ),
+        else interval(value - earned, gained, confidence=confidence, extra=_added(gained, error), beyond=beyond),
         matching=found.matching,
         effective=found.effective,
         clicks=found.clicks,
@@ -108,16 +107,22 @@ def direct(sessions: Sessions, judges: Judges, *, confidence: float) -> Estimate
         part = sessions.part(rows)
         for slates in part.target_slates:
             values[rows] += slate_values(model, part, slates).values[:, 0] / len(part.target_slates)
-    value, extra = float(values.mean()), model_variance(judges, sessions)
-    earned = sessions.earned
+    error = model_error(judges, sessions)
+    value, earned = float(values.mean()), float(sessions.earned.mean())
+    gained = values - sessions.earned - (value - earned)
     return Estimate(
         method="direct",
         sessions=len(sessions),
-        revenue=interval(value, values - value, confidence=confidence, extra=extra),
-        difference=interval(value - float(earned.mean()), values - earned, confidence=confidence, extra=extra),
+        revenue=interval(value, values - value, confidence=confidence, extra=_added(values - value, error)),
+        difference=interval(value - earned, gained, confidence=confidence, extra=_added(gained, error)),
         clicks=float(judges.clicks),
         positions=sessions.depth,
     )
+
+
+def _added(influence: Floats, error: ModelError | None) -> float:
+    """Return the variance that an estimated model adds; the same clicks make and correct it, so errors go together."""
+    return 0.0 if error is None else error.variance + 2 * float((influence * error.pulls).mean())
 
 
 def _check_shown(sessions: Sessions) -> None:
@@ -135,13 +140,15 @@ def _check_shown(sessions: Sessions) -> None:
 # ── the estimators: each returns its value and the influence of each session on it ───────────────────────────────────
 
 
-def _per_decision(found: Support) -> tuple[float, Floats]:
+def per_decision(found: Support) -> tuple[float, Floats]:
+    """Weigh what each display earned."""
     values = (found.weights * found.sessions.rewards).sum(axis=1)
     value = float(values.mean())
     return value, values - value
 
 
-def _self_normalised(found: Support) -> tuple[float, Floats]:
+def self_normalised(found: Support) -> tuple[float, Floats]:
+    """Weigh what each display earned, by weights that sum to one at each position."""
     earned, stopped = found.weights * found.sessions.rewards, found.stopped
     size = stopped.mean(axis=0)
     ratios = earned.mean(axis=0) / size
@@ -149,7 +156,7 @@ def _self_normalised(found: Support) -> tuple[float, Floats]:
     return float(ratios[: found.sessions.depth].sum()), influence
 
 
-def _doubly_robust(found: Support, sessions: Sessions, judges: Judges) -> tuple[float, Floats]:
+def doubly_robust(found: Support, sessions: Sessions, judges: Judges) -> tuple[float, Floats]:
     """Correct the model as far as there is support; from there on the model stands alone."""
     action, state = np.zeros(found.weights.shape), np.zeros(found.weights.shape)
     for rows, model in judges.each():
@@ -164,7 +171,7 @@ def _doubly_robust(found: Support, sessions: Sessions, judges: Judges) -> tuple[
     return value, values - value
 
 
-def _replay_support(sessions: Sessions) -> Support:
+def replay_support(sessions: Sessions) -> Support:
     """Take the sessions drawn uniformly; if the target leaves something to chance, it draws first, once."""
     used = sessions.part(sessions.drawn)
     if not len(used):
@@ -178,7 +185,8 @@ def _replay_support(sessions: Sessions) -> Support:
     return support(replace(used, target=certain, target_slates=slates[None]), served=uniformly, counts=counts)
 
 
-def _replay(found: Support) -> tuple[float, Floats]:
+def replay(found: Support) -> tuple[float, Floats]:
+    """Go through the positions by those sessions that match so far."""
     sessions, count = found.sessions, len(found.sessions)
     used = found.counts[:, None] * found.weights * sessions.reached
     size = used.sum(axis=0)

@@ -39,7 +39,7 @@ def interval(
     Parameters
     ----------
     influence : (n,), of mean zero
-    extra : variance of the estimate that does not come from these sessions (an estimated model)
+    extra : variance of the estimate that does not come from these numbers (an estimated model)
     beyond : what the truth may exceed the estimate by for reasons other than chance; added to the upper end
 
     Examples
@@ -53,14 +53,19 @@ def interval(
     """
     count = len(influence)
     centred = influence - influence.mean()
-    variance = float((centred**2).sum()) / max(1, count - 1) / count + extra
-    error = float(np.sqrt(variance))
+    size = float(np.abs(centred).max())
+    variance, skewness, freedom = extra, 0.0, float(count)
+    if size > 0:
+        scaled = centred / size  # fourth powers of the bare numbers may leave the number range
+        spread = float((scaled**2).mean())
+        variance += size**2 * spread / max(1, count - 1)
+        freedom = 2 * count / max(float((scaled**4).mean()) / spread**2 - 1, 1e-9)
+    error = float(np.sqrt(max(variance, 0.0)))
     if error == 0:
         return Interval(estimate=estimate, error=0.0, low=estimate, high=estimate + beyond)
-    skewness = float((centred**3).sum()) / count**3 / error**3
-    spread = float((centred**2).mean())
-    kurtosis = float((centred**4).mean()) / spread**2 if spread > 0 else 3.0
-    quantile = student_quantile(0.5 + confidence / 2, 2 * count / max(kurtosis - 1, 1e-9))
+    if size > 0:
+        skewness = float((scaled**3).mean()) * (size / error) ** 3 / count**2
+    quantile = student_quantile(0.5 + confidence / 2, freedom)
     return Interval(
         estimate=estimate,
         error=error,

@@ -168,11 +168,23 @@ def slate_values(model: ClickModel, sessions: Sessions, slates: Ints) -> SlateVa
     return SlateValues(values=values, slopes=slopes, losses=losses)
 
 
-def model_variance(judges: Judges, sessions: Sessions, *, after: int = 0) -> float:
-    """Return the variance of the mean value of the target's slates that comes from the model of positions > `after`.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelError:
+    """How wrong the mean value of the target's slates may be because the model is estimated.
 
-    By the delta method: gᵀA⁻¹g with g the gradient of that mean in θ and A the information of all displays, plus the
-    binomial variance of the shares who leave.
+    `variance` is of that mean; `pulls` (n,) is by how much each session, one of those that the model was fitted on, has
+    moved it.
+    """
+
+    variance: float
+    pulls: Floats
+
+
+def model_error(judges: Judges, sessions: Sessions, *, after: int = 0) -> ModelError:
+    """Return the error that comes from the model of positions > `after`.
+
+    By the delta method, with g the gradient of the mean in θ and A the information of all displays: the variance is
+    gᵀA⁻¹g, plus the binomial variance of the shares who leave, and a session has pulled by gᵀA⁻¹ Σ_h z_h (y_h − p_h).
     """
     model = judges.whole
     slope_context = np.zeros(sessions.contexts.shape[1])
@@ -186,9 +198,14 @@ def model_variance(judges: Judges, sessions: Sessions, *, after: int = 0) -> flo
         there = slates != NO_ARM
         slope_arms += np.bincount(slates[there], weights=slopes[there], minlength=len(slope_arms)) / total
         loss[after:] += valued.losses.sum(axis=0)[after:] / total
-    solved = model.posterior.precision.solve(slope_context, slope_arms)
+    context, arms = model.posterior.precision.solve(slope_context, slope_arms)
     shares = model.leaving * (1 - model.leaving) / np.maximum(model.reached, 1)
-    return float(slope_context @ solved[0] + slope_arms @ solved[1] + (loss**2 * shares).sum())
+    clicks = sessions.clicked[:, None] & (sessions.positions == sessions.displayed[:, None])
+    surprise = np.where(_seen(sessions), clicks - model.chances(sessions.contexts, sessions.slates), 0.0)
+    return ModelError(
+        variance=float(slope_context @ context + slope_arms @ arms + (loss**2 * shares).sum()),
+        pulls=(surprise * ((sessions.contexts @ context)[:, None] + arms[sessions.slates])).sum(axis=1),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

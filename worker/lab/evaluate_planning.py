@@ -34,10 +34,15 @@ CLOSE: Final = 1e-9
 
 @dataclass(slots=True)
 class Assembled:
-    """All sessions, whether the rule that served each can tell about the target, what was left out, and the target."""
+    """All sessions, planned anew.
+
+    `supported` (n,) says whether the rule that served a session can tell about the target, `warmup` (n,) whether it
+    came in the warm-up; `left_out` counts sessions by the reason; `target` is the policy evaluated.
+    """
 
     sessions: Sessions
     supported: Bools
+    warmup: Bools
     left_out: Counter[str]
     versions: int
     target: LearningSettings
@@ -63,6 +68,7 @@ def assemble(
     return Assembled(
         sessions=_joined(parts, shape),
         supported=np.concatenate([part.supported[part.fits] for part in parts]),
+        warmup=np.concatenate([np.full(part.fits.sum(), part.warmup) for part in parts]),
         left_out=+Counter({CONTRADICTS: sum(int((~part.fits).sum()) for part in parts)}),
         versions=len(served_by),
         target=parts[-1].settings,
@@ -141,6 +147,7 @@ class _Part:
     target_slates: Ints
     drawn: Bools
     settings: LearningSettings
+    warmup: bool
     supported: Bools
     fits: Bools
 
@@ -153,10 +160,9 @@ def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession],
     names = [session.session_id for session in sessions]
     drawn = np.array([session.opening.mode in ("warmup", "random") for session in sessions])
     alone = with_settings(served, warmup=0, random_share=0.0)
-    uniform = 1.0 if served.folds < served.settings.warmup else served.settings.random_share
-    if served.settings.policy == "random":
-        uniform = 1.0
-    rule = _Planning(alone, shape).rule(contexts, excluded, uniform)
+    warmup = served.folds < served.settings.warmup
+    whole = warmup or served.settings.policy == "random"
+    rule = _Planning(alone, shape).rule(contexts, excluded, 1.0 if whole else served.settings.random_share)
     # What a deterministic policy showed is what it planned, whatever rounding on this machine makes of a tie.
     planned = np.where((drawn | (rule.epsilon > 0))[:, None], rule.best, slates)
     rule = Rule(best=planned, epsilon=rule.epsilon, uniform=rule.uniform, repeats=rule.repeats)
@@ -176,6 +182,7 @@ def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession],
         target_slates=planning.draws(aim, contexts, excluded, names, seed),
         drawn=drawn,
         settings=target.settings,
+        warmup=warmup,
         supported=rule.explores | same,
         fits=np.ones(len(sessions), dtype=bool),
     )
