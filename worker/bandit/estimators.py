@@ -57,36 +57,48 @@ def update(posterior: Posterior, data: Observations, *, estimator: str = "laplac
 
 
 def _laplace(prior: Posterior, data: Observations) -> Fit:
-    theta = (prior.theta_context, prior.theta_arms)
+    here = _Place(prior, data, (prior.theta_context, prior.theta_arms))
     for step in range(1, MOST_STEPS + 1):
-        chances = _chances(theta, data)
-        pull = prior.precision.times(theta[0] - prior.theta_context, theta[1] - prior.theta_arms)
-        likelihood = _gradient(prior, data, chances)
-        gradient = (likelihood[0] - pull[0], likelihood[1] - pull[1])
-        move = _information(prior.precision, data, chances).solve(*gradient)
-        squared = float(gradient[0] @ move[0] + gradient[1] @ move[1])  # length in standard deviations
+        gradient = _gradient(prior, data, here.chances)
+        slope = (gradient[0] - here.pull[0], gradient[1] - here.pull[1])
+        move = _information(prior.precision, data, here.chances).solve(*slope)
+        squared = float(slope[0] @ move[0] + slope[1] @ move[1])  # the step's length in standard deviations
         if not np.isfinite(squared):
             raise EstimationError("the Newton step is not finite")
         if squared <= TOLERANCE**2:
-            theta = (theta[0] + move[0], theta[1] + move[1])
-            return _fitted(theta, _information(prior.precision, data, _chances(theta, data)), step)
-        theta = _climb(prior, data, theta, move, squared)
+            here = here.after(move, 1.0)
+            return _fitted(here.theta, _information(prior.precision, data, here.chances), step)
+        here = _climb(here, move, squared)
     raise EstimationError(f"Newton's method did not converge in {MOST_STEPS} steps")
 
 
-def _climb(
-    prior: Posterior, data: Observations, theta: tuple[Floats, Floats], move: tuple[Floats, Floats], slope: float
-) -> tuple[Floats, Floats]:
-    """Go along `move`, half as far each time the log posterior does not rise by a quarter of what its slope promises.
+class _Place:
+    """A point on the log posterior: its click probabilities, the prior's pull, and how high it is."""
 
-    It is concave, so this always arrives; a full step near the top gains half of the slope, beyond it too little.
+    def __init__(self, prior: Posterior, data: Observations, theta: tuple[Floats, Floats]) -> None:
+        self._prior, self._data, self.theta = prior, data, theta
+        odds = (data.contexts @ theta[0])[data.sessions] + theta[1][data.arms]
+        self.chances = sigmoid(odds)
+        off = (theta[0] - prior.theta_context, theta[1] - prior.theta_arms)
+        self.pull = prior.precision.times(*off)
+        surprise = np.logaddexp(0, np.where(data.clicked > 0, -odds, odds)).sum()
+        self.height = -float(surprise + (off[0] @ self.pull[0] + off[1] @ self.pull[1]) / 2)
+
+    def after(self, move: tuple[Floats, Floats], scale: float) -> _Place:
+        theta = (self.theta[0] + scale * move[0], self.theta[1] + scale * move[1])
+        return _Place(self._prior, self._data, theta)
+
+
+def _climb(here: _Place, move: tuple[Floats, Floats], promised: float) -> _Place:
+    """Go along `move`, half as far each time the log posterior rises by less than a quarter of what its slope promises.
+
+    It is concave, so this always arrives; near the top a full step gains half of the promise, beyond it too little.
     """
-    height = _log_posterior(prior, theta, data)
-    rounding = 1e-9 * (1 + abs(height))
+    rounding = 1e-9 * (1 + abs(here.height))
     scale = 1.0
     for _ in range(40):
-        there = (theta[0] + scale * move[0], theta[1] + scale * move[1])
-        if _log_posterior(prior, there, data) >= height + scale * slope / 4 - rounding:
+        there = here.after(move, scale)
+        if there.height >= here.height + scale * promised / 4 - rounding:
             return there
         scale /= 2
     raise EstimationError("Newton's method found no way up")
@@ -128,14 +140,6 @@ def _gradient(prior: Posterior, data: Observations, chances: Floats) -> tuple[Fl
     per_session = np.bincount(data.sessions, weights=surprise, minlength=len(data.contexts))
     per_arm = np.bincount(data.arms, weights=surprise, minlength=prior.arms)
     return data.contexts.T @ per_session, np.asarray(per_arm, dtype=np.float64)
-
-
-def _log_posterior(prior: Posterior, theta: tuple[Floats, Floats], data: Observations) -> float:
-    odds = (data.contexts @ theta[0])[data.sessions] + theta[1][data.arms]
-    likelihood = -np.logaddexp(0, np.where(data.clicked > 0, -odds, odds)).sum()
-    off = (theta[0] - prior.theta_context, theta[1] - prior.theta_arms)
-    pull = prior.precision.times(*off)
-    return float(likelihood - (off[0] @ pull[0] + off[1] @ pull[1]) / 2)
 
 
 def _fitted(theta: tuple[Floats, Floats], information: Precision, steps: int) -> Fit:
