@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from threading import Event, Thread
@@ -14,6 +13,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from tests.programs import needs
 from worker.lab.demo import Demo, DemoSettings
 from worker.lab.users import Habits
 from worker.metrics import CATALOGUE, CONSUMED, DURATIONS, IDENTITIES, POSITIONS, Histogram, Metrics, imbalances
@@ -113,11 +113,11 @@ def test_both_text_formats_can_be_read_back(ran):
     assert len(plain) == len(CATALOGUE)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_finds_nothing_to_complain_about(ran):
     metrics, _ = ran
+    promtool = needs("promtool", package="prometheus")
     text = generate_latest(metrics.registry)
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, b"")
 
 

@@ -9,17 +9,15 @@ import asyncio
 import base64
 import itertools
 import json
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
+
+from tests.programs import needs
 
 FLAGS = (
     "--headless=new",
@@ -39,17 +37,6 @@ FLAGS = (
     "--remote-debugging-port=0",
 )
 PATIENCE = 40.0
-
-
-def needs(*commands: str, package: str) -> str:
-    """Return the path of the first command there is; skip the test if there is none, or fail it under CI=true."""
-    for command in commands:
-        if (path := shutil.which(command)) is not None:
-            return path
-    reason = f"{commands[0]} is not installed (Debian: apt-get install {package})"
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{reason}; under CI=true that is a failure")
-    pytest.skip(reason)
 
 
 def chromium() -> str:
@@ -123,7 +110,7 @@ class Tab:
     async def until(self, script: str, fits: Callable[[Any], bool] = bool) -> Any:
         """Wait until an expression has a value that fits."""
         async with asyncio.timeout(PATIENCE):
-            while not fits(value := await self.look(script)):
+            while not fits(value := await self.look(script)):  # noqa: ASYNC110 (the condition is in another process)
                 await asyncio.sleep(0.05)
         return value
 
@@ -131,9 +118,10 @@ class Tab:
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES[key])
 
-    async def picture(self, path: Path, *, whole: bool = True) -> None:
-        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
+    async def picture(self) -> bytes:
+        """Return what is seen, as PNG."""
+        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        return base64.b64decode(shot["data"])
 
     async def close(self) -> None:
         await self._socket.close()
