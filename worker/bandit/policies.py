@@ -210,7 +210,7 @@ class RoundRobin:
 def make_policy(
     name: str,
     *,
-    beta: float = 1.5,
+    beta: float = 2.5,
     bonus: str = "value",
     epsilon: float = 0.1,
     budget: int | None = None,

@@ -45,7 +45,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     dim: int = 5
     arms: int = 10
     horizon: int = 5
-    beta: float | str = 1.5
+    beta: float | str = 2.5
     bonus: str = "value"
     partitions: int = 8
     repeats: bool = True

@@ -67,11 +67,11 @@ class LearningSettings:
     policy: str = "ucbbp"
     epsilon: float = 0.1
     bonus: str = "value"
-    beta: float | str = 1.5
+    beta: float | str = 2.5
     estimator: str = "laplace"
-    ridge: float = 1.0
+    ridge: float = 0.5
     forgetting: float = 1.0
-    warmup: int = 2
+    warmup: int = 1
     horizon_episodes: int = 1000
     random_share: float = 0.0
     salt: str = "adcascade"
