@@ -359,11 +359,11 @@ def test_every_policy_gives_no_sessions_no_slates(name: str) -> None:
     ("name", "options", "expected"),
     [
         ("ucbbp", {"beta": 2.0, "bonus": "paper"}, Ucbbp(beta=2.0, bonus="paper")),
-        ("aucbbp", {"budget": 3}, Aucbbp(beta=1.5, budget=3)),
-        ("aucbbp", {"thresholds": (1.0,)}, Aucbbp(beta=1.5, thresholds=(1.0,))),
+        ("aucbbp", {"beta": 1.5, "budget": 3}, Aucbbp(beta=1.5, budget=3)),
+        ("aucbbp", {"beta": 1.5, "thresholds": (1.0,)}, Aucbbp(beta=1.5, thresholds=(1.0,))),
         ("greedy", {"beta": 9.0}, Greedy()),
         ("epsilon-greedy", {"epsilon": 0.3}, EpsilonGreedy(epsilon=0.3)),
-        ("myopic-ucb", {}, MyopicUcb(beta=1.5)),
+        ("myopic-ucb", {"beta": 1.5}, MyopicUcb(beta=1.5)),
         ("random", {}, Random()),
     ],
 )

@@ -43,7 +43,7 @@ def version(**changes: Any) -> Parameters:
     )
     values: dict[str, Any] = {
         "version": 7,
-        "settings": LearningSettings(dim=2, horizon=3),
+        "settings": LearningSettings(dim=2, horizon=3, beta=1.5),
         "arms": (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.25, active=False), Arm(arm="ç/☃", reward=3.5)),
         "posterior": Posterior(
             theta_context=np.array([0.1, -0.3]), theta_arms=np.array([1.0, 1 / 3, -2.0]), precision=precision
