@@ -136,6 +136,8 @@ def test_a_worker_is_alive_at_once_and_ready_when_it_serves(fleet: Fleet) -> Non
     assert refused, "it was not ready while it joined its group"
     assert all(text.startswith("not ready: ") for text in refused)
     assert fleet.control.history()[0].version == 0, "ready: version 0 is published"
+    assert "<title>" in worker.ask("/")[1]
+    assert worker.ask("/status.json")[0] == 200
     assert worker.ask("/table")[0] == 404
 
 

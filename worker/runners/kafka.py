@@ -18,6 +18,7 @@ from worker.runners.faust.ports import Ports
 from worker.runners.kafka_client import converse
 from worker.runners.kafka_control import published
 from worker.runners.kafka_ports import JournalFold, Partition, Published, clock_of, progress_record
+from worker.runners.status import status_routes
 from worker.runners.web import LOOPBACK, WebServer, operations
 from worker.stream.codec import Limits
 from worker.stream.learner import Learner
@@ -62,10 +63,17 @@ def run_worker(settings: WorkerSettings) -> int:
     processors = Processors(settings, learning, history, metrics)
     app = build(transport, processors.ports(), partitions=partitions)
     app.companions = (*app.companions, Watch(app, processors, metrics))
-    routes = operations(metrics.registry, lambda: unready(app, processors.published))
+
+    def why_not() -> str | None:
+        return unready(app, processors.published)
+
+    routes = {
+        **operations(metrics.registry, why_not),
+        **status_routes(metrics, runner="worker", unready=why_not, clock=processors.clock),
+    }
     with WebServer(routes, host=settings.web_host, port=settings.web_port) as server:
         log.info(
-            "worker: %s.* on %s, metrics and health at %s",
+            "worker: %s.* on %s, status page, metrics and health at %s",
             *(names.prefix, ",".join(connection.servers), server.url),
             extra={"fields": {"url": server.url, "partitions": partitions, "group": transport.group}},
         )
@@ -112,7 +120,7 @@ class Processors:
         self._settings = settings
         self._learning = learning
         self._metrics = metrics
-        self._clock = clock_of(settings.clock_file)
+        self.clock = clock_of(settings.clock_file)
         self._partitions: list[Partition] = []
         self.published = Published(Parameters.first(learning, settings.arms), history, metrics)
 
@@ -123,7 +131,7 @@ class Processors:
             parameters=self.published,
             learn=self._learn,
             progress=progress_record,
-            clock=self._clock,
+            clock=self.clock,
         )
 
     def _serve(self, partition: int, partitions: int) -> Partition:
@@ -137,7 +145,7 @@ class Processors:
                 secret=settings.secret,
             ),
             arrivals=names.arrivals,
-            clock=self._clock,
+            clock=self.clock,
             metrics=self._metrics,
             released=self._partitions.remove,
         )
@@ -146,6 +154,11 @@ class Processors:
 
     def _learn(self) -> JournalFold:
         return JournalFold(Learner(self._learning, self._settings.arms, self.published.history), self._metrics)
+
+    @property
+    def progress(self) -> int:
+        """How far the partitions of this worker are; 0 before all of them have said it."""
+        return min((task.progress for task in self._partitions), default=0)
 
     def census(self) -> None:
         """Compare the accounts with what is in the tables; in the thread of the tasks."""
@@ -186,7 +199,10 @@ class Watch(Service):
     async def _look(self) -> None:
         while not self.should_stop:
             self._processors.census()
-            self._metrics.learning(self._app.seat.taken)
+            learns = self._app.seat.taken
+            self._metrics.learning(learns)
+            if not learns and self._processors.progress:
+                self._metrics.watermark(self._processors.progress)  # its own part; the learner knows the whole
             try:
                 await self._measure_lag()
             except KafkaError as error:

@@ -79,6 +79,7 @@ class Partition:
         released: Callable[[Partition], None],
     ) -> None:
         self.serving = serving
+        self.progress = 0  # the last that was acknowledged
         self._arrivals = arrivals
         self._clock = clock
         self._metrics = metrics
@@ -122,6 +123,7 @@ class Partition:
     def acknowledged(self, progress_time: int) -> None:
         """Hear that all up to this time is durable."""
         self.serving.acknowledged(progress_time)
+        self.progress = progress_time
 
     def release(self) -> None:
         """Give the partition away."""
