@@ -697,7 +697,7 @@ def test_an_episode_tells_what_the_window_earned_and_what_was_expected_of_it() -
     # The prior says one half everywhere: 1/2·1 + 1/4·2 + 1/8·3, for each of the two that saw something.
     assert episode.expected_reward == pytest.approx(2 * (0.5 + 0.5 + 0.375))
     assert episode.explored == pytest.approx(2 / 3)
-    assert (episode.late, episode.beta, episode.frozen, episode.rejected) == (0, 1.5, False, None)
+    assert (episode.late, episode.beta, episode.frozen, episode.rejected) == (0, 2.5, False, None)
     assert (episode.folds, episode.observations) == (1, 4)
     assert episode.newton_steps is not None
     assert episode.parameter_norm is not None
