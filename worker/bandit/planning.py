@@ -248,6 +248,7 @@ class Planner:
         if not len(columns):
             return GreedyPlan(arms, values)
         rewards = self._rewards[columns]
+        names = self.shown[columns]
         for start, stop in _slices(count, max(1, ELEMENTS // len(columns))):
             chances = self.probabilities(offsets[start:stop], columns)
             holes = masked.within(start, stop, 0, len(columns)) if masked else None
@@ -261,9 +262,13 @@ class Planner:
                     gains[holes] = -np.inf
                 best = gains.argmax(axis=1)
                 gain = gains[rows, best]
-                possible = gain > -np.inf
-                arms[start:stop, h] = np.where(possible, self.shown[columns[best]], NO_ARM)
-                values[start:stop, h] = ahead + np.where(possible, gain, 0)
+                if holes:  # else there is always an arm
+                    possible = gain > -np.inf
+                    arms[start:stop, h] = np.where(possible, names[best], NO_ARM)
+                    values[start:stop, h] = ahead + np.where(possible, gain, 0)
+                else:
+                    arms[start:stop, h] = names[best]
+                    np.add(ahead, gain, out=values[start:stop, h])
         return GreedyPlan(arms, values)
 
     def optimistic(
@@ -286,10 +291,14 @@ class Planner:
                 chances = self.probabilities(offsets[start:stop], columns)
                 widths = self.widths(left, first, last)[: stop - start]
                 holes = masked.within(start, stop, first, last) if masked else None
+                only = last - first == len(self.shown) and not holes  # no other block, nothing excluded: an arm for all
                 for h, scores in self._scores(chances, widths, columns, continuations[start:stop], beta, bonus):
                     if holes:
                         scores[holes] = -np.inf
                     here = scores.argmax(axis=1)
+                    if only:
+                        arms[start:stop, h] = self.shown[here]
+                        continue
                     top = scores[np.arange(stop - start), here]
                     better = top > best[start:stop, h]
                     best[start:stop, h][better] = top[better]
