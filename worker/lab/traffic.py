@@ -5,7 +5,7 @@ small cohorts:
 
 - at a rate, users come when they come, however long decisions take; nobody waits for the worker, so that its delays
   are measured and not hidden;
-- flat out, the next cohort comes as soon as not too many sessions wait for their first decision.
+- flat out, the next cohort comes as soon as not too many sessions wait for a decision.
 
 Times are nanoseconds since the epoch (for delays), events have milliseconds.
 """
@@ -34,7 +34,7 @@ from worker.stream.parameters import Arm
 
 NANOSECONDS: Final = 1_000_000  # in a millisecond
 PERIOD: Final = 50  # milliseconds of a cohort at a rate: short, so that its drawing holds nothing up
-CROWD: Final = 400  # users of a cohort, flat out
+CROWD: Final = 200  # users of a cohort, flat out
 MOST_BEHIND: Final = 2_000  # milliseconds; users who should have come before that stay away
 GRACE: Final = 10_000  # milliseconds without any decision, after which nobody waits for one any more
 DISORDERED: Final = 0.03  # share of the records that are held up, if any are
@@ -46,7 +46,7 @@ class TrafficSettings:
     """What traffic is. `rate` is in users per second, None for flat out; times in milliseconds, the rest are shares.
 
     It ends after `sessions` or `duration`, whichever comes first, or when it is told to. `waiting` is how many sessions
-    may wait for their first decision, flat out.
+    may wait for a decision, flat out.
     """
 
     environment: str = "opposite"
@@ -58,7 +58,7 @@ class TrafficSettings:
     rate: float | None = 50.0
     sessions: int | None = None
     duration: int | None = None
-    waiting: int = 5_000
+    waiting: int = 2_000
     look: tuple[int, int] = (1_500, 6_500)
     patience: int = 50_000
     duplicates: float = 0.02
@@ -203,7 +203,7 @@ class Traffic:
         self._period = 0
         self._called = 0
         self._closing = False
-        self._heard = self.start
+        self._heard = self._sent = self.start
         self._expects: dict[int, dict[int, _Waiting]] = {}  # period → place → what is waited for
         self._first = 0  # sessions that wait for their first decision
         self._later = 0  # … for another one
@@ -222,6 +222,7 @@ class Traffic:
         while queue and queue[0].time <= time:
             _, _, record, opens, reward = heappop(queue)
             records.append(record)
+            self._sent = time
             counts.records[record.topic] += 1
             if opens is not None:
                 self._expects[opens[0]][opens[1]] = _Waiting(1, now)
@@ -244,7 +245,7 @@ class Traffic:
     @property
     def finished(self) -> bool:
         """Whether all that was to come has come, and everybody has gone."""
-        return self._closing and not self._queue and not self._first and not self._later
+        return self._closing and not self._queue and not self.waiting
 
     def forlorn(self, now: int) -> bool:
         """Say whether no more users come, those there have nothing to send, and no decision has come for long."""
@@ -252,8 +253,18 @@ class Traffic:
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait for their first decision."""
-        return self._first
+        """Sessions that wait for a decision."""
+        return self._first + self._later
+
+    @property
+    def forsaken(self) -> int:
+        """Sessions that got a decision and then waited in vain for another, or still wait."""
+        return self.counts.forsaken + self._later
+
+    @property
+    def active_seconds(self) -> float:
+        """How long records were sent."""
+        return max(1, self._sent - self.start) / 1000
 
     def next_due(self) -> int | None:
         """Return the millisecond at which a record in the queue is due; None if there is none."""
@@ -269,7 +280,7 @@ class Traffic:
         if settings.rate is None:
             # Before those called in this very millisecond are sent, they wait as well.
             called = 0
-            while not self._closing and self._first + called < settings.waiting:
+            while not self._closing and self.waiting + called < settings.waiting:
                 cohort = users.cohort(self._period)
                 _shift(cohort, time - users.start - self._period)
                 called += self._enter(self._period, cohort, time)

@@ -140,9 +140,10 @@ class History:
         self._rows[time // self.row].add(worth)
 
     def tenths(self) -> tuple[Worth, Worth]:
-        """Return the first and the last tenth of the time, at least a row each."""
-        count = max(1, len(self._rows) // 10)
-        return together(self._rows[:count]), together(self._rows[-count:])
+        """Return the first and the last tenth of the time in which there were sessions, at least a row each."""
+        rows = [row for row in self._rows if row.sessions]
+        count = max(1, len(rows) // 10)
+        return together(rows[:count]), together(rows[-count:])
 
     def lately(self, rows: int = 10) -> Worth:
         """Return the last rows."""

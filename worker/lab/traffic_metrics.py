@@ -50,7 +50,7 @@ class TrafficMetrics:
         yield _counter("adcascade_traffic_undecided_total", "Sessions that gave up waiting for one.", counts.undecided)
         yield _counter("adcascade_traffic_decisions_total", "Decisions that a user waited for.", counts.decisions)
         yield _counter("adcascade_traffic_clicks_total", "Clicks sent, second copies not counted.", counts.clicks)
-        yield _gauge("adcascade_traffic_waiting_sessions", "Sessions that wait for a first decision.", traffic.waiting)
+        yield _gauge("adcascade_traffic_waiting_sessions", "Sessions that wait for a decision.", traffic.waiting)
         records = CounterMetricFamily(
             "adcascade_traffic_records_total", "Records sent, second copies and poison among them.", labels=["topic"]
         )

@@ -227,7 +227,7 @@ def _curves(traffic: Traffic, width: int) -> RenderableType:
     grid.add_column(ratio=1)
     grid.add_column(ratio=1)
     grid.add_row(
-        _curve("pseudo-regret/session", regret, total, width, "yellow", (0.0, max([1e-9, *regret])), "{:.4f}"),
+        _curve("pseudo-regret/session", regret, total, width, "yellow", (0.0, max([1e-9, *regret])), "{:.5f}"),
         _curve("served/oracle", share, total, width, "green", (min([0.9, *share]), 1.0), "{:.1%}"),
     )
     return grid
@@ -264,7 +264,7 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
     `reward` was earned by clicks. `oracle_reward` and `served_reward` are expectations under the true model, for the
     sessions whose whole slate was seen: of the best slates and of those served. `pseudo_regret` is their difference per
     session, on average over the first and the last tenth of the time and over all of it; `total` is not divided.
-    `latency` is from sending an arrival to hearing its first decision, in seconds, as this client saw it.
+    `undecided` sessions got no decision, `forsaken` ones no further one. `latency` is from sending an arrival to hearing its first decision, in seconds, as this client saw it.
     """
     counts, whole = traffic.counts, traffic.worth
     first, last = traffic.history.tenths()
@@ -273,7 +273,7 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
         "sessions": counts.sessions,
         "decided": counts.decided,
         "undecided": counts.sessions - counts.decided,
-        "forsaken": counts.forsaken,
+        "forsaken": traffic.forsaken,
         "decisions": counts.decisions,
         "clicks": counts.clicks,
         "reward": counts.earned,
@@ -292,7 +292,7 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
             "mean": latencies.mean,
             "longest": latencies.longest if latencies.count else None,
         },
-        "records": {**counts.records, "total": counts.events, "per_second": counts.events / max(seconds, 1e-9)},
+        "records": {**counts.records, "total": counts.events, "per_second": counts.events / traffic.active_seconds},
         "other_decisions": counts.others,
         "modes": {mode: count for mode, count in counts.modes.items() if count},
         "parameters_version": counts.version if counts.version >= 0 else None,
@@ -331,6 +331,8 @@ def summary_table(numbers: Mapping[str, Any]) -> str:
             f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first",
         ],
     ]
+    if numbers["forsaken"]:
+        rows.insert(1, ["  forsaken", f"{numbers['forsaken']:,}", "waited in vain for another decision"])
     if numbers["skipped_seconds"]:
         rows.append(
             ["skipped", f"{numbers['skipped_seconds']:.1f} s", "of users: this machine cannot keep up the rate"]
