@@ -42,6 +42,7 @@ class Running:
     """One `adcascade worker`."""
 
     def __init__(self, fleet: Fleet, number: int, arguments: Iterable[str], environment: dict[str, str]) -> None:
+        self.paused = False
         self.log = fleet.folder / f"worker-{number}.log"
         command = [sys.executable, "-m", "worker", "worker", *fleet.arguments, *arguments]
         clock = {"ADCASCADE_TEST_CLOCK": str(fleet.clock)} if fleet.clock.exists() else {}
@@ -77,6 +78,17 @@ class Running:
         found = re.search(rf"^{re.escape(series)} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)
         return float(found[1]) if found else -1.0
 
+    def knows(self, version: int) -> bool:
+        return self.metric("adcascade_parameters_version") == version
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.paused = False
+
     @property
     def ready(self) -> bool:
         return self.ask("/readyz")[0] == 200
@@ -106,7 +118,7 @@ class Fleet:
         self.workers: list[Running] = []
         arms = folder / "arms.json"
         arms.write_bytes(orjson.dumps({arm.arm: arm.reward for arm in ARMS}))
-        self.arguments = ["--broker", address, "--prefix", prefix, "--group", prefix, "--arms", str(arms)]
+        self.arguments = ["--broker", address, "--prefix", prefix, "--group", prefix, "--catalog", str(arms)]
         self.arguments += ["--progress-interval", "100ms", "--member-timeout", "3s", *flags(settings())]
         converse(self.connection, create(self.connection, self.names, Plan(partitions=partitions)))
 
@@ -164,6 +176,14 @@ class Fleet:
     def facts(self) -> set[bytes]:
         """Return the journal without its progress."""
         return {record.value for record in self.read(self.names.journal) if b'"kind":"progress"' not in record.value}
+
+    def answered(self) -> set[str]:
+        """Return the sessions that a decision was made for."""
+        return {record.key.decode() for record in self.read(self.names.decisions)}
+
+    @property
+    def running(self) -> list[Running]:
+        return [worker for worker in self.workers if worker.process.poll() is None and not worker.paused]
 
     def close(self) -> None:
         for worker in self.workers:

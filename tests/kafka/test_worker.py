@@ -10,15 +10,11 @@ import orjson
 import pytest
 
 from tests.kafka.fleet import Fleet
+from tests.kafka.golden import Golden, play
 from tests.kafka.world import eventually
-from tests.runners.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
-from worker.runners.embedded import Embedded, Headers
-from worker.stream.topology import Record
+from tests.runners.traffic import SECOND, START, arrivals, settings
 
 pytestmark = pytest.mark.slow
-
-#: Event time passes in steps of this; a version is in force a lateness after it was made, so no step may be longer.
-STEP = settings().lateness
 
 
 @pytest.fixture
@@ -26,29 +22,6 @@ def fleet(address: str, tmp_path: Path) -> Iterator[Fleet]:
     made = Fleet(address, f"w{uuid.uuid4().hex[:8]}", tmp_path)
     yield made
     made.close()
-
-
-class Golden:
-    """An embedded run, with everything that went over its topics."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self.runner = Embedded(settings(), ARMS, partitions=4, tap=self._tap)
-        self.sent: list[Sent] = deliver(self.runner, arrivals(200, seconds=40), live=True)
-        finish(self.runner)
-
-    def _tap(self, record: Record, headers: Headers) -> None:
-        self.records.append(record)
-
-    def values(self, name: str) -> list[bytes]:
-        topic = getattr(self.runner.topics, name)
-        return [record.value for record in self.records if record.topic == topic and record.value is not None]
-
-    def version_at(self, time: int) -> int:
-        """Return the newest version once all partitions have come to a time."""
-        topic = self.runner.topics.parameters
-        made = [record for record in self.records if record.topic == topic and record.timestamp <= time]
-        return max(orjson.loads(record.value or b"")["version"] for record in made)
 
 
 def last_decisions(values: list[bytes]) -> dict[tuple[str, int], bytes]:
@@ -64,27 +37,10 @@ def test_the_golden_scenario_on_two_workers_is_the_embedded_run(fleet: Fleet) ->
     fleet.set_clock(START)
     one, two = fleet.serving(), fleet.serving()
     eventually(lambda: one.ready and two.ready)
-    queue, now, arrived = sorted(golden.sent), START, 0
-    while now < golden.runner.time:
-        now = min(now + STEP, golden.runner.time)
-        due, queue = [sent for sent in queue if sent.at < now], [sent for sent in queue if sent.at >= now]
-        came = [sent for sent in due if sent.topic == "arrivals"]
-        arrived += len(came)
-        fleet.send(came)
-        # Users answer what they see: nobody clicks before the decision is there.
-        eventually(lambda: sum(w.metric("adcascade_arrivals_total") for w in (one, two)) == arrived)  # noqa: B023
-        fleet.send(sent for sent in due if sent.topic == "clicks")
-        fleet.set_clock(now)
-        expected = golden.version_at(now)
-        for worker in (one, two):
-            eventually(
-                lambda: worker.metric("adcascade_parameters_version") == expected,  # noqa: B023
-                what=f"both workers know version {expected} at {now - START} ms",
-            )
-    newest, made = golden.runner.versions.newest, fleet.control.history()
-    assert newest.version >= 4
-    assert [version.sha256 for version in made] == [version.sha256 for version in golden.runner.versions.history]
-    assert fleet.facts() == {value for value in golden.values("journal") if b'"kind":"progress"' not in value}
+    play(golden, fleet)
+    assert golden.runner.versions.newest.version >= 4
+    assert [version.sha256 for version in fleet.control.history()] == golden.hashes
+    assert fleet.facts() == golden.facts
     ours = last_decisions([record.value for record in fleet.read(fleet.names.decisions)])
     theirs = last_decisions(golden.values("decisions"))
     # Feedback of several positions in one batch is answered once, and the batches differ.

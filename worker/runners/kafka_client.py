@@ -13,12 +13,7 @@ from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import (
-    AuthenticationFailedError,
-    AuthenticationMethodNotSupported,
-    KafkaError,
-    TopicAuthorizationFailedError,
-)
+from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
@@ -36,19 +31,10 @@ def converse(connection: Connection, conversation: Coroutine[Any, Any, T]) -> T:
     with _kept_back() as said:
         try:
             return asyncio.run(conversation)
-        except AuthenticationFailedError as error:
-            raise FailedError(f"Kafka at {_where(connection)} refuses the user: {error}") from None
-        except AuthenticationMethodNotSupported as error:
-            raise FailedError(f"Kafka at {_where(connection)} does not know this way to log in: {error}") from None
-        except TopicAuthorizationFailedError as error:
-            raise FailedError(f"Kafka at {_where(connection)} does not let this user use {error}") from None
         except (KafkaError, OSError) as error:
+            # What went wrong with a broker is only logged; the error says that none could be used.
             reason = said[-1] if said else f"{type(error).__name__} {error}".strip()
-            raise FailedError(f"cannot use Kafka at {_where(connection)}: {reason}") from None
-
-
-def _where(connection: Connection) -> str:
-    return ", ".join(connection.servers)
+            raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason}") from None
 
 
 @contextmanager

@@ -1,0 +1,79 @@
+"""An embedded run, and the same inputs played to workers on Kafka, step by step of event time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+
+from tests.kafka.fleet import Fleet
+from tests.kafka.world import eventually
+from tests.runners.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, settings
+from worker.runners.embedded import Embedded, Headers
+from worker.stream.topology import Record
+
+#: Event time passes in steps of this; a version is in force a lateness after it was made, so no step may be longer.
+STEP = settings().lateness
+
+
+class Golden:
+    """An embedded run, with everything that went over its topics."""
+
+    def __init__(self, users: int = 200, seconds: int = 40) -> None:
+        self.records: list[Record] = []
+        self.runner = Embedded(settings(), ARMS, partitions=4, tap=self._tap)
+        self.sent: list[Sent] = deliver(self.runner, arrivals(users, seconds=seconds), live=True)
+        # Second by second, so that every version has the time at which it can be made.
+        rules = settings()
+        end = self.runner.time + rules.window + rules.session_timeout + 2 * rules.lateness + 2 * SECOND
+        while self.runner.time < end:
+            self.runner.advance(self.runner.time + SECOND)
+
+    def _tap(self, record: Record, headers: Headers) -> None:
+        self.records.append(record)
+
+    def values(self, name: str) -> list[bytes]:
+        topic = getattr(self.runner.topics, name)
+        return [record.value for record in self.records if record.topic == topic and record.value is not None]
+
+    @property
+    def facts(self) -> set[bytes]:
+        return {value for value in self.values("journal") if b'"kind":"progress"' not in value}
+
+    @property
+    def hashes(self) -> list[str]:
+        return [version.sha256 for version in self.runner.versions.history]
+
+    def version_at(self, time: int) -> int:
+        """Return the newest version once all partitions have come to a time."""
+        topic = self.runner.topics.parameters
+        made = [record for record in self.records if record.topic == topic and record.timestamp <= time]
+        return max(orjson.loads(record.value or b"")["version"] for record in made)
+
+
+def play(golden: Golden, fleet: Fleet, disturb: Callable[[int], None] = lambda step: None) -> None:
+    """Send the inputs of a golden run, and let time pass as it did there.
+
+    `disturb` is called in every step, with its number, between the arrivals and the clicks: while the workers are busy.
+    A step ends when every worker that runs knows the versions of its time: as in life, where a version has a lateness
+    to reach the workers before it is in force.
+    """
+    queue, now, step = sorted(golden.sent), START, 0
+    opened: set[str] = set()
+    while now < golden.runner.time:
+        now = min(now + STEP, golden.runner.time)
+        due, queue = [sent for sent in queue if sent.at < now], [sent for sent in queue if sent.at >= now]
+        came = [sent for sent in due if sent.topic == "arrivals"]
+        opened |= {sent.session for sent in came}
+        fleet.send(came)
+        disturb(step)
+        # Users answer what they see: nobody clicks before the decision is there.
+        eventually(lambda: opened <= fleet.answered(), what="every arrival is answered")  # noqa: B023
+        fleet.send(sent for sent in due if sent.topic == "clicks")
+        fleet.set_clock(now)
+        expected = golden.version_at(now)
+        eventually(
+            lambda: fleet.running and all(worker.knows(expected) for worker in fleet.running),  # noqa: B023
+            what=f"all workers know version {expected} at {now - START} ms",
+        )
+        step += 1
