@@ -1,0 +1,109 @@
+"""A broker that asks who is there: TLS, SCRAM and access rules, with certificates made for the occasion."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import CreateAclsRequest
+
+from tests.kafka.conftest import broker
+from tests.programs import needs
+
+# The numbers of the protocol, by the names that Strimzi gives them.
+_TYPES = {"topic": 2, "group": 3, "cluster": 4}
+_PATTERNS = {"literal": 3, "prefix": 4}
+_OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10, "IdempotentWrite": 12}
+_ALLOW = 3
+
+#: Nobody may do anything, but the one without a name (the test itself, on the plain listener) and a client certificate.
+RULES = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS;User:CN=client",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """Addresses by protocol (`PLAINTEXT` is for the test itself), and the files that a client needs."""
+
+    addresses: Mapping[str, str]
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def allow(self, user: str, rules: Sequence[Mapping[str, Any]]) -> None:
+        """Let a user do what the rules say, written as in a KafkaUser of Strimzi."""
+        asyncio.run(self._allow(user, rules))
+
+    async def _allow(self, user: str, rules: Sequence[Mapping[str, Any]]) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.addresses["PLAINTEXT"])
+        await admin.start()
+        try:
+            for rule in rules:
+                resource = rule["resource"]
+                for operation in rule["operations"]:
+                    request = CreateAclsRequest(
+                        _TYPES[resource["type"]],
+                        resource["name"],
+                        _PATTERNS[resource["patternType"]],
+                        f"User:{user}",
+                        "*",
+                        _OPERATIONS[operation],
+                        _ALLOW,
+                    )
+                    answer: Any = await admin._send_request(request)
+                    assert [code for code, *_ in answer.creation_responses] == [0], answer
+        finally:
+            await admin.close()
+
+
+@contextmanager
+def guarded_broker(folder: Path, users: Mapping[str, str]) -> Iterator[Guarded]:
+    """Run a broker with guarded listeners for these users (name to password) in a folder."""
+    ca = _authority(folder)
+    server_certificate, server_key = _certificate(folder, "127.0.0.1", "subjectAltName=IP:127.0.0.1")
+    certificate, key = _certificate(folder, "client", "extendedKeyUsage=clientAuth")
+    pem, names = folder / "broker.pem", folder / "users.txt"
+    pem.write_bytes(server_key.read_bytes() + server_certificate.read_bytes())
+    names.write_text("".join(f"{user}:{password}\n" for user, password in users.items()), encoding="utf-8")
+    data = str(folder / "data")
+    listeners = [text for protocol in ("SASL_SSL", "SASL_PLAINTEXT", "SSL") for text in ("--listen", protocol)]
+    rules = [text for name, value in RULES.items() for text in ("--set", f"{name}={value}")]
+    told = broker(
+        *("start", "--port", "0", "--data-dir", data, *listeners, *rules),
+        *("--tls-pem", str(pem), "--tls-ca", str(ca), "--sasl-users", str(names)),
+    )
+    first, *others = told.splitlines()
+    addresses = {"PLAINTEXT": first, **dict(line.split() for line in others)}
+    try:
+        yield Guarded(addresses=addresses, ca=ca, certificate=certificate, key=key)
+    finally:
+        broker("stop", "--kill", "--data-dir", data)
+
+
+def _authority(folder: Path) -> Path:
+    certificate = folder / "ca.pem"
+    _openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=test authority", "-days", "2",
+             "-keyout", str(folder / "ca.key"), "-out", str(certificate))  # fmt: skip
+    return certificate
+
+
+def _certificate(folder: Path, name: str, extension: str) -> tuple[Path, Path]:
+    """Return certificate and key of a name, signed by the authority."""
+    key, request, certificate, extensions = (folder / f"{name}.{end}" for end in ("key", "csr", "pem", "ext"))
+    extensions.write_text(extension + "\n", encoding="ascii")
+    _openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request))
+    _openssl("x509", "-req", "-in", str(request), "-CA", str(folder / "ca.pem"), "-CAkey", str(folder / "ca.key"),
+             "-CAcreateserial", "-days", "2", "-extfile", str(extensions), "-out", str(certificate))  # fmt: skip
+    return certificate, key
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run([needs("openssl", package="openssl"), *arguments], capture_output=True, check=True)

@@ -1,0 +1,173 @@
+"""Security on a broker that lets nobody do anything: what a worker needs, what it keeps to itself, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+
+from tests.kafka.fleet import Fleet
+from tests.kafka.guarded import Guarded, guarded_broker
+from tests.kafka.world import ROOT, eventually
+from tests.runners.traffic import SECOND, START, Sent, arrivals
+from worker.cli import main
+from worker.stream.tokens import Secret, make_token
+
+pytestmark = pytest.mark.slow
+
+PASSWORD = "sesame-sesame-open"
+TOKEN_SECRET = "nobody-knows-this-secret-of-tokens"
+USER = yaml.safe_load((ROOT / "deploy/kubernetes/user.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    users = {"adcascade": PASSWORD, "stranger": PASSWORD}
+    with guarded_broker(tmp_path_factory.mktemp("guarded"), users) as made:
+        made.allow("adcascade", USER["spec"]["authorization"]["acls"])
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(guarded: Guarded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Topics under the prefix of deploy/kubernetes, made by somebody who may make topics: the workers may not."""
+    made = Fleet(guarded.addresses["PLAINTEXT"], "ads", tmp_path_factory.mktemp("fleet"))
+    made.set_clock(START + SECOND)
+    yield made
+    made.close()
+
+
+def login(guarded: Guarded, user: str, protocol: str = "SASL_SSL", mechanism: str = "SCRAM-SHA-256") -> list[str]:
+    flags = ["--broker", guarded.addresses[protocol], "--sasl-username", user, "--sasl-mechanism", mechanism]
+    return flags + (["--tls-ca", str(guarded.ca)] if protocol == "SASL_SSL" else [])
+
+
+def click(session: str, arm: str, token: str | None) -> Sent:
+    body = {"session_id": session, "occurred_at": START + 900, "position": 1, "arm": arm, "clicked": True}
+    return Sent(START + 900, "clicks", session, orjson.dumps(body | ({} if token is None else {"token": token})))
+
+
+def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothing_and_no_secret_is_told(
+    guarded: Guarded, fleet: Fleet
+) -> None:
+    worker = fleet.serving(
+        *login(guarded, "adcascade"),
+        *("--group", "adcascade", "--log-level", "debug"),
+        ADCASCADE_SASL_PASSWORD=PASSWORD,
+        ADCASCADE_TOKEN_SECRET=TOKEN_SECRET,
+    )
+    three = arrivals(3, seconds=1)
+    fleet.send(three)
+    eventually(lambda: len(fleet.answered()) == 3, what="every arrival is answered")
+    honest, forger, silent = (orjson.loads(record.value) for record in sorted_decisions(fleet))
+    other = make_token(
+        Secret(b"not the secret of these workers"),
+        session_id=forger["session_id"],
+        position=1,
+        arm=forger["arm"],
+        arrived_at=forger["arrived_at"],
+    )
+    fleet.send([
+        click(forger["session_id"], forger["arm"], other),
+        click(silent["session_id"], silent["arm"], None),
+        click(silent["session_id"], silent["arm"], honest["tokens"][0]),
+        click(honest["session_id"], honest["arm"], honest["tokens"][0]),
+    ])  # fmt: skip
+    dead = eventually(lambda: len(found := fleet.read(fleet.names.dead_letters)) >= 3 and found, what="dead letters")
+    assert {dict(record.headers)["adcascade.reason"] for record in dead} == {b"token"}
+    assert len(dead) == 3
+    learned = [orjson.loads(fact) for fact in fleet.facts() if b'"kind":"feedback"' in fact]
+    assert [fact["session_id"] for fact in learned] == [honest["session_id"]]
+    assert worker.metric('adcascade_dead_letters_total{reason="token"}') == 3
+    # The learner wrote as well: version 0 is published by the worker that holds the journal.
+    assert [version.version for version in fleet.control.history()] == [0]
+
+    pages = [worker.ask(path)[1] for path in ("/", "/status.json", "/metrics", "/readyz", "/livez", "/nothing")]
+    command_line = Path(f"/proc/{worker.process.pid}/cmdline").read_text(encoding="utf-8")
+    code, _ = worker.terminate()
+    assert code == 0, worker.tail()
+    told = [*pages, command_line, worker.log.read_text(encoding="utf-8")]
+    topics = contents(fleet)
+    assert all(len(text) > 5 for text in told)
+    for secret in (PASSWORD, TOKEN_SECRET):
+        assert not [text for text in told if secret in text]
+        assert not [topic for topic, content in topics.items() if secret.encode() in content]
+
+
+def sorted_decisions(fleet: Fleet) -> list[Any]:
+    return sorted(fleet.read(fleet.names.decisions), key=lambda record: record.key)
+
+
+def contents(fleet: Fleet) -> dict[str, bytes]:
+    """Return all bytes of every topic that a worker writes."""
+    names = fleet.names
+    written = (names.decisions, names.journal, names.parameters, names.dead_letters, names.changelog)
+    content = {
+        topic: b"".join((record.key or b"") + (record.value or b"") for record in fleet.read(topic))
+        for topic in written
+    }
+    assert all(content.values()), "every one of them was written to"
+    return content
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_wrong_password_is_told_in_one_line_without_the_password(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mechanism: str
+) -> None:
+    monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", "open-barley-open")
+    flags = login(guarded, "adcascade", mechanism=mechanism)
+    for command in (["worker", "--dim", "3"], ["topics", "check"], ["parameters", "show"]):
+        assert main([*command, *flags]) == 1
+        out, err = capsys.readouterr()
+        assert "invalid credentials" in err
+        assert err.count("\n") == 1
+        assert "open-barley-open" not in out + err
+
+
+def test_a_user_without_rights_is_told_in_one_line(
+    guarded: Guarded, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
+    assert main(["worker", "--dim", "3", *login(guarded, "stranger")]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "ads.arrivals" in err
+    assert PASSWORD not in err
+
+
+def test_a_password_goes_out_in_clear_only_where_that_is_allowed(
+    guarded: Guarded, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
+    flags = ["topics", "check", *login(guarded, "adcascade", "SASL_PLAINTEXT")]
+    assert main(flags) == 2
+    refusal = capsys.readouterr().err
+    assert "in clear" in refusal
+    assert PASSWORD not in refusal
+    assert main([*flags, "--allow-plaintext-credentials"]) == 0
+
+
+def test_a_client_certificate_opens_the_door_and_without_one_it_stays_shut(
+    guarded: Guarded, fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["topics", "check", "--broker", guarded.addresses["SSL"], "--tls-ca", str(guarded.ca)]
+    assert main([*flags, "--tls-cert", str(guarded.certificate), "--tls-key", str(guarded.key)]) == 0
+    capsys.readouterr()
+    assert main(flags) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_broker_that_the_authority_does_not_vouch_for_gets_no_password(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
+    flags = login(guarded, "adcascade")
+    flags[flags.index("--tls-ca") + 1] = str(guarded.certificate)
+    assert main(["worker", "--dim", "3", *flags]) == 1
+    err = capsys.readouterr().err
+    assert "CERTIFICATE_VERIFY_FAILED" in err
+    assert err.count("\n") == 1
