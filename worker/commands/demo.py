@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.bandit.policies import BONUSES, POLICIES
-from worker.commands.simulate import beta
+from worker.commands.learning import beta
 from worker.console import JSON, check_writable, note, say, write_json
 from worker.errors import InputError
 from worker.lab.demo import TICK, Demo, DemoSettings, check_state

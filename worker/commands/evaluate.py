@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import BONUSES, POLICIES
-from worker.commands.simulate import beta
+from worker.commands.learning import beta
 from worker.console import JSON, Progress, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError, ParametersError
 from worker.lab.evaluate import Evaluation, Served, evaluate_log

@@ -14,7 +14,7 @@ import orjson
 
 from worker.bandit.policies import BONUSES, POLICIES
 from worker.bandit.precision import Floats, Ints
-from worker.commands.simulate import beta
+from worker.commands.learning import beta
 from worker.console import JSON, check_writable, note, say, table, write_json
 from worker.errors import InputError, ParametersError
 from worker.lab.explanation import Explanation, Position, explain

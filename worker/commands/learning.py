@@ -7,6 +7,7 @@ import csv
 import io
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -57,7 +58,11 @@ def duration(text: str) -> Duration:
 
 
 def beta(text: str) -> float | str:
-    """Read a number of standard deviations, or `theory`."""
+    """Read a number of standard deviations, or `theory`.
+
+    >>> beta("1.5"), beta("theory")
+    (1.5, 'theory')
+    """
     if text == "theory":
         return text
     try:
@@ -80,8 +85,8 @@ def _span(name: str, help: str) -> Option:
 DIM = Option(
     name="dim", help="context features d; by default as the published parameters have it", parse=integer(least=1)
 )
-ARMS = Option(
-    name="arms",
+CATALOG = Option(
+    name="catalog",
     help="the ads of version 0: JSON, CSV or TOML with arm and reward; later ones come by `adcascade arms`",
     metavar="FILE",
 )
@@ -160,14 +165,16 @@ def read_arms(path: str | None) -> tuple[Arm, ...]:
         rows = list(_READERS.get(Path(path).suffix.lower(), _json)(text))
         arms = tuple(_arm(row, place) for place, row in enumerate(rows, start=1))
     except OSError as error:
-        raise InputError(f"--arms {path}: {error.strerror or error}") from None
+        raise InputError(f"--catalog {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
-        raise InputError(f"--arms {path}: cannot be read: {error}") from None
+        raise InputError(f"--catalog {path}: cannot be read: {error}") from None
     except InputError as error:
-        raise InputError(f"--arms {path}: {error}") from None
-    repeated = sorted({arm.arm for arm in arms if sum(other.arm == arm.arm for other in arms) > 1})
+        raise InputError(f"--catalog {path}: {error}") from None
+    repeated = [arm for arm, times in Counter(arm.arm for arm in arms).items() if times > 1]
     if repeated:
-        raise InputError(f"--arms {path}: the arm {repeated[0]!r} is there twice")
+        raise InputError(f"--catalog {path}: the arm {repeated[0]!r} is there twice")
+    if not arms:
+        raise InputError(f"--catalog {path}: there are no arms in it")
     return arms
 
 

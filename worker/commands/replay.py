@@ -3,59 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
-from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.policies import BONUSES, POLICIES
-from worker.commands.simulate import beta
+from worker.commands.learning import CATALOG, LEARNING, Duration, read_arms
 from worker.console import JSON, Progress, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError
 from worker.runners.replay import Report, relearn, verify
-from worker.settings import Command, Option, Parser, integer, number
-from worker.stream.parameters import UNANSWERED, Arm
+from worker.settings import Command, Option, number
 from worker.stream.topology import Topics
 
 SHOWN: Final = 5  # mismatches told to people
 
 
-def milliseconds(*, above: float | None = None) -> Parser:
-    """Return a parser of seconds that gives milliseconds.
-
-    >>> milliseconds()("2.5")
-    2500
-    """
-    seconds = number(least=0, above=above)
-    return lambda text: round(1000 * seconds(text))
-
-
 #: Settings of learning, for --relearn: those recorded hold unless they are given.
-SETTINGS: Final = (
-    Option(name="dim", help="context features d", parse=integer(least=1)),
-    Option(name="horizon", help="most displays H in a session", parse=integer(least=1)),
-    Option(name="repeats", help="whether a session may show an arm twice", flag=True),
-    Option(name="policy", help="how slates are planned where none is recorded", choices=POLICIES),
-    Option(name="epsilon", help="share that epsilon-greedy explores", parse=number(least=0, most=1)),
-    Option(name="bonus", help="what is added to Q to explore", choices=BONUSES),
-    Option(name="beta", help="exploration: a number of standard deviations, or theory", parse=beta),
-    Option(name="estimator", help="how a window is folded", choices=ESTIMATORS),
-    Option(name="ridge", help="prior precision λ", parse=number(above=0)),
-    Option(name="forgetting", help="how much of the certainty a fold keeps", parse=number(above=0, most=1)),
-    Option(name="warmup", help="folds before the policy takes over", parse=integer(least=0)),
-    Option(name="horizon-episodes", help="episodes T that exploration is spread over", parse=integer(least=2)),
-    Option(name="random-share", help="share of sessions drawn at random", parse=number(least=0, most=1)),
-    Option(name="salt", help="makes the chance of deployments differ"),
-    Option(name="session-timeout", help="seconds within which feedback counts", parse=milliseconds()),
-    Option(name="lateness", help="seconds that a record may be late", parse=milliseconds()),
-    Option(name="window", help="seconds of arrivals that are folded together", parse=milliseconds(above=0)),
-    Option(name="unanswered", help="what a display without an answer says", choices=UNANSWERED),
-)
+SETTINGS: Final = tuple(replace(option, default=None, help=f"with --relearn: {option.help}") for option in LEARNING)
 
 OPTIONS = (
     Option(
@@ -84,12 +48,8 @@ OPTIONS = (
         default=0.0,
     ),
     JSON,
-    Option(
-        name="arms",
-        help="with --relearn: arms to start with, JSON as `adcascade arms list --json` writes it",
-        metavar="FILE",
-    ),
-    *(replace(option, help=f"with --relearn: {option.help}") for option in SETTINGS),
+    replace(CATALOG, help=f"with --relearn: {CATALOG.help}"),
+    *SETTINGS,
 )
 
 
@@ -97,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
     """Replay a log; exit 1 if something does not come out as it was recorded."""
     if options.verify and options.relearn:
         raise InputError("--verify and --relearn are two different replays: give one of them")
-    if options.arms is not None and not options.relearn:
-        raise InputError("--arms is for --relearn: --verify takes the arms from the recorded versions")
+    if options.catalog is not None and not options.relearn:
+        raise InputError("--catalog is for --relearn: --verify takes the arms from the recorded versions")
     check_writable(options.json)
     common: dict[str, Any] = {
         "topics": Topics(options.prefix),
@@ -107,7 +67,9 @@ def run(options: argparse.Namespace) -> int:
         "stage": _stage,
     }
     if options.relearn:
-        report = relearn(options.file, changes=_changes(options), arms=_arms(options.arms), **common)
+        report = relearn(
+            options.file, changes=_changes(options), arms=list(read_arms(options.catalog)) or None, **common
+        )
     else:
         report = verify(options.file, **common)
     write_json(options.json, report.as_json())
@@ -127,31 +89,11 @@ def _stage(title: str, total: float | None) -> AbstractContextManager[Progress]:
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
     given = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: _plain(value) for name, value in given.items() if value is not None}
 
 
-def _arms(path: str | None) -> list[Arm] | None:
-    if path is None:
-        return None
-    try:
-        given: Any = orjson.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InputError(f"--arms {path}: {error.strerror or error}") from None
-    except orjson.JSONDecodeError as error:
-        raise InputError(f"--arms {path}: not JSON: {error}") from None
-    if isinstance(given, Mapping):
-        given = given.get("arms")
-    if not isinstance(given, list) or not given:
-        raise InputError(f'--arms {path}: must be a list such as [{{"arm": "shoes", "reward": 1.2}}]')
-    try:
-        arms = [Arm(arm=arm["arm"], reward=arm["reward"], active=arm.get("active", True)) for arm in given]
-    except (TypeError, KeyError, AttributeError):
-        raise InputError(f"--arms {path}: every arm needs an arm and a reward") from None
-    except InputError as error:
-        raise InputError(f"--arms {path}: {error}") from None
-    if len({arm.arm for arm in arms}) < len(arms):
-        raise InputError(f"--arms {path}: two arms have the same id")
-    return arms
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, Duration) else value
 
 
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,7 +200,7 @@ COMMAND = Command(
         "adcascade replay log.gz --verify --json -",
         "adcascade replay log.gz --relearn",
         "adcascade replay log.gz --relearn --estimator newton --beta 2",
-        "adcascade replay clicks-only.jsonl --relearn --dim 16 --arms arms.json",
+        "adcascade replay clicks-only.jsonl --relearn --dim 16 --catalog arms.json",
         "for t in arrivals clicks decisions journal parameters; do kcat -b localhost -C -e -J -t ads.$t; done \\",
         "  | adcascade replay -",
     ),

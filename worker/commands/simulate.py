@@ -11,6 +11,7 @@ from typing import Any
 from worker import __version__
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import BONUSES, POLICIES
+from worker.commands.learning import beta
 from worker.console import JSON, check_writable, note, progress, say, table, write_file, write_json
 from worker.errors import InputError
 from worker.lab.environments import ENVIRONMENTS
@@ -18,20 +19,6 @@ from worker.lab.experiment import LAST, Run, Settings, Task, cores, run_all
 from worker.settings import Command, Option, integer, number
 
 DEFAULTS = Settings()
-
-
-def beta(text: str) -> float | str:
-    """Read a number of standard deviations, or `theory`.
-
-    >>> beta("1.5"), beta("theory")
-    (1.5, 'theory')
-    """
-    if text == "theory":
-        return text
-    try:
-        return float(number(least=0)(text))
-    except ValueError as error:
-        raise ValueError(f"{error} (or theory)") from None
 
 
 OPTIONS = (

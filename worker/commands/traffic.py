@@ -86,7 +86,7 @@ OPTIONS = (
     ),
     Option(
         name="write-arms",
-        help="write the arms of this world to FILE (JSON, for adcascade worker --arms FILE) and end",
+        help="write the arms of this world to FILE (JSON, for adcascade worker --catalog FILE) and end",
         metavar="FILE",
     ),
     JSON,
@@ -134,7 +134,7 @@ def _write_arms(settings: TrafficSettings, path: str) -> int:
         return 0
     write_file(path, orjson.dumps(arms, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     say(f"{path}: {len(arms)} arms; serve them with")
-    say(f"  adcascade worker --dim {settings.dim} --horizon {settings.horizon} --arms {path}")
+    say(f"  adcascade worker --dim {settings.dim} --horizon {settings.horizon} --catalog {path}")
     return 0
 
 
@@ -145,17 +145,18 @@ def check_fits(settings: TrafficSettings, served: Parameters) -> None:
         if getattr(there, name) != getattr(settings, name):
             shown, wanted = (_flag(name, getattr(s, name)) for s in (there, settings))
             raise InputError(f"the workers serve {shown}, this traffic has {wanted}: give the same to both")
-    for arm in settings.catalogue():
-        known = arms.get(arm.arm)
-        if known is None:
-            raise InputError(
-                f"the workers do not know the arm {arm.arm}: start them with what adcascade traffic --write-arms writes"
-            )
-        if known.active and abs(known.reward - arm.reward) > 1e-12:
-            note(
-                f"{arm.arm} is worth {arm.reward:g} in this world but {known.reward:g} to the workers: "
-                "regret is told by the first"
-            )
+    catalogue = settings.catalogue()
+    unknown = [arm.arm for arm in catalogue if arm.arm not in arms]
+    if unknown:
+        raise InputError(
+            f"the workers do not know the arm {unknown[0]}: start them with what adcascade traffic --write-arms writes"
+        )
+    dearer = [arm for arm in catalogue if abs(arms[arm.arm].reward - arm.reward) > 1e-12]
+    if dearer:
+        note(
+            f"{len(dearer)} arms have another price here than with the workers, such as {dearer[0].arm}: "
+            f"{dearer[0].reward:g} and {arms[dearer[0].arm].reward:g}; revenue and regret are told by the first"
+        )
 
 
 def _flag(name: str, value: Any) -> str:
@@ -196,7 +197,7 @@ COMMAND = Command(
     ),
     examples=(
         "adcascade traffic --write-arms arms.json",
-        "adcascade topics create && adcascade worker --dim 5 --horizon 5 --arms arms.json &",
+        "adcascade topics create && adcascade worker --dim 5 --horizon 5 --catalog arms.json &",
         "adcascade traffic --rate 200 --duration 10m",
         "adcascade traffic --flat-out --sessions 100000 --json -",
         "adcascade traffic --rate 50 --look 0.2s-1s --disorder 2s --duplicates 0.1 --poison 0.05",

@@ -8,7 +8,7 @@ import os
 from worker import logs_json
 from worker.commands.brokers import CONNECTION, Hidden, connection, secret, topic_names
 from worker.commands.learning import (
-    ARMS,
+    CATALOG,
     LEARNING,
     LIMITS,
     Duration,
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     token_secret = None if signing is None else Secret(signing.reveal().encode())
     # Checked here for whatever the dimension will turn out to be.
     learning = learning_settings(options, options.dim or 1)
-    arms, accepted = read_arms(options.arms), limits(options)
+    arms, accepted = read_arms(options.catalog), limits(options)
     if not options.group:
         raise InputError("--group is empty")
     if not 1_000 <= options.member_timeout <= 300_000:
@@ -102,12 +102,12 @@ COMMAND = Command(
     name="worker",
     summary="Serve from Kafka: any number of workers share the partitions; one of them learns.",
     examples=(
-        "adcascade topics create && adcascade worker --dim 16 --arms arms.csv",
+        "adcascade topics create && adcascade worker --dim 16 --catalog arms.csv",
         "adcascade worker --broker kafka-1:9092,kafka-2:9092 --web-host 0.0.0.0 --web-port 8080",
         "ADCASCADE_SASL_PASSWORD_FILE=/run/secrets/kafka adcascade worker --broker kafka:9093 --tls-ca ca.pem "
         "--sasl-username ads",
         "adcascade worker --config worker.toml",
     ),
-    options=(*CONNECTION, ARMS, *LEARNING, *LIMITS, *OPERATION),
+    options=(*CONNECTION, CATALOG, *LEARNING, *LIMITS, *OPERATION),
     run=run,
 )

@@ -115,7 +115,7 @@ def find_origin(log: ReplayLog, *, changes: dict[str, object], arms: Sequence[Ar
     oldest = log.versions.oldest
     if oldest is None:
         if "dim" not in changes or arms is None:
-            missing = [name for name, lacks in (("--dim", "dim" not in changes), ("--arms", arms is None)) if lacks]
+            missing = [name for name, lacks in (("--dim", "dim" not in changes), ("--catalog", arms is None)) if lacks]
             raise InputError(
                 f"the log has no parameters to learn by: give {' and '.join(missing)} "
                 "(and --horizon and other settings that are not the usual ones)"
@@ -224,8 +224,8 @@ class Relearner:
             elif entry.kind == CLICK:
                 self._hear_click(entry)
         for arrival, entry in arrivals.items():
-            opened = slates.get(arrival.session_id, ())
-            fitting = [o for o in opened if o.context == arrival.context and o.exclude == arrival.exclude]
+            known = slates.get(arrival.session_id, [])
+            fitting = [o for o in known if o.context == arrival.context and o.exclude == arrival.exclude]
             if fitting or self._arrival(entry, _limits(entry)) is not None:
                 self._open(arrival, fitting, decided.get(arrival.session_id))
 
