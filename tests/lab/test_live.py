@@ -54,15 +54,15 @@ def test_a_view_draws_and_leaves_nothing_behind(demo):
     assert console.file.getvalue().endswith("\x1b[2K")  # the last of its lines is wiped
 
 
-def test_in_a_pipe_it_says_where_the_metrics_are_and_a_line_per_quarter(capsys):
+def test_in_a_pipe_it_says_where_the_metrics_and_the_status_page_are_and_a_line_per_quarter(capsys):
     demo = Demo(DemoSettings(users=5, episodes=3))
     with PlainView("http://here") as view:
         while not demo.finished:
             demo.step()
             view.show(demo)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "metrics: http://here/metrics"
-    assert [line[:4] for line in lines[1:]] == [" 25%", " 50%", " 75%"]
+    assert lines[:2] == ["metrics: http://here/metrics", "status page: http://here/"]
+    assert [line[:4] for line in lines[2:]] == [" 25%", " 50%", " 75%"]
 
 
 def test_a_rate_forgets_what_is_long_ago():

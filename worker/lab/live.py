@@ -50,7 +50,7 @@ def live_view(url: str) -> View:
 
 
 class PlainView:
-    """A line at the start, and one after each quarter but the last."""
+    """Two lines at the start, and one after each quarter but the last."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -58,6 +58,7 @@ class PlainView:
 
     def __enter__(self) -> PlainView:
         note(f"metrics: {self._url}/metrics")
+        note(f"status page: {self._url}/")
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -150,7 +151,7 @@ def picture(demo: Demo, url: str, seconds: float, rate: float, width: int) -> Re
             Text.assemble(("dead letters  ", "dim"), letters, no_wrap=True, overflow="ellipsis"),
         ),
         title=f"[bold]adcascade demo[/]  {settings.environment} · {settings.policy} · seed {settings.seed}",
-        subtitle=f"[dim]{url}/metrics · Ctrl-C ends it here[/]",
+        subtitle=f"[dim]{url}/ · /metrics · Ctrl-C ends it here[/]",
         title_align="left",
         subtitle_align="right",
         box=box.ROUNDED,

@@ -165,8 +165,8 @@ class Metrics:
     def watermark(self, time: int) -> None:
         """Take note that everything up to a time (milliseconds) is processed."""
         self._gauges["watermark_timestamp_seconds"] = time / 1000
-        if self._history.wants_mark(time):
-            with self._lock:
+        with self._lock:
+            if self._history.wants_mark(time):
                 self._history.mark(self._mark(time))
 
     def _mark(self, time: int) -> Mark:
