@@ -264,7 +264,8 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
     `reward` was earned by clicks. `oracle_reward` and `served_reward` are expectations under the true model, for the
     sessions whose whole slate was seen: of the best slates and of those served. `pseudo_regret` is their difference per
     session, on average over the first and the last tenth of the time and over all of it; `total` is not divided.
-    `undecided` sessions got no decision, `forsaken` ones no further one. `latency` is from sending an arrival to hearing its first decision, in seconds, as this client saw it.
+    `undecided` sessions got no decision, `forsaken` ones no further one. `latency` is from sending an arrival to
+    hearing its first decision, in seconds, as this client saw it.
     """
     counts, whole = traffic.counts, traffic.worth
     first, last = traffic.history.tenths()

@@ -1,0 +1,288 @@
+"""`adcascade record` on the real broker: what it writes is what is there, and replay finds it in order."""
+
+from __future__ import annotations
+
+import gzip
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.kafka.fleet import Fleet
+from tests.kafka.world import ROOT, World, eventually
+from worker.cli import main
+from worker.runners.logs import Line, LogReader
+from worker.stream.events import TOPICS
+
+pytestmark = pytest.mark.slow
+
+SESSIONS = 20_000
+
+
+def lines(path: Path) -> list[Line]:
+    with LogReader(path) as log:
+        return list(log)
+
+
+def places(path: Path) -> list[tuple[str, int, int]]:
+    return [(line.record.topic, line.record.partition, line.record.offset) for line in lines(path)]
+
+
+# ── with workers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_hundred_thousand_events_are_recorded_and_replay_without_a_mismatch(address: str, tmp_path: Path) -> None:
+    arms, said, log, report = (tmp_path / name for name in ("a.json", "said.json", "log.gz", "report.json"))
+    fleet = Fleet(address, f"r{uuid.uuid4().hex[:8]}", tmp_path)
+    at = ["--broker", address, "--prefix", fleet.names.prefix]
+    try:
+        assert main(["traffic", "--write-arms", str(arms)]) == 0
+        times = ["--window", "3s", "--session-timeout", "20s", "--lateness", "3s"]
+        fleet.serving("--catalog", str(arms), "--dim", "5", "--horizon", "5", *times)
+        untidy = ["--poison", "0.02", "--duplicates", "0.05", "--disorder", "500ms", "--patience", "15s"]
+        pace = ["--flat-out", "--sessions", str(SESSIONS), "--json", str(said)]
+        assert main(["traffic", *at, *untidy, *pace]) == 0
+        sent = orjson.loads(said.read_bytes())["records"]
+        assert sent["total"] > 100_000
+        # The workers go on meanwhile: progress and versions are written while this is read.
+        assert main(["record", str(log), *at]) == 0
+    finally:
+        fleet.close()
+    assert main(["replay", str(log), "--verify", "--prefix", fleet.names.prefix, "--json", str(report)]) == 0
+    found = orjson.loads(report.read_bytes())
+    assert found["mismatches"] == 0
+    assert found["unverified"] == 0
+    assert found["decisions"] > 50_000
+    counts = Counter(line.record.topic.removeprefix(f"{fleet.names.prefix}.") for line in lines(log))
+    assert counts["arrivals"] == sent["arrivals"]
+    assert counts["clicks"] == sent["clicks"]
+    assert counts["parameters"] >= 1
+    letters = [line for line in lines(log) if line.record.topic == fleet.names.dead_letters]
+    assert len(letters) > 0.01 * SESSIONS
+    assert all(dict(letter.headers)["adcascade.reason"] for letter in letters)
+
+
+# ── without ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def options(world: World, *more: str) -> list[str]:
+    return ["--broker", world.address, "--prefix", world.names.prefix, *more]
+
+
+def fill(world: World, rounds: int = 3, each: int = 40) -> None:
+    """Write some records of every topic, in some of them bytes that are no text."""
+    names = world.names
+    topics = [names.arrivals, names.clicks, names.decisions, names.journal, names.episodes, names.dead_letters]
+    for number in range(rounds):
+        world.send_raw(
+            [
+                (topic, b"key-%d" % n, b"\xff%d" % n if n % 9 == 0 else b'{"n":%d}' % n)
+                for topic in topics
+                for n in range(each)
+            ]
+        )
+        world.send_raw([(names.parameters, b"%d" % number, b'{"version":%d}' % number)])
+
+
+def there(world: World) -> list[tuple[str, int, int]]:
+    found = []
+    for name in TOPICS:
+        found += [(r.topic, r.partition, r.offset) for r in world.read(f"{world.names.prefix}.{name}")]
+    return found
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.gz"])
+def test_every_record_of_every_topic_is_in_the_log_once_and_to_the_byte(
+    world: World, tmp_path: Path, name: str
+) -> None:
+    fill(world)
+    path = tmp_path / name
+    assert main(["record", str(path), *options(world)]) == 0
+    assert sorted(places(path)) == sorted(there(world))
+    kept = {(line.record.topic, line.record.partition, line.record.offset): line.record for line in lines(path)}
+    for topic in (world.names.arrivals, world.names.dead_letters):
+        for record in world.read(topic):
+            copy = kept[record.topic, record.partition, record.offset]
+            assert (copy.key, copy.value, copy.timestamp) == (record.key, record.value, record.timestamp)
+
+
+def test_lines_are_in_the_order_of_time_and_of_every_partition(world: World, tmp_path: Path) -> None:
+    fill(world, rounds=5)
+    path = tmp_path / "log.jsonl"
+    assert main(["record", str(path), *options(world)]) == 0
+    times = [line.record.timestamp for line in lines(path)]
+    assert times == sorted(times)
+    offsets = defaultdict(list)
+    for topic, partition, offset in places(path):
+        offsets[topic, partition].append(offset)
+    assert all(found == sorted(found) for found in offsets.values())
+
+
+def test_only_some_topics_from_an_offset(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(world)
+    path = tmp_path / "log.jsonl"
+    assert main(["record", str(path), *options(world, "--topics", "journal,parameters", "--from", "100")]) == 0
+    names = world.names
+    assert places(path) == sorted(
+        [(names.journal, 0, n) for n in range(100, 120)] + [(names.parameters, 0, n) for n in range(3)],
+        key=lambda place: next(i for i, p in enumerate(places(path)) if p == place),
+    )
+    assert f"{names.journal}" in capsys.readouterr().out
+
+
+def test_a_span_of_time_takes_the_parameters_before_it_along(world: World, tmp_path: Path) -> None:
+    fill(world, rounds=1)
+    eventually(lambda: time.time_ns() // 1_000_000 > max(r.timestamp for r in world.read(world.names.journal)))
+    begin = time.time_ns() // 1_000_000
+    fill(world, rounds=1)
+    last = max(record.timestamp for record in world.read(world.names.parameters))
+    eventually(lambda: time.time_ns() // 1_000_000 > last)
+    end = time.time_ns() // 1_000_000
+    eventually(lambda: time.time_ns() // 1_000_000 > end)
+    fill(world, rounds=1)
+    path, said = tmp_path / "log.jsonl", tmp_path / "said.json"
+    span = ["--from", moment(begin), "--until", moment(end)]
+    assert main(["record", str(path), *options(world, *span, "--json", str(said))]) == 0
+    counts = orjson.loads(said.read_bytes())["topics"]
+    assert counts["parameters"] == 2
+    assert {name: n for name, n in counts.items() if name != "parameters"} == dict.fromkeys(
+        (name for name in TOPICS if name != "parameters"), 40
+    )
+    assert all(begin <= x.record.timestamp < end for x in lines(path) if x.record.topic != world.names.parameters)
+
+
+def moment(milliseconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds / 1000)) + f".{milliseconds % 1000:03}Z"
+
+
+def test_records_of_a_transaction_that_was_given_up_are_not_in_the_log(world: World, tmp_path: Path) -> None:
+    world.send_raw([(world.names.arrivals, b"a", b"1")], transaction=f"t-{world.names.prefix}")
+    world.send_raw([(world.names.arrivals, b"a", b"2")])
+    path = tmp_path / "log.jsonl"
+    assert main(["record", str(path), *options(world)]) == 0  # the mark of the transaction takes an offset
+    assert [line.record.value for line in lines(path)] == [b"1", b"2"]
+
+
+def test_versions_that_are_gone_are_told(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(world, rounds=5)
+    world.trim(world.names.parameters, 3)
+    path, said = tmp_path / "log.jsonl", tmp_path / "said.json"
+    assert main(["record", str(path), *options(world, "--json", str(said))]) == 0
+    assert orjson.loads(said.read_bytes())["parameters_gone"] == 3
+    assert "3 records of the parameters are gone" in capsys.readouterr().err
+
+
+def test_empty_topics_make_an_empty_log(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "log.gz"
+    assert main(["record", str(path), *options(world)]) == 0
+    assert lines(path) == []
+
+
+# ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Recording:
+    """A recording that goes on."""
+
+    def __init__(self, path: Path, arguments: list[str]) -> None:
+        self.path = path
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "worker", "record", str(path), *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def holds(self, count: int) -> bool:
+        assert self.process.poll() is None, self.process.communicate()
+        if not self.path.exists():
+            return False
+        with LogReader(self.path, skip_bad=True) as log:  # the last line may be half written
+            return sum(1 for _ in log) >= count
+
+    def end(self, sent: signal.Signals) -> int:
+        self.process.send_signal(sent)
+        self.process.communicate(timeout=30)
+        return self.process.returncode
+
+
+@pytest.mark.parametrize(("sent", "name"), [(signal.SIGINT, "log.gz"), (signal.SIGTERM, "log.jsonl")])
+def test_a_live_recording_ends_at_a_signal_with_all_that_is_there(
+    world: World, tmp_path: Path, sent: signal.Signals, name: str
+) -> None:
+    fill(world, rounds=1)
+    recording = Recording(tmp_path / name, options(world, "--live"))
+    try:
+        eventually(lambda: recording.holds(241), what="what was there before is in the log")
+        fill(world, rounds=1)
+        eventually(lambda: recording.holds(482), what="what came is in the log")
+        fill(world, rounds=1)  # and this just before the end
+        assert recording.end(sent) == 0
+    finally:
+        recording.process.kill()
+    assert sorted(places(recording.path)) == sorted(there(world))
+    if name.endswith(".gz"):
+        gzip.decompress(recording.path.read_bytes())  # whole: neither truncated nor without its checksum
+
+
+def test_a_recording_until_a_time_to_come_ends_by_itself(world: World, tmp_path: Path) -> None:
+    fill(world, rounds=1)
+    until = time.time_ns() // 1_000_000 + 1_500
+    path = tmp_path / "log.jsonl"
+    assert main(["record", str(path), *options(world, "--until", moment(until))]) == 0
+    assert time.time_ns() // 1_000_000 >= until
+    assert sorted(places(path)) == sorted(there(world))
+
+
+# ── what cannot be done ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (["--from", "yesterday"], "--from"),
+        (["--until", "tomorrow"], "--until"),
+        (["--topics", "arrivals,nonsense"], "nonsense"),
+        (["--live", "--until", "2030-01-01T00:00:00Z"], "--live"),
+    ],
+    ids=str,
+)
+def test_wrong_input_is_one_line_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], complaint: str
+) -> None:
+    path = tmp_path / "log.gz"
+    assert main(["record", str(path), "--broker", "127.0.0.1:1", *given]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 1
+    assert not path.exists()
+
+
+def test_a_log_that_exists_survives_topics_that_do_not(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"precious")
+    for at in (["--broker", address, "--prefix", "nowhere"], ["--broker", "127.0.0.1:1"]):
+        assert main(["record", str(path), *at]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
+    assert path.read_bytes() == b"precious"
+
+
+def test_standard_output_takes_the_log(world: World, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    fill(world, rounds=1, each=5)
+    run: Callable[..., Any] = subprocess.run
+    done = run(
+        [sys.executable, "-m", "worker", "record", "-", *options(world)], cwd=ROOT, capture_output=True, check=True
+    )
+    assert done.stdout.count(b"\n") == 31
+    assert b"31 records" in done.stderr
