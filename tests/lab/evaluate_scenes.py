@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -37,6 +38,7 @@ class Scene:
     excluding: int = 0
     seed: int = 3
 
+    @cache  # noqa: B019 - scenes are few, and values
     def world(self) -> Environment:
         return make_environment(
             self.environment, dim=3, arms=self.arms, generator=np.random.default_rng([self.seed, 1])
@@ -49,6 +51,7 @@ class Scene:
     def excluded(self) -> list[tuple[int, ...]]:
         return [(kind % self.arms,) if kind < self.excluding else () for kind in range(KINDS)]
 
+    @cache  # noqa: B019 - scenes are few, and values
     def planner(self, purpose: int) -> Planner:
         truth = self.world().truth
         noise = np.random.default_rng([self.seed, 3, purpose])
@@ -59,6 +62,7 @@ class Scene:
         )
         return Planner(belief, self.world().rewards, horizon=self.horizon, repeats=self.repeats)
 
+    @cache  # noqa: B019 - scenes are few, and values
     def plans(self, purpose: int) -> Ints:
         """Greedy slates for each kind of user: those served (0), those of the target (1)."""
         planner = self.planner(purpose)

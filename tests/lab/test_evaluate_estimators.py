@@ -134,7 +134,9 @@ def any_model(scene: Scene, seed: int) -> ClickModel:
 def weighed(sessions: Sessions) -> Support:
     eligible = sessions.eligible
     weights = sessions.target.chances(sessions.slates, eligible) / sessions.served.chances(sessions.slates, eligible)
-    return Support(sessions=sessions, weights=weights, counts=np.ones(len(sessions)), effective=(), beyond=0.0)
+    return Support(
+        sessions=sessions, weights=weights, counts=np.ones(len(sessions)), effective=(), clicks=(), beyond=0.0
+    )
 
 
 @settings(deadline=None, max_examples=60)

@@ -93,7 +93,7 @@ def weighted(sessions: Sessions, judges: Judges | None, *, method: str, confiden
         else interval(value - earned, gained, confidence=confidence, extra=_added(gained, error), beyond=beyond),
         matching=found.matching,
         effective=found.effective,
-        clicks=found.clicks,
+        clicks=found.clicks[found.sessions.depth - 1],
         positions=found.sessions.depth,
         beyond=beyond,
     )

@@ -49,6 +49,7 @@ class Support:
     weights : (n, H), W_h
     counts : (n,), how many sessions of the log each one stands for
     effective : per position, also of those not supported, how many sessions served by the target would say as much
+    clicks : how many clicks of equal weight would say as much as those up to each position
     beyond : the most that the target can earn after the depth that is supported, per session
     """
 
@@ -56,6 +57,7 @@ class Support:
     weights: Floats
     counts: Floats
     effective: tuple[float, ...]
+    clicks: tuple[float, ...]
     beyond: float
 
     @property
@@ -70,11 +72,6 @@ class Support:
         """How many sessions the target might have served just so."""
         return int((self.stopped[:, -1] > 0).sum())
 
-    @property
-    def clicks(self) -> float:
-        """How many clicks of equal weight would say as much."""
-        return _effective((self.counts[:, None] * self.weights * self.sessions.rewards).sum(axis=1))
-
 
 def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | None = None) -> Support:
     """Weigh sessions, and cut them where support ends; raise `Unsupported` if there is too little.
@@ -87,25 +84,30 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     counts = np.ones(len(sessions)) if counts is None else counts
     eligible = sessions.eligible
     weights = sessions.target.chances(sessions.slates, eligible) / served.chances(sessions.slates, eligible)
-    whole = Support(sessions=sessions, weights=weights, counts=counts, effective=(), beyond=0.0)
-    reach = reaching(whole)
-    effective = _effective_sessions(whole, served, reach)
-    enough = [number >= LEAST_SESSIONS for number in effective]
-    depth = enough.index(False) if False in enough else sessions.depth
+    whole = Support(sessions=sessions, weights=weights, counts=counts, effective=(), clicks=(), beyond=0.0)
+    reach, squares = reaching(whole), _squares(whole, served)
+    total = float(counts.sum())
+    effective = [share * total**2 / square for share, square in zip(reach, squares.tolist(), strict=False)]
+    clicks = _effective_clicks(whole, squares)
+    depth = 0
+    while depth < sessions.depth and effective[depth] >= LEAST_SESSIONS and clicks[depth] >= LEAST_CLICKS:
+        depth += 1
     if not depth:
-        raise Unsupported(
-            f"the first position rests on {effective[0]:.1f} effective sessions, {LEAST_SESSIONS} are needed"
-        )
-    found = Support(
+        raise Unsupported(f"the first position rests on {_lack(effective[0], clicks[0])}")
+    return Support(
         sessions=sessions.cut(depth),
         weights=weights,
         counts=counts,
         effective=tuple(effective),
+        clicks=tuple(clicks),
         beyond=float(reach[depth] * sessions.prices.max()) if depth < sessions.depth else 0.0,
     )
-    if found.clicks < LEAST_CLICKS:
-        raise Unsupported(f"it rests on {found.clicks:.1f} effective clicks, {LEAST_CLICKS} are needed")
-    return found
+
+
+def _lack(effective: float, clicks: float) -> str:
+    if effective < LEAST_SESSIONS:
+        return f"{effective:.1f} effective sessions, {LEAST_SESSIONS} are needed"
+    return f"{clicks:.1f} effective clicks, {LEAST_CLICKS} are needed"
 
 
 def check_beyond(found: Support) -> None:
@@ -114,8 +116,8 @@ def check_beyond(found: Support) -> None:
     depth = found.sessions.depth
     if found.beyond > MOST_BEYOND * earned:
         raise Unsupported(
-            f"position {depth + 1} rests on {found.effective[depth]:.1f} effective sessions, {LEAST_SESSIONS} are "
-            f"needed, and up to {found.beyond:.3g} per session may be earned from there on"
+            f"position {depth + 1} rests on {_lack(found.effective[depth], found.clicks[depth])}, and up to "
+            f"{found.beyond:.3g} per session may be earned from there on"
         )
 
 
@@ -128,13 +130,13 @@ def reaching(support: Support) -> list[float]:
     return [1.0, *shares[: sessions.depth].tolist()]
 
 
-def _effective_sessions(support: Support, served: Rule, reach: list[float]) -> list[float]:
-    """Return, per position, how many sessions served by the target itself would say as much.
+def _squares(support: Support, served: Rule) -> Floats:
+    """Return Σ_i E[W_h²] for each position: (depth,).
 
     Kish's count (Σ W)² / Σ W² of the weights that came is blind to what did not come: a slate that the target shows
     but that the log, by chance, does not have. And to choose by it would be to choose the logs that lack the heavy
-    weights. So this is the count to be expected, from what is known beforehand: E_served[W_h²] = E_target[W_h], the
-    mean over slates drawn from the target.
+    weights. So support is judged by the squares to be expected, from what is known beforehand: E_served[W_h²] =
+    E_target[W_h], the mean over slates drawn from the target.
     """
     sessions, counts = support.sessions, support.counts
     eligible = sessions.eligible
@@ -143,9 +145,22 @@ def _effective_sessions(support: Support, served: Rule, reach: list[float]) -> l
         for slates in sessions.target_slates:
             ratio = sessions.target.chances(slates, eligible) / served.chances(slates, eligible)
             square += (counts[:, None] ** 2 * ratio).sum(axis=0) / len(sessions.target_slates)
-    return [float(share * counts.sum() ** 2 / s) for share, s in zip(reach, square[: sessions.depth], strict=False)]
+    return square[: sessions.depth]
 
 
-def _effective(weights: Floats) -> float:
-    square = float((weights**2).sum())
-    return float(weights.sum()) ** 2 / square if square > 0 else 0.0
+def _effective_clicks(support: Support, squares: Floats) -> list[float]:
+    """Return, for each position, how many clicks of equal weight are to be expected up to there.
+
+    (Σ E[W r])² / Σ E[(W r)²], with E[(W r)²] = E_target[W r²] taken as E_target[W] E_target[r²]: a heavy click that did
+    not come must not make the others look more than they are.
+    """
+    sessions, counts = support.sessions, support.counts[:, None]
+    weights, rewards = counts * support.weights, sessions.rewards
+    total = np.maximum((counts * support.stopped).sum(axis=0), np.finfo(np.float64).tiny)
+    earned = ((weights * rewards).sum(axis=0) / total)[: sessions.depth]
+    squared = ((weights * rewards**2).sum(axis=0) / total)[: sessions.depth]
+    found = []
+    for depth in range(1, sessions.depth + 1):
+        spread = float((squared[:depth] * squares[:depth])[squared[:depth] > 0].sum())
+        found.append(float(support.counts.sum() * earned[:depth].sum()) ** 2 / spread if spread else 0.0)
+    return found
