@@ -16,7 +16,12 @@ const axisPercent = dash((value) => `${number(1).format(value * 100)} %`);
 const short = dash((value) => (value === 0 ? "0" : Math.abs(value) >= 100 ? whole.format(value) : String(Number(value.toPrecision(Math.abs(value) < 1e-4 ? 2 : 3)))));
 const brief = dash((value) => (Math.abs(value) >= 1e6 ? `${number(1).format(value / 1e6)} M` : Math.abs(value) >= 1e4 ? `${number(1).format(value / 1e3)} k` : count(value)));
 const share = (part, of) => (of ? part / of : null);
-const clock = (time) => new Date(time).toISOString().slice(11, 16);
+
+/** Labels for times, as short as tells them apart. */
+function clocks(times) {
+  const close = times.some((time, index) => index && time - times[index - 1] < 60_000);
+  return times.map((time) => new Date(time).toISOString().slice(11, close ? 19 : 16));
+}
 
 function seconds(value) {
   if (typeof value !== "number") return "–";
@@ -97,8 +102,8 @@ function showRate(status) {
   $("rate-line").replaceChildren(...(points.length > 1 ? [make("path", { d: `M-2 26L-2 ${points[0].split(" ")[1]}L${points.join("L")}L102 26Z` })] : []));
 }
 
-function showCharts({ windows, simulated }) {
-  const x = windows.end.map(clock);
+function showCharts({ windows, simulated, parameters }) {
+  const x = clocks(windows.end);
   const regret = [
     { name: "pseudo", ink: "a", values: smooth(windows.pseudo), raw: windows.pseudo },
     { name: "posterior", ink: "c", values: windows.posterior },
@@ -114,6 +119,9 @@ function showCharts({ windows, simulated }) {
     { name: "best possible", ink: "d", values: smooth(windows.oracle), style: "dashed" },
   ] });
   const shares = (values) => values.map((value, index) => (value === null ? null : share(value, windows.sessions[index])));
+  const budget = windows.allowed.some((value) => value !== null);
+  say("explore-name", budget ? "Exploration against its budget" : "Exploration");
+  say("explore-lead", budget || !parameters ? "Share of the sessions that explored, and the share that was meant to." : `Share of the sessions that explored; ${parameters.policy} has no budget.`);
   charts.explore.draw({ x, series: [
     { name: "explored", ink: "a", values: shares(windows.explored), style: "filled" },
     { name: "budget", ink: "b", values: shares(windows.allowed) },
