@@ -359,10 +359,11 @@ class LogWriter:
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
         self._file: Any = self._raw
+        self._compressed: gzip.GzipFile | None = None
         if str(path).endswith(".gz"):
             # No name and no time in the head: the same records give the same file.
-            compressed = gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0)
-            self._file = io.BufferedWriter(cast(io.RawIOBase, compressed), 1 << 18)
+            self._compressed = gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0)
+            self._file = io.BufferedWriter(cast(io.RawIOBase, self._compressed), 1 << 18)
 
     def __call__(self, record: Record, headers: Headers = ()) -> None:
         """Write one record."""
@@ -380,8 +381,13 @@ class LogWriter:
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""
-        self._file.flush()
-        self._raw.flush()
+        try:
+            self._file.flush()
+            if self._compressed is not None:
+                self._compressed.flush()  # the compressor keeps back what the buffer has handed over
+            self._raw.flush()
+        except OSError as error:
+            raise FailedError(f"{self.name}: cannot be written: {error.strerror or error}") from None
 
     def close(self) -> None:
         """Finish the file."""
