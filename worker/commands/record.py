@@ -88,14 +88,18 @@ def run(options: argparse.Namespace) -> int:
     if options.json == "-" and options.file == "-":
         raise InputError("the log and --json cannot both go to standard output")
     from worker.runners.kafka_client import converse
+    from worker.runners.kafka_reading import partition_counts
+    from worker.runners.kafka_record import full_names
 
     check_writable(options.file, options.json)
-    reached = connection(options)
+    reached, topics = connection(options), Topics(options.prefix)
+    # Before a log of the same name is overwritten.
+    converse(reached, partition_counts(reached, *full_names(topics, options.topics)))
     began = time.perf_counter()
     with LogWriter(options.file) as log:
-        recorded, stopped = converse(reached, _record(reached, options, log))
+        recorded, stopped = converse(reached, _record(reached, topics, options, log))
     seconds = time.perf_counter() - began
-    write_json(options.json, as_json(recorded, seconds, Topics(options.prefix), stopped=bool(stopped)))
+    write_json(options.json, as_json(recorded, seconds, topics, stopped=bool(stopped)))
     (note if "-" in (options.file, options.json) else say)(told(log.name, recorded, seconds))
     if recorded.gone:
         note(
@@ -108,7 +112,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _record(reached: Connection, options: argparse.Namespace, log: LogWriter) -> tuple[Recorded, int]:
+async def _record(
+    reached: Connection, topics: Topics, options: argparse.Namespace, log: LogWriter
+) -> tuple[Recorded, int]:
     from worker.runners.kafka_record import Recorder
 
     stop = asyncio.Event()
@@ -117,7 +123,7 @@ async def _record(reached: Connection, options: argparse.Namespace, log: LogWrit
         bar = _Bar(stack, log.name)
         recorder = Recorder(
             reached,
-            Topics(options.prefix),
+            topics,
             options.topics,
             span_of(options),
             write=log,
