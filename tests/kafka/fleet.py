@@ -119,7 +119,7 @@ class Fleet:
         arms = folder / "arms.json"
         arms.write_bytes(orjson.dumps({arm.arm: arm.reward for arm in ARMS}))
         self.arguments = ["--broker", address, "--prefix", prefix, "--group", prefix, "--catalog", str(arms)]
-        self.arguments += ["--progress-interval", "100ms", "--member-timeout", "3s", *flags(settings())]
+        self.arguments += ["--progress-interval", "100ms", "--member-timeout", "2s", *flags(settings())]
         converse(self.connection, create(self.connection, self.names, Plan(partitions=partitions)))
 
     def set_clock(self, now: int) -> None:

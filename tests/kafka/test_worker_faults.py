@@ -1,0 +1,128 @@
+"""Workers that die, sleep, come and go, and a broker that restarts: what is learned stays the same to the bit."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kafka.conftest import broker
+from tests.kafka.fleet import Fleet, Running
+from tests.kafka.golden import Golden, play
+from tests.kafka.world import eventually
+from tests.runners.traffic import START
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def golden() -> Golden:
+    return Golden()
+
+
+@pytest.fixture
+def fleet(address: str, tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(address, f"f{uuid.uuid4().hex[:8]}", tmp_path)
+    made.set_clock(START)
+    yield made
+    made.close()
+
+
+def as_golden(fleet: Fleet, golden: Golden) -> None:
+    assert [version.sha256 for version in fleet.control.history()] == golden.hashes
+    assert fleet.facts() == golden.facts, "what was sent is what was applied"
+
+
+def learner(fleet: Fleet) -> Running:
+    def sits() -> Running | None:
+        return next((worker for worker in fleet.running if worker.metric("adcascade_learning") == 1), None)
+
+    found = eventually(sits, what="somebody learns")
+    assert found is not None
+    return found
+
+
+def test_workers_killed_over_and_over_leave_the_golden_hash(fleet: Fleet, golden: Golden) -> None:
+    chance = random.Random(1)
+    fleet.serving()
+    fleet.serving()
+    kills = 0
+
+    def kill(step: int) -> None:
+        nonlocal kills
+        victims = fleet.running if chance.random() < 0.3 else [chance.choice(fleet.running)]
+        for victim in victims:
+            victim.kill()
+            fleet.start()
+            kills += 1
+
+    play(golden, fleet, kill)
+    assert kills >= 20
+    as_golden(fleet, golden)
+
+
+def test_a_learner_that_sleeps_and_wakes_after_its_successor_has_gone_changes_nothing(
+    fleet: Fleet, golden: Golden
+) -> None:
+    fleet.serving()
+    fleet.serving()
+    sleeper: list[Running] = []
+
+    def disturb(step: int) -> None:
+        if step == 3:
+            sleeper.append(learner(fleet))
+            sleeper[0].pause()
+        if step == 9:
+            successor = learner(fleet)
+            assert successor is not sleeper[0]
+            sleeper[0].resume()
+            successor.kill()
+
+    play(golden, fleet, disturb)
+    as_golden(fleet, golden)
+
+
+def test_workers_that_come_and_go_leave_the_golden_hash(fleet: Fleet, golden: Golden) -> None:
+    first = fleet.serving()
+    stopped: list[int] = []
+
+    def disturb(step: int) -> None:
+        if step in (2, 4):
+            fleet.start()
+        if step == 7:
+            stopped.append(first.terminate()[0])
+        if step == 9:
+            stopped.append(fleet.running[0].terminate()[0])
+
+    play(golden, fleet, disturb)
+    assert stopped == [0, 0]
+    as_golden(fleet, golden)
+    (last,) = fleet.running
+    for identity in ("arrivals", "sessions", "feedback"):
+        assert last.metric(f'adcascade_accounting_imbalance{{identity="{identity}"}}') == 0
+
+
+def test_a_broker_that_restarts_cleanly_and_hard_needs_nobody(golden: Golden, tmp_path: Path) -> None:
+    data = str(tmp_path / "broker")
+    address = broker("start", "--port", "0", "--data-dir", data)
+    try:
+        fleet = Fleet(address, "restarted", tmp_path)
+        fleet.set_clock(START)
+        try:
+            worker = fleet.serving()
+
+            def disturb(step: int) -> None:
+                if step in (3, 8):
+                    broker("stop", *(["--kill"] if step == 8 else []), "--data-dir", data)
+                    broker("start", "--port", address.rpartition(":")[2], "--data-dir", data)
+
+            play(golden, fleet, disturb)
+            as_golden(fleet, golden)
+            assert fleet.running == [worker], "the worker has lived through it"
+        finally:
+            fleet.close()
+    finally:
+        broker("stop", "--kill", "--data-dir", data)
