@@ -1,0 +1,139 @@
+"""The files of deploy/ as the tests read them, and what the code knows of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from worker.cli import COMMANDS, load
+from worker.settings import CONFIG, Command, build_parser, resolve
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+
+
+def documents(path: Path) -> list[Any]:
+    """Return the YAML documents of a file."""
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+@cache
+def compose() -> Any:
+    return documents(DEPLOY / "compose.yaml")[0]
+
+
+@cache
+def kustomization() -> Any:
+    return documents(KUBERNETES / "kustomization.yaml")[0]
+
+
+@cache
+def manifests() -> tuple[Any, ...]:
+    """Return all that kustomize would apply, with the labels that it would add to the objects themselves."""
+    (pairs,) = (entry["pairs"] for entry in kustomization()["labels"])
+    found = [document for name in kustomization()["resources"] for document in documents(KUBERNETES / name)]
+    for document in found:
+        document["metadata"].setdefault("labels", {}).update(pairs)
+    return tuple(found)
+
+
+def manifest(kind: str, name: str = "adcascade") -> Any:
+    (found,) = (each for each in manifests() if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def container() -> Any:
+    (only,) = manifest("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+class Instruction(NamedTuple):
+    """A line of a Dockerfile, continued lines joined; `stage` counts the FROMs."""
+
+    stage: int
+    name: str
+    text: str
+
+
+@cache
+def dockerfile() -> tuple[Instruction, ...]:
+    lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    joined = "\n".join(line for line in lines if not line.lstrip().startswith("#")).replace("\\\n", " ")
+    found: list[Instruction] = []
+    for line in filter(str.strip, joined.splitlines()):
+        name, _, text = line.strip().partition(" ")
+        stage = (found[-1].stage if found else 0) + (name == "FROM")
+        found.append(Instruction(stage, name, " ".join(text.split())))
+    return tuple(found)
+
+
+def environment_of_the_image() -> dict[str, str]:
+    """Return what the last stage of the Dockerfile sets."""
+    last = dockerfile()[-1].stage
+    texts = [each.text for each in dockerfile() if (each.stage, each.name) == (last, "ENV")]
+    return dict(pair.split("=", 1) for text in texts for pair in shlex.split(text))
+
+
+# ── what the code knows ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def command_of(words: Sequence[str]) -> Command:
+    """Return the command, or its action, that a command line calls."""
+    command = load(words[0])
+    for word in words[1:]:
+        (command,) = (action for action in command.actions if action.name == word)
+    return command
+
+
+def settings_of(words: Sequence[str], environment: Mapping[str, str], *flags: str) -> argparse.Namespace:
+    """Return the settings that a command has in this environment; fail on variables that it does not know."""
+    command = command_of(words)
+    known = {option.variable for option in command.options} | {CONFIG.variable}
+    ours = {name for name in environment if name.startswith("ADCASCADE_")}
+    assert ours <= known, f"{' '.join(words)} does not know {sorted(ours - known)}"
+    return resolve(build_parser(command, "adcascade").parse_args(list(flags)), environment)
+
+
+@cache
+def all_variables() -> frozenset[str]:
+    """Return the variables of all commands."""
+    found = {CONFIG.variable}
+    for name in COMMANDS:
+        command = load(name)
+        for each in (command, *command.actions):
+            found |= {option.variable for option in each.options if not option.positional}
+    return frozenset(found)
+
+
+def environment_of(service: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that a service of compose has where nobody sets those that are taken over."""
+    return {name: value for name, value in service.get("environment", {}).items() if value is not None}
+
+
+def milliseconds(text: str) -> float:
+    """Read a duration of compose."""
+    found = re.fullmatch(r"(\d+)(ms|s|m)", text)
+    assert found is not None, f"{text!r} is not a duration"
+    return int(found[1]) * {"ms": 1, "s": 1_000, "m": 60_000}[found[2]]
+
+
+def package_folder(name: str) -> Path:
+    """Return where a package that only tests need is; without it skip the test, or fail it under CI=true."""
+    found = find_spec(name)
+    if found is None or found.origin is None:
+        reason = f"{name} is not installed (pip install 'adcascade[test]')"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return Path(found.origin).parent

@@ -1,0 +1,144 @@
+"""The image: pinned, without root, without a compiler, healthy when the worker is, and made of what the code needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, requires
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from prometheus_client import CollectorRegistry
+
+from tests.deploy.files import DEPLOY, ROOT, dockerfile, environment_of_the_image, settings_of
+from worker.runners.web import WebServer, operations
+
+LAST = dockerfile()[-1].stage
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def final(name: str) -> list[str]:
+    return [each.text for each in dockerfile() if (each.stage, each.name) == (LAST, name)]
+
+
+def test_every_stage_starts_from_the_one_base_that_is_pinned_to_a_patch_release() -> None:
+    (base,) = (each.text for each in dockerfile() if each.stage == 0)
+    found = re.fullmatch(r"PYTHON=python:(\d+\.\d+\.\d+)-slim-[a-z]+(@sha256:[0-9a-f]{64})?", base)
+    assert found is not None, base
+    assert SpecifierSet(PROJECT["requires-python"]).contains(found[1])
+    stages = [each.text for each in dockerfile() if each.name == "FROM"]
+    assert stages == ["${PYTHON} AS build", "${PYTHON}"]
+
+
+def test_the_last_stage_runs_nothing_and_takes_only_the_finished_environment() -> None:
+    assert final("RUN") == []
+    assert final("COPY") == ["--from=build /opt/adcascade /opt/adcascade"]
+    assert not [each for each in dockerfile() if each.name == "ADD"]
+    assert "apt" not in " ".join(each.text for each in dockerfile() if each.name == "RUN")
+
+
+def test_everything_installed_is_a_wheel_with_a_known_hash() -> None:
+    installs = [
+        part
+        for each in dockerfile()
+        if each.name == "RUN"
+        for part in each.text.split("&&")
+        if re.search(r"\bpip\b.* install ", part)
+    ]
+    assert len(installs) == 3
+    for install in installs:
+        assert "--require-hashes --only-binary :all: -r" in install or "--no-deps --no-index /wheels/" in install
+
+
+def test_it_runs_as_a_numbered_user_that_is_not_root() -> None:
+    (user,) = final("USER")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+
+
+def test_signals_reach_the_worker() -> None:
+    assert [json.loads(text) for text in final("ENTRYPOINT")] == [["adcascade"]]
+    assert [json.loads(text) for text in final("CMD")] == [["worker"]]
+    assert final("STOPSIGNAL") == ["SIGTERM"]
+
+
+def test_it_writes_nothing_of_its_own_and_its_variables_are_known_to_the_worker() -> None:
+    environment = environment_of_the_image()
+    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
+    options = settings_of(["worker"], {key: value for key, value in environment.items() if key.startswith("ADC")})
+    assert final("EXPOSE") == [str(options.web_port)]
+    assert options.web_host == "127.0.0.1", "who wants others to ask says so"
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_health_check_tells_a_living_worker_from_a_dead_one(alive: bool) -> None:
+    (text,) = final("HEALTHCHECK")
+    command = json.loads(text[text.index("[") :])
+    assert command[0] == "python"
+    with WebServer(operations(CollectorRegistry(), lambda: "not ready, but alive")) as server:
+        port = server.port
+        if alive:
+            assert _check(command, port) == 0
+    if not alive:
+        assert _check(command, port) != 0
+
+
+def _check(command: list[str], port: int) -> int:
+    environment = {**os.environ, "ADCASCADE_WEB_PORT": str(port)}
+    return subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True, check=False).returncode
+
+
+# ── what goes in ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sources() -> list[str]:
+    copies = [each.text.split() for each in dockerfile() if each.name == "COPY" and "--from" not in each.text]
+    return [source for words in copies for source in words[:-1]]
+
+
+def test_everything_copied_exists_and_is_let_through_and_nothing_else_is() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = [line for line in lines if line and not line.startswith("#")]
+    assert rules[0] == "*", "closed by default"
+    let_through = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert let_through == set(sources())
+    assert all((ROOT / source).exists() for source in sources())
+    assert not [source for source in sources() if any(fnmatch(source, rule) for rule in rules[1:] if rule[0] != "!")]
+
+
+def locked(name: str) -> dict[str, str]:
+    """Return the versions of a file of requirements; fail on one that has no hash."""
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    entries = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
+    found = {}
+    for entry in filter(str.strip, entries):
+        pinned = re.fullmatch(r"([a-z0-9.-]+)==(\S+)((?:\s+--hash=sha256:[0-9a-f]{64})+)", entry.strip())
+        assert pinned is not None, entry[:80]
+        found[canonicalize_name(pinned[1])] = pinned[2]
+    return found
+
+
+def test_the_locked_versions_are_those_that_the_project_asks_for() -> None:
+    versions = locked("requirements.txt")
+    for text in PROJECT["dependencies"]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), text
+    assert "hatchling" in locked("requirements-build.txt")
+
+
+def test_nothing_that_a_locked_package_needs_is_missing_from_the_lock() -> None:
+    versions = locked("requirements.txt")
+    for name in versions:
+        try:
+            needed = [Requirement(text) for text in requires(name) or ()]
+        except PackageNotFoundError:
+            continue  # not on this platform
+        for requirement in needed:
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                assert canonicalize_name(requirement.name) in versions, f"{name} needs {requirement}"

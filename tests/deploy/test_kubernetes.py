@@ -1,0 +1,275 @@
+"""deploy/kubernetes: valid, confined, and in agreement with the code about topics, ports, settings and rights."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import tomllib
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from prometheus_client import CollectorRegistry
+
+from tests.deploy.custom import SCHEMAS
+from tests.deploy.files import (
+    DEPLOY,
+    KUBERNETES,
+    container,
+    documents,
+    kustomization,
+    manifest,
+    manifests,
+    package_folder,
+    settings_of,
+)
+from worker.commands.learning import read_arms
+from worker.runners import kafka_topics
+from worker.runners.faust.app import Options
+from worker.runners.faust.connection import Connection
+from worker.runners.faust.names import TopicNames
+from worker.runners.web import operations
+
+STATEFUL_SET = manifest("StatefulSet")
+POD = STATEFUL_SET["spec"]["template"]["spec"]
+POD_LABELS = STATEFUL_SET["spec"]["template"]["metadata"]["labels"]
+TOML = KUBERNETES / "worker.toml"
+IDS = [f"{each['kind']}/{each['metadata']['name']}" for each in manifests()]
+OPERATORS = ("kafka.strimzi.io/", "keda.sh/", "monitoring.coreos.com/")
+
+
+def settings() -> Any:
+    environment = {entry["name"]: entry["value"] for entry in container()["env"]}
+    return settings_of(container()["args"], environment, "--config", str(TOML))
+
+
+def cluster() -> str:
+    (name,) = {each["metadata"]["labels"]["strimzi.io/cluster"] for each in manifests() if "Kafka" in each["kind"]}
+    return str(name)
+
+
+def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+# ── the files ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("document", manifests(), ids=IDS)
+def test_every_object_is_valid_by_its_schema(document: Any) -> None:
+    if document["apiVersion"].startswith(OPERATORS):
+        # The operators publish no schema that could be installed for a test: ours, of the fields that are used.
+        schema = SCHEMAS[document["kind"]]
+        assert [error.message for error in Draft202012Validator(schema).iter_errors(document)] == []
+        return
+    package_folder("kubernetes_validate")
+    kubernetes = importlib.import_module("kubernetes_validate")
+    kubernetes.validate(document, "1.31", strict=True)
+
+
+def test_every_file_is_listed_and_every_listed_file_is_there() -> None:
+    (generator,) = kustomization()["configMapGenerator"]
+    used = {*kustomization()["resources"], *generator["files"], "kustomization.yaml", "render"}
+    assert used == {path.name for path in KUBERNETES.iterdir()}
+
+
+def test_objects_of_one_kind_have_different_names() -> None:
+    assert len(set(IDS)) == len(IDS)
+
+
+def test_the_image_is_pinned_where_it_is_named() -> None:
+    (image,) = kustomization()["images"]
+    assert container()["image"] == image["name"], "kustomize finds it by this name"
+    assert image["newTag"][0].isdigit()
+
+
+def test_the_selectors_of_kustomize_and_ours_are_the_same_pods() -> None:
+    (labels,) = kustomization()["labels"]
+    assert labels["includeSelectors"] is False, "selectors of a StatefulSet cannot be changed later"
+    assert matches(STATEFUL_SET["spec"]["selector"]["matchLabels"], POD_LABELS)
+    for selector in (
+        manifest("Service")["spec"]["selector"],
+        manifest("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        manifest("NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        manifest("NetworkPolicy", "adcascade-deny")["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert matches(selector, POD_LABELS)
+
+
+# ── the workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_setting_is_known_to_the_worker_and_makes_sense_to_it() -> None:
+    options = settings()
+    Connection(servers=tuple(options.broker.split(",")))
+    given = tomllib.loads(TOML.read_text(encoding="utf-8"))
+    assert given.keys() <= vars(options).keys()
+    assert options.sasl_username == manifest("KafkaUser")["metadata"]["name"]
+    assert options.sasl_mechanism.lower() == manifest("KafkaUser")["spec"]["authentication"]["type"]
+    assert read_arms(str(KUBERNETES / "arms.json"))
+    assert (options.tls, options.allow_plaintext_credentials) == (True, False)
+
+
+def test_every_file_that_the_settings_name_is_mounted() -> None:
+    options = settings()
+    volumes = {volume["name"]: volume for volume in POD["volumes"]}
+    files = {}
+    for mount in container()["volumeMounts"]:
+        volume = volumes[mount["name"]]
+        if "secret" in volume:
+            for item in volume["secret"]["items"]:
+                files[f"{mount['mountPath']}/{item['path']}"] = (volume["secret"]["secretName"], item["key"])
+        elif "configMap" in volume:
+            (generator,) = kustomization()["configMapGenerator"]
+            assert volume["configMap"]["name"] == generator["name"]
+            files |= {f"{mount['mountPath']}/{name}": (generator["name"], name) for name in generator["files"]}
+    assert files[options.tls_ca] == (f"{cluster()}-cluster-ca-cert", "ca.crt"), "Strimzi's name for it"
+    assert files[options.sasl_password_file] == (manifest("KafkaUser")["metadata"]["name"], "password")
+    assert files[options.token_secret_file] == ("adcascade-token", "secret")
+    assert options.catalog in files
+    (config,) = (entry["value"] for entry in container()["env"] if entry["name"] == "ADCASCADE_CONFIG")
+    assert files[config][1] == TOML.name
+    text = (KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8")
+    assert "create secret generic adcascade-token --from-file=secret" in text, "the one that people have to make"
+    for mount in container()["volumeMounts"]:
+        assert mount.get("readOnly") or mount["name"] == "tmp"
+
+
+def test_probes_and_ports_are_those_of_the_web_server() -> None:
+    routes = operations(CollectorRegistry(), lambda: None)
+    paths = {probe: container()[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")}
+    assert {probe: get["path"] for probe, get in paths.items()} == {
+        "startup": "/livez",
+        "readiness": "/readyz",
+        "liveness": "/livez",
+    }
+    (port,) = container()["ports"]
+    assert port["containerPort"] == settings().web_port
+    (endpoint,) = manifest("ServiceMonitor")["spec"]["endpoints"]
+    assert {get["path"] for get in paths.values()} | {endpoint["path"]} <= routes.keys()
+    (service_port,) = manifest("Service")["spec"]["ports"]
+    assert {get["port"] for get in paths.values()} == {port["name"]} == {service_port["targetPort"]}
+    assert endpoint["port"] == service_port["name"]
+    assert settings().web_host == "0.0.0.0"
+
+
+def test_a_worker_may_take_the_time_that_it_needs_to_stop() -> None:
+    patience = Options(connection=Connection(servers=("kafka:9092",))).stop_patience
+    assert patience < POD["terminationGracePeriodSeconds"] < 3 * patience
+
+
+def test_the_workers_are_confined() -> None:
+    assert POD["automountServiceAccountToken"] is False
+    assert POD["securityContext"]["runAsNonRoot"] is True
+    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & POD.keys()
+    assert container()["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container()["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert "memory" in container()["resources"]["limits"]
+
+
+def test_the_user_is_that_of_the_image() -> None:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    context = POD["securityContext"]
+    assert f"\nUSER {context['runAsUser']}:{context['runAsGroup']}\n" in text
+
+
+def test_nobody_but_kafka_names_and_prometheus_is_spoken_to() -> None:
+    denied = manifest("NetworkPolicy", "adcascade-deny")["spec"]
+    assert denied["policyTypes"] == ["Ingress", "Egress"]
+    assert not {"ingress", "egress"} & denied.keys(), "no rule lets nothing through"
+    allowed = manifest("NetworkPolicy")["spec"]
+    broker_port = int(settings().broker.rpartition(":")[2])
+    out = {(port["protocol"], port["port"]) for rule in allowed["egress"] for port in rule["ports"]}
+    assert out == {("TCP", broker_port), ("UDP", 53), ("TCP", 53)}
+    assert all(rule["to"] for rule in allowed["egress"])
+    (rule,) = allowed["ingress"]
+    assert [port["port"] for port in rule["ports"]] == [container()["ports"][0]["name"]]
+    assert all({"namespaceSelector", "podSelector"} <= peer.keys() for peer in rule["from"])
+    kafka = allowed["egress"][0]["to"][0]["podSelector"]["matchLabels"]
+    assert kafka["strimzi.io/cluster"] == cluster()
+    assert settings().broker.startswith(f"{cluster()}-kafka-bootstrap:")
+
+
+# ── Kafka ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Listening:
+    """Takes down which topics would be created."""
+
+    topic_errors = ()
+
+    async def create_topics(self, topics: list[Any]) -> Listening:
+        self.topics = topics
+        return self
+
+
+def test_the_topics_are_those_that_the_command_creates() -> None:
+    declared = {each["metadata"]["name"]: each["spec"] for each in manifests() if each["kind"] == "KafkaTopic"}
+    names = TopicNames(settings().prefix)
+    partitions = declared[names.arrivals]["partitions"]
+    (replicas,) = {spec["replicas"] for spec in declared.values()}
+    plan = kafka_topics.Plan(partitions=partitions, replication=replicas)
+    admin: Any = Listening()
+    asyncio.run(kafka_topics._create(admin, plan.topics(names, partitions), replicas))
+    created = {
+        topic.name: (topic.num_partitions, topic.replication_factor, dict(topic.topic_configs))
+        for topic in admin.topics
+    }
+    assert created == {
+        name: (spec["partitions"], spec["replicas"], {key: str(value) for key, value in spec["config"].items()})
+        for name, spec in declared.items()
+    }
+
+
+def test_the_rights_of_the_user_cover_the_topics_and_the_group_and_no_more() -> None:
+    topics, group = manifest("KafkaUser")["spec"]["authorization"]["acls"]
+    assert topics["resource"] == {"type": "topic", "name": f"{settings().prefix}.", "patternType": "prefix"}
+    assert group["resource"] == {"type": "group", "name": settings().group, "patternType": "literal"}
+    allowed = {*topics["operations"], *group["operations"]}
+    assert not {"All", "Create", "Delete", "Alter", "AlterConfigs", "ClusterAction"} & allowed
+
+
+def test_there_are_never_more_workers_than_partitions() -> None:
+    scaled = manifest("ScaledObject")["spec"]
+    names, options = TopicNames(settings().prefix), settings()
+    (arrivals,) = (each for each in manifests() if each["metadata"]["name"] == names.arrivals)
+    assert 2 <= scaled["minReplicaCount"] <= scaled["maxReplicaCount"] == arrivals["spec"]["partitions"]
+    assert scaled["scaleTargetRef"]["kind"] == "StatefulSet"
+    assert scaled["scaleTargetRef"]["name"] == STATEFUL_SET["metadata"]["name"]
+    assert "replicas" not in STATEFUL_SET["spec"], "an apply would undo the scaling"
+    for trigger in scaled["triggers"]:
+        assert trigger["metadata"]["bootstrapServers"] == options.broker
+        assert trigger["metadata"]["consumerGroup"] == options.group
+        assert trigger["authenticationRef"]["name"] == manifest("TriggerAuthentication")["metadata"]["name"]
+    assert {trigger["metadata"]["topic"] for trigger in scaled["triggers"]} == names.inputs
+    login = manifest("TriggerAuthentication")["spec"]
+    (user,) = login["env"]
+    assert user["containerName"] == container()["name"]
+    assert user["name"] in {entry["name"] for entry in container()["env"]}
+    mounted = {
+        (volume["secret"]["secretName"], item["key"])
+        for volume in POD["volumes"]
+        if "secret" in volume
+        for item in volume["secret"]["items"]
+    }
+    assert {(entry["name"], entry["key"]) for entry in login["secretTargetRef"]} <= mounted
+
+
+# ── watching ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_prometheus_finds_the_service_under_the_name_that_the_rules_use() -> None:
+    service = manifest("Service")
+    assert matches(manifest("ServiceMonitor")["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
+    (plain,) = documents(DEPLOY / "prometheus/prometheus.yml")
+    assert service["metadata"]["name"] == plain["scrape_configs"][0]["job_name"]
+
+
+def test_the_alerts_are_those_of_prometheus() -> None:
+    (rules,) = documents(DEPLOY / "prometheus/alerts.yml")
+    assert manifest("PrometheusRule")["spec"] == rules, "run deploy/kubernetes/render"
