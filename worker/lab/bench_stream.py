@@ -17,6 +17,7 @@ import numpy as np
 
 from worker.lab.bench import Figure, medians, one_blas_thread, resident_memory
 from worker.lab.environments import make_environment
+from worker.lab.poison import KINDS, spoilt
 from worker.lab.users import TIDY, Sent, Users
 from worker.runners.embedded import Embedded, Headers
 from worker.stream.codec import (
@@ -38,11 +39,12 @@ DIM, ARMS, HORIZON, PARTITIONS = 16, 50, 5, 8
 RATE = 1_000  # users per second of event time
 SECONDS = 60
 ROUNDS = 5
+POISON = 0.05
 POLLED = 2_000  # records handed over at once, as a consumer would poll them
 WINDOW, TIMEOUT, LATENESS = 10_000, 30_000, 2_000  # so that windows close and sessions end within the run
 OPEN = 100_000
 SECOND = 1_000
-FIGURES = 7  # that `measure` yields
+FIGURES = 8  # that `measure` yields
 
 
 @dataclass(slots=True)
@@ -139,8 +141,34 @@ def _coded(traffic: Traffic) -> None:
         encode_decision(decode_decision(value))
 
 
+def poisoned(traffic: Traffic) -> Traffic:
+    """Return the same traffic with one bad record, of every kind in turn, after every `1 / POISON` good ones."""
+    mixed = Traffic(traffic.start)
+    known = next(sent.value for sent in traffic.seconds[0] if sent.topic == "arrivals")
+    kinds = [kind for kind in KINDS if kind != "session-reused"]  # that one would need the partition of its twin
+    made = 0
+    for records in traffic.seconds:
+        second: list[Sent] = []
+        for sent in records:
+            second.append(sent)
+            if (made + 1) / POISON <= mixed.sent + len(second):
+                topic, value = spoilt(kinds[made % len(kinds)], known, arm="ad-00", horizon=HORIZON)
+                second.append(Sent(sent.time, topic, sent.key, value))
+                made += 1
+        mixed.seconds.append(second)
+    return mixed
+
+
 def _throughput(traffic: Traffic) -> Iterator[Figure]:
-    seconds = medians({"runner": lambda: _replayed(traffic), "codec": lambda: _coded(traffic)}, rounds=ROUNDS)
+    mixed = poisoned(traffic)
+    seconds = medians(
+        {
+            "runner": lambda: _replayed(traffic),
+            "codec": lambda: _coded(traffic),
+            "poisoned": lambda: _replayed(mixed),
+        },
+        rounds=ROUNDS,
+    )
     detail = f"d={DIM} K={ARMS} H={HORIZON}, {PARTITIONS} partitions, {traffic.sent:,} events in"
     yield Figure(name="embedded runner", value=traffic.sent / seconds["runner"], unit="events/s", detail=detail)
     yield Figure(
@@ -152,6 +180,13 @@ def _throughput(traffic: Traffic) -> Iterator[Figure]:
         unit="×",
         least=0.3,
         detail="in events/s",
+    )
+    yield Figure(
+        name="with poison / without",
+        value=seconds["runner"] / seconds["poisoned"],
+        unit="×",
+        least=0.9,
+        detail=f"good events/s, {POISON:.0%} of the records bad",
     )
 
 
