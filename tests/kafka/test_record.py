@@ -22,7 +22,7 @@ from worker.stream.events import TOPICS
 
 pytestmark = pytest.mark.slow
 
-SESSIONS = 20_000
+SESSIONS = 22_000
 
 
 def lines(path: Path) -> list[Line]:
@@ -43,13 +43,14 @@ def test_a_hundred_thousand_events_are_recorded_and_replay_without_a_mismatch(ad
     at = ["--broker", address, "--prefix", fleet.names.prefix]
     try:
         assert main(["traffic", "--write-arms", str(arms)]) == 0
-        times = ["--window", "3s", "--session-timeout", "20s", "--lateness", "3s"]
-        fleet.serving("--catalog", str(arms), "--dim", "5", "--horizon", "5", *times)
-        untidy = ["--poison", "0.02", "--duplicates", "0.05", "--disorder", "500ms", "--patience", "15s"]
-        pace = ["--flat-out", "--sessions", str(SESSIONS), "--json", str(said)]
+        times = ["--window", "2s", "--session-timeout", "6s", "--lateness", "2s"]
+        worker = fleet.serving("--catalog", str(arms), "--dim", "5", "--horizon", "5", *times)
+        untidy = ["--poison", "0.02", "--duplicates", "0.05", "--disorder", "500ms", "--patience", "5s"]
+        pace = ["--flat-out", "--waiting", "2000", "--sessions", str(SESSIONS), "--json", str(said)]
         assert main(["traffic", *at, *untidy, *pace]) == 0
         sent = orjson.loads(said.read_bytes())["records"]
         assert sent["total"] > 100_000
+        eventually(lambda: worker.metric("adcascade_parameters_version") >= 3, what="windows are closed")
         # The workers go on meanwhile: progress and versions are written while this is read.
         assert main(["record", str(log), *at]) == 0
     finally:
@@ -59,11 +60,13 @@ def test_a_hundred_thousand_events_are_recorded_and_replay_without_a_mismatch(ad
     assert found["mismatches"] == 0
     assert found["unverified"] == 0
     assert found["decisions"] > 50_000
-    counts = Counter(line.record.topic.removeprefix(f"{fleet.names.prefix}.") for line in lines(log))
+    recorded = lines(log)
+    counts = Counter(line.record.topic.removeprefix(f"{fleet.names.prefix}.") for line in recorded)
     assert counts["arrivals"] == sent["arrivals"]
     assert counts["clicks"] == sent["clicks"]
-    assert counts["parameters"] >= 1
-    letters = [line for line in lines(log) if line.record.topic == fleet.names.dead_letters]
+    assert [version["status"] for version in found["versions"]] == ["folded"] * len(found["versions"])
+    assert len(found["versions"]) >= 4
+    letters = [line for line in recorded if line.record.topic == fleet.names.dead_letters]
     assert len(letters) > 0.01 * SESSIONS
     assert all(dict(letter.headers)["adcascade.reason"] for letter in letters)
 

@@ -58,7 +58,7 @@ class TrafficSettings:
     rate: float | None = 50.0
     sessions: int | None = None
     duration: int | None = None
-    waiting: int = 2_000
+    waiting: int = 5_000
     look: tuple[int, int] = (1_500, 6_500)
     patience: int = 50_000
     duplicates: float = 0.02
