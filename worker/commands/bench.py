@@ -7,17 +7,23 @@ from collections.abc import Callable, Iterator
 
 from worker.console import JSON, check_writable, note, progress, say, write_json
 from worker.lab.bench import Figure, busy, figures_table, machine, one_blas_thread
-from worker.settings import Command
+from worker.settings import Command, Option
 
 
-def _measured(name: str, title: str, measure: Callable[[], Iterator[Figure]], count: int, json: str | None) -> int:
+def _measured(
+    name: str, title: str, measure: Callable[[], Iterator[Figure | str]], count: int, json: str | None
+) -> int:
+    """Collect figures, show and write them; a text among them says what is being done."""
     check_writable(json)
-    figures = []
+    figures: list[Figure] = []
     crowd = busy()
     with one_blas_thread() as blas:
         where = {**machine(), "blas": blas, "blas_threads": 1}
     with progress(title, count) as bar:
         for figure in measure():
+            if isinstance(figure, str):
+                bar.describe(figure)
+                continue
             figures.append(figure)
             bar.describe(figure.name)
             bar.advance()
@@ -45,6 +51,13 @@ def run_stream(options: argparse.Namespace) -> int:
     return _measured("stream", "measuring the stream", measure, FIGURES, options.json)
 
 
+def run_kafka(options: argparse.Namespace) -> int:
+    """Measure the worker on a real broker."""
+    from worker.lab.bench_kafka import FIGURES, measure
+
+    return _measured("kafka", "measuring on Kafka", lambda: measure(options.broker), FIGURES, options.json)
+
+
 CORE = Command(
     name="core",
     summary="The decision core: planning and closing episodes against a plain dense loop, growth with K, memory.",
@@ -61,9 +74,24 @@ STREAM = Command(
     run=run_stream,
 )
 
+KAFKA = Command(
+    name="kafka",
+    summary=(
+        "The worker on a real broker against raw aiokafka and an idiomatic Faust agent: events per second and\n"
+        "processor time on a backlog, time from arrival to decision live, recovery. Starts a broker of its own unless\n"
+        "told of one."
+    ),
+    examples=("adcascade bench kafka", "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json"),
+    options=(
+        Option(name="broker", help="the broker to measure on, host:port [one started for it]", metavar="HOST:PORT"),
+        JSON,
+    ),
+    run=run_kafka,
+)
+
 COMMAND = Command(
     name="bench",
     summary="Benchmarks of this machine, as ratios within one run.",
-    examples=("adcascade bench core", "adcascade bench stream"),
-    actions=(CORE, STREAM),
+    examples=("adcascade bench core", "adcascade bench stream", "adcascade bench kafka"),
+    actions=(CORE, STREAM, KAFKA),
 )

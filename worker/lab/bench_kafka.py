@@ -1,0 +1,299 @@
+"""The worker on a real broker against the wire and against an idiomatic Faust agent, in one run with the same records.
+
+(a) raw aiokafka that reads and writes as much and knows nothing; (b) a plain Faust agent with a table write and a send
+per event; (c) `adcascade worker`, its learner included. Each is a process of its own. First each takes a backlog, (a)
+and (c) several times in turn; then each serves live traffic at half of its own rate.
+
+Everything is counted from outside, by the ends of the topics and by /proc, so for all three alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from worker.errors import FailedError
+from worker.lab import bench_kafka_traffic as traffic
+from worker.lab.bench import Figure
+from worker.lab.bench_kafka_children import Task
+from worker.lab.bench_kafka_live import Latency, live
+from worker.lab.bench_kafka_processes import Child, broker
+from worker.lab.bench_kafka_topics import Usage, clear, ends, fill, inputs, partitions, prepare
+from worker.lab.bench_kafka_traffic import PARTITIONS, Recording
+from worker.runners.faust.connection import Connection
+from worker.runners.faust.names import TopicNames
+from worker.runners.kafka_client import converse
+from worker.stream.sessions import Session, decode_state, encode_state
+
+FIGURES = 15  # that `measure` yields
+BEFORE = 300_000  # milliseconds that the users of the backlog came before the run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic."""
+
+    sessions: int = 28_000
+    agent_sessions: int = 1_500
+    rounds: int = 3
+    live_rounds: int = 2
+    live_seconds: float = 7.0
+    open_sessions: int = 100_000
+
+
+FULL = Scale()
+
+#: How many an arrival and a click lead to, on average.
+Shares = tuple[float, float]
+
+
+def measure(address: str | None = None, scale: Scale = FULL) -> Iterator[Figure | str]:
+    """Yield the figures, and between them what is being done."""
+    yield "recording the traffic"
+    recording = traffic.record(scale.sessions, time.time_ns() // 1_000_000 - BEFORE)
+    yield "starting the broker"
+    with broker(address) as reached, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
+        bench = Bench(reached, Path(folder), recording, scale)
+        try:
+            yield from bench.backlog()
+            yield from bench.live()
+            yield from bench.recovery()
+        finally:
+            bench.clear()
+
+
+@dataclass(slots=True)
+class Outputs:
+    """How many records a worker wrote for a backlog."""
+
+    changes: int
+    decisions: int
+
+
+class Bench:
+    """One run; every variant has topics of its own, all with names that begin alike."""
+
+    def __init__(self, address: str, folder: Path, recording: Recording, scale: Scale) -> None:
+        self._address = address
+        self._connection = Connection(servers=(address,))
+        self._folder = folder
+        self._recording = recording
+        self._scale = scale
+        self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
+        self._made = 0
+        self._usages: dict[str, list[Usage]] = {"raw": [], "agent": [], "worker": []}
+
+    def clear(self) -> None:
+        """Delete the topics."""
+        converse(self._connection, clear(self._connection, self._prefix))
+
+    def _names(self) -> TopicNames:
+        self._made += 1
+        return TopicNames(f"{self._prefix}-{self._made}")
+
+    # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _worker(self, names: TopicNames) -> Child:
+        # Arms and dimension it takes from the version that is published.
+        options = {
+            "broker": self._address,
+            "prefix": names.prefix,
+            "group": names.prefix,
+            "horizon": traffic.HORIZON,
+            "window": f"{traffic.WINDOW}ms",
+            "session-timeout": f"{traffic.TIMEOUT}ms",
+            "lateness": f"{traffic.LATENESS}ms",
+            "log-level": "warning",
+        }
+        flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        return Child("the worker", ["worker", "worker", *flags], self._folder)
+
+    def _other(self, kind: str, read: TopicNames, written: TopicNames, changes: Shares, decisions: Shares) -> Child:
+        sizes = self._recording.sizes
+        task = Task(
+            kind=kind,
+            broker=self._address,
+            inputs=read.prefix,
+            outputs=written.prefix,
+            partitions=PARTITIONS,
+            opened=sizes.opened,
+            feedback=sizes.feedback,
+            changelog=sizes.changelog,
+            decision=sizes.decision,
+            changes=changes,
+            decisions=decisions,
+        )
+        name = {"raw": "raw aiokafka", "agent": "the Faust agent"}[kind]
+        return Child(name, ["worker.lab.bench_kafka_children", msgspec.json.encode(task).decode()], self._folder)
+
+    # ── a backlog ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def backlog(self) -> Iterator[Figure | str]:
+        """Measure each of the three on records that all wait already."""
+        scale, connection = self._scale, self._connection
+        for turn in range(scale.rounds):
+            yield f"backlog, round {turn + 1} of {scale.rounds}"
+            names = self._names()
+            converse(connection, self._prepared(names, self._recording))
+            outputs = converse(connection, self._worker_on_backlog(names))
+            converse(connection, self._raw_on_backlog(names, outputs))
+        yield "backlog of the Faust agent"
+        converse(connection, self._agent_on_backlog())
+        for kind, name in _NAMES.items():
+            usages = self._usages[kind]
+            rates = sorted(usage.rate for usage in usages)
+            spread = f"{rates[0]:,.0f} to {rates[-1]:,.0f} in {len(rates)} runs of" if len(rates) > 1 else "one run of"
+            detail = f"backlog, {spread} {usages[0].events:,} events"
+            yield Figure(name=name, value=self._rate(kind), unit="events/s", detail=detail)
+            cost = statistics.median(usage.cost for usage in usages)
+            yield Figure(name=f"{name}, processor", value=cost, unit="µs/event", detail="of the process")
+        yield Figure(
+            name="(c) / (b)", value=self._rate("worker") / self._rate("agent"), unit="×", least=20, detail="in events/s"
+        )
+        yield Figure(
+            name="(c) / (a)", value=self._rate("worker") / self._rate("raw"), unit="×", least=0.5, detail="in events/s"
+        )
+
+    def _rate(self, kind: str) -> float:
+        return statistics.median(usage.rate for usage in self._usages[kind])
+
+    async def _prepared(self, names: TopicNames, recording: Recording) -> None:
+        await prepare(self._connection, names, recording=recording)
+        await fill(self._connection, inputs(names, recording))
+
+    async def _worker_on_backlog(self, names: TopicNames) -> Outputs:
+        recording = self._recording
+        async with ends(self._connection) as look:
+            with self._worker(names) as child:
+                # A partition writes its progress when all before it is acknowledged, so with that it is done.
+                facts = recording.events + PARTITIONS
+                self._usages["worker"].append(await look.usage(partitions(names.journal, 1), facts, child))
+            outputs = Outputs(
+                changes=await look.count(partitions(names.changelog)),
+                decisions=await look.count(partitions(names.decisions)),
+            )
+            dead = await look.count(partitions(names.dead_letters, 1))
+        if dead:
+            raise FailedError(f"the worker made {dead} dead letters of {recording.events} records: no measurement")
+        return outputs
+
+    async def _raw_on_backlog(self, names: TopicNames, outputs: Outputs) -> None:
+        events, written = self._recording.events, self._names()
+        changes, decisions = outputs.changes / events, outputs.decisions / events
+        await prepare(self._connection, written)
+        async with ends(self._connection) as look:
+            with self._other("raw", names, written, (changes, changes), (decisions, decisions)) as child:
+                journal = partitions(written.journal, 1)
+                self._usages["raw"].append(await look.usage(journal, events, child))
+
+    async def _agent_on_backlog(self) -> None:
+        recording, names = self._recording.first(self._scale.agent_sessions), self._names()
+        await self._prepared(names, recording)
+        async with ends(self._connection) as look:
+            with self._other("agent", names, names, _EACH, _EACH) as child:
+                decisions = partitions(names.decisions)
+                self._usages["agent"].append(await look.usage(decisions, recording.events, child))
+
+    # ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def live(self) -> Iterator[Figure | str]:
+        """Measure how long a client waits, at half of each one's rate; (a) also at half of the rate of (c)."""
+        half = {kind: self._rate(kind) / 2 for kind in _NAMES}
+        seen: dict[str, list[Latency]] = {"raw": [], "agent": [], "worker": [], "raw at (c)'s": []}
+        for turn in range(self._scale.live_rounds):
+            yield f"live, round {turn + 1} of {self._scale.live_rounds}"
+            seen["worker"].append(self._live("worker", half["worker"]))
+            seen["raw at (c)'s"].append(self._live("raw", half["worker"]))
+        for kind in ("raw", "agent"):
+            yield f"live, {_NAMES[kind]}"
+            seen[kind].append(self._live(kind, half[kind]))
+        for kind, name in _NAMES.items():
+            yield _waiting(f"{name}, live", seen[kind], most=25 if kind == "worker" else None)
+        same = seen["raw at (c)'s"]
+        yield _waiting(f"{_NAMES['raw']} at the rate of (c)", same)
+        worker, wire = (_quantile(latencies, 0.99) for latencies in (seen["worker"], same))
+        yield Figure(
+            name="(c) / (a), live p99",
+            value=worker / wire,
+            unit="×",
+            most=5,
+            detail=f"{worker:.1f} and {wire:.1f} ms, both at half of the rate of (c)",
+        )
+
+    def _live(self, kind: str, rate: float) -> Latency:
+        return converse(self._connection, self._serve_live(kind, rate))
+
+    async def _serve_live(self, kind: str, rate: float) -> Latency:
+        names = self._names()
+        await prepare(self._connection, names, recording=self._recording)
+        decisions = 1.0, self._recording.sizes.decisions_per_click
+        with self._worker(names) if kind == "worker" else self._other(kind, names, names, _EACH, decisions) as child:
+            return await live(
+                self._connection, names, child, self._recording, rate, self._scale.live_seconds, self._folder
+            )
+
+    # ── a restart ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def recovery(self) -> Iterator[Figure | str]:
+        """Measure how long a worker takes from its start to its first decision, with many sessions open."""
+        count = self._scale.open_sessions
+        yield f"{count:,} open sessions"
+        seconds = converse(self._connection, self._recover(count))
+        yield Figure(
+            name=f"recovery of {count:,} open sessions",
+            value=seconds,
+            unit="s",
+            most=15,
+            detail="from the start of the process to the first decision",
+        )
+
+    async def _recover(self, count: int) -> float:
+        names, now = self._names(), time.time_ns() // 1_000_000
+        await prepare(self._connection, names, recording=self._recording)
+        parts: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
+        for number, value in enumerate(open_states(self._recording.states, count, now)):
+            key = b"open-%d" % number
+            parts.setdefault((names.changelog, traffic.partition_of(key)), []).append((key, value))
+        key = b"new-1"
+        arrival = traffic.live_arrival(self._recording.scripts[0], key, now)
+        parts[names.arrivals, traffic.partition_of(key)] = [(key, arrival)]
+        await fill(self._connection, parts)
+        async with ends(self._connection) as look:
+            began = time.monotonic()
+            with self._worker(names) as child:
+                answered, _ = await look.reached(partitions(names.decisions), 1, child)
+        return answered - began
+
+
+_NAMES = {"raw": "(a) raw aiokafka", "agent": "(b) idiomatic Faust agent", "worker": "(c) adcascade worker"}
+
+_EACH: Shares = (1.0, 1.0)
+
+
+def open_states(states: Sequence[bytes], count: int, now: int) -> Iterator[bytes]:
+    """Yield table values of sessions that have just begun."""
+    sessions = [state for state in map(decode_state, states) if isinstance(state, Session)]
+    for session in sessions:
+        session.arrived_at, session.deadline = now, now + traffic.TIMEOUT
+    values = [encode_state(session) for session in sessions]
+    for number in range(count):
+        yield values[number % len(values)]
+
+
+def _quantile(latencies: Sequence[Latency], share: float) -> float:
+    return float(np.quantile(np.concatenate([latency.waits for latency in latencies]), share))
+
+
+def _waiting(name: str, latencies: Sequence[Latency], most: float | None = None) -> Figure:
+    rate = statistics.median(latency.rate for latency in latencies)
+    high = _quantile(latencies, 0.99)
+    detail = f"p50 from arrival to decision at {rate:,.0f} events/s; p99 {high:.1f} ms"
+    return Figure(name=name, value=_quantile(latencies, 0.5), unit="ms", most=most, detail=detail)
