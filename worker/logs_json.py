@@ -14,8 +14,9 @@ FORMATS = ("json", "text")
 LEVELS = ("debug", "info", "warning", "error")
 HIDDEN = "…"
 
-# These tell at INFO what they do at every rebalance, in tables; of interest to those who ask for DEBUG.
-_TALKATIVE = ("faust", "aiokafka", "mode")
+# These tell at INFO what they do at every rebalance, in tables, and mode warns whenever a timer is late, as on any busy
+# machine; of interest to those who ask for DEBUG.
+_TALKATIVE = {"faust": "WARNING", "aiokafka": "WARNING", "mode": "ERROR"}
 
 
 class _NoServices(logging.Filter):
@@ -85,6 +86,6 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
+    for name, least in _TALKATIVE.items():
+        logging.getLogger(name).setLevel("DEBUG" if level == "debug" else least)
     logging.captureWarnings(True)

@@ -148,7 +148,10 @@ class Fleet:
 
     def send_raw(self, records: Iterable[tuple[str, bytes | None, bytes | None]]) -> None:
         async def produce() -> None:
-            async with AIOKafkaProducer(bootstrap_servers=self.address, linger_ms=2) as producer:
+            # Packed, so that a record may be larger than what a broker takes in one piece.
+            async with AIOKafkaProducer(
+                bootstrap_servers=self.address, linger_ms=2, compression_type="gzip", max_request_size=64 << 20
+            ) as producer:
                 sent = [await producer.send(topic, value, key=key) for topic, key, value in records]
                 await asyncio.gather(*sent)
 

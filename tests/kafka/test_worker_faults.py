@@ -13,6 +13,7 @@ from tests.kafka.conftest import broker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.golden import Golden, play
 from tests.kafka.world import eventually
+from tests.runners.test_reliability import poison
 from tests.runners.traffic import START
 
 pytestmark = pytest.mark.slow
@@ -103,6 +104,23 @@ def test_workers_that_come_and_go_leave_the_golden_hash(fleet: Fleet, golden: Go
     (last,) = fleet.running
     for identity in ("arrivals", "sessions", "feedback"):
         assert last.metric(f'adcascade_accounting_imbalance{{identity="{identity}"}}') == 0
+
+
+def test_poison_costs_one_dead_letter_each_and_nothing_else(fleet: Fleet, golden: Golden) -> None:
+    worker = fleet.serving()
+    bad = [(topic, b"p%d" % number, value) for number, (topic, value) in enumerate(poison(500))]
+    bad.append(("arrivals", b"huge", b" " * (5 << 20)))
+
+    def disturb(step: int) -> None:
+        fleet.send_raw((getattr(fleet.names, topic), key, value) for topic, key, value in bad[step * 50 :][:50])
+
+    play(golden, fleet, disturb)
+    as_golden(fleet, golden)
+    assert fleet.running == [worker], "it was not restarted"
+    letters = fleet.read(fleet.names.dead_letters)
+    assert {(letter.key, letter.value) for letter in letters} == {(key, value) for _, key, value in bad}
+    assert len(letters) == len(bad)
+    assert all(dict(letter.headers)["adcascade.reason"] for letter in letters)
 
 
 def test_a_broker_that_restarts_cleanly_and_hard_needs_nobody(golden: Golden, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ COMMAND = Command(
         "adcascade arms list --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --state /var/lib/adcascade",
         "adcascade arms retire summer-hat --state /var/lib/adcascade",
+        "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # the workers of these topics",
     ),
     actions=(
         Command(

@@ -208,6 +208,7 @@ COMMAND = Command(
         "adcascade parameters show --state /var/lib/adcascade",
         "adcascade parameters export --state /var/lib/adcascade --version 41 --output v41.json",
         "adcascade parameters rollback 41 --state /var/lib/adcascade",
+        "adcascade parameters freeze --broker kafka:9092     # the workers of these topics",
     ),
     actions=(
         Command(
