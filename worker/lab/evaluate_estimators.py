@@ -81,16 +81,14 @@ def weighted(sessions: Sessions, judges: Judges | None, *, method: str, confiden
     else:
         check_beyond(found)
         value, influence = {"replay": replay, "ips": per_decision, "snips": self_normalised}[method](found)
+    # Pairing takes out what both have in common; replay rests on other sessions than those that were served.
     earned = float(found.sessions.earned.mean())
     gained = influence - (found.sessions.earned - earned)
     return Estimate(
         method=method,
         sessions=len(found.sessions),
-        revenue=interval(value, influence, confidence=confidence, extra=_added(influence, error), beyond=beyond),
-        # Pairing takes out what both have in common; replay rests on other sessions than those that were served.
-        difference=None
-        if method == "replay"
-        else interval(value - earned, gained, confidence=confidence, extra=_added(gained, error), beyond=beyond),
+        revenue=_interval(value, influence, error, confidence, beyond),
+        difference=None if method == "replay" else _interval(value - earned, gained, error, confidence, beyond),
         matching=found.matching,
         effective=found.effective,
         clicks=found.clicks[found.sessions.depth - 1],
@@ -113,16 +111,26 @@ def direct(sessions: Sessions, judges: Judges, *, confidence: float) -> Estimate
     return Estimate(
         method="direct",
         sessions=len(sessions),
-        revenue=interval(value, values - value, confidence=confidence, extra=_added(values - value, error)),
-        difference=interval(value - earned, gained, confidence=confidence, extra=_added(gained, error)),
+        revenue=_interval(value, values - value, error, confidence),
+        difference=_interval(value - earned, gained, error, confidence),
         clicks=float(judges.clicks),
         positions=sessions.depth,
     )
 
 
-def _added(influence: Floats, error: ModelError | None) -> float:
-    """Return the variance that an estimated model adds; the same clicks make and correct it, so errors go together."""
-    return 0.0 if error is None else error.variance + 2 * float((influence * error.pulls).mean())
+def _interval(
+    value: float, influence: Floats, error: ModelError | None, confidence: float, beyond: float = 0.0
+) -> Interval:
+    """Return an interval to which the error of an estimated model belongs, if there is one.
+
+    The clicks that a session is judged by also made the model, so its two influences go together and are added up;
+    what sessions outside of these did to the model comes on top.
+    """
+    if error is None:
+        return interval(value, influence, confidence=confidence, beyond=beyond)
+    others = max(0.0, error.variance - float((error.pulls**2).sum()))
+    both = influence + len(influence) * error.pulls
+    return interval(value, both, confidence=confidence, extra=others, beyond=beyond)
 
 
 def _check_shown(sessions: Sessions) -> None:

@@ -60,7 +60,7 @@ def interval(
         spread = float((scaled**2).mean())
         variance += size**2 * spread / max(1, count - 1)
         freedom = 2 * count / max(float((scaled**4).mean()) / spread**2 - 1, 1e-9)
-    error = float(np.sqrt(max(variance, 0.0)))
+    error = float(np.sqrt(variance))
     if error == 0:
         return Interval(estimate=estimate, error=0.0, low=estimate, high=estimate + beyond)
     if size > 0:

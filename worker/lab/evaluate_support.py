@@ -89,11 +89,13 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     total = float(counts.sum())
     effective = [share * total**2 / square for share, square in zip(reach, squares.tolist(), strict=False)]
     clicks = _effective_clicks(whole, squares)
-    depth = 0
-    while depth < sessions.depth and effective[depth] >= LEAST_SESSIONS and clicks[depth] >= LEAST_CLICKS:
-        depth += 1
+    depth = next((h for h, number in enumerate(effective) if number < LEAST_SESSIONS), sessions.depth)
     if not depth:
         raise Unsupported(f"the first position rests on {_lack(effective[0], clicks[0])}")
+    most = max(clicks[:depth])
+    if most < LEAST_CLICKS:
+        raise Unsupported(f"it rests on {_lack(LEAST_SESSIONS, most)}")
+    depth = max(h for h in range(1, depth + 1) if clicks[h - 1] >= LEAST_CLICKS)
     return Support(
         sessions=sessions.cut(depth),
         weights=weights,
