@@ -112,9 +112,12 @@ def run(options: argparse.Namespace) -> int:
     gc.set_threshold(100_000, 50, 100)
     traffic = Traffic(settings, now=time.time_ns())
     began = time.perf_counter()
-    stopped = converse(reached, _attend(reached, topics, traffic, options.metrics_port))
-    traffic.settle(time.time_ns())
-    _tell(options, summary(traffic, time.perf_counter() - began))
+    try:
+        stopped = converse(reached, _attend(reached, topics, traffic, options.metrics_port))
+    finally:
+        if traffic.counts.sessions:  # also if the brokers have gone away in the middle
+            traffic.settle(time.time_ns())
+            _tell(options, summary(traffic, time.perf_counter() - began))
     return 128 + stopped if stopped else 0
 
 

@@ -204,8 +204,11 @@ class Recorder:
                     self._ended.add(tp)
                     resting.add(tp)
                     consumer.pause(tp)
-            elif position >= (consumer.highwater(tp) or 0) and consumer.highwater(tp) is not None:
-                resting.add(tp)
+            else:
+                # Up to there it can be read: beyond may lie a transaction that is not committed.
+                end = consumer.last_stable_offset(tp)
+                if end is not None and position >= end:
+                    resting.add(tp)
         return resting
 
     def _put_down(self, merge: TimeMerge[TopicPartition, Any], resting: set[TopicPartition]) -> None:
