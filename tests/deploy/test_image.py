@@ -116,7 +116,7 @@ def locked(name: str) -> dict[str, str]:
     """Return the versions of a file of requirements; fail on one that has no hash."""
     text = (DEPLOY / name).read_text(encoding="utf-8")
     entries = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
-    found = {}
+    found: dict[str, str] = {}
     for entry in filter(str.strip, entries):
         pinned = re.fullmatch(r"([a-z0-9.-]+)==(\S+)((?:\s+--hash=sha256:[0-9a-f]{64})+)", entry.strip())
         assert pinned is not None, entry[:80]

@@ -77,7 +77,9 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
         click(silent["session_id"], silent["arm"], honest["tokens"][0]),
         click(honest["session_id"], honest["arm"], honest["tokens"][0]),
     ])  # fmt: skip
-    dead = eventually(lambda: len(found := fleet.read(fleet.names.dead_letters)) >= 3 and found, what="dead letters")
+    eventually(lambda: len(fleet.read(fleet.names.dead_letters)) >= 3, what="three dead letters")
+    eventually(lambda: any(b'"kind":"feedback"' in fact for fact in fleet.facts()), what="feedback in the journal")
+    dead = fleet.read(fleet.names.dead_letters)
     assert {dict(record.headers)["adcascade.reason"] for record in dead} == {b"token"}
     assert len(dead) == 3
     learned = [orjson.loads(fact) for fact in fleet.facts() if b'"kind":"feedback"' in fact]
