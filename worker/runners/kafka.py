@@ -103,7 +103,9 @@ def fitting(settings: WorkerSettings, history: Sequence[Parameters]) -> Learning
             *(newest.version, ", ".join(changed)),
         )
     if newest is None and not settings.arms:
-        log.warning("there are no arms: every decision will be empty until `adcascade arms add` (or give --catalog FILE)")
+        log.warning(
+            "there are no arms: every decision will be empty until `adcascade arms add` (or give --catalog FILE)"
+        )
     return learning
 
 
