@@ -35,6 +35,7 @@ from worker.stream.parameters import Arm
 NANOSECONDS: Final = 1_000_000  # in a millisecond
 PERIOD: Final = 50  # milliseconds of a cohort at a rate: short, so that its drawing holds nothing up
 CROWD: Final = 200  # users of a cohort, flat out
+MOST_AT_ONCE: Final = 1_000  # users called before what they send goes out
 MOST_BEHIND: Final = 2_000  # milliseconds; users who should have come before that stay away
 GRACE: Final = 10_000  # milliseconds without any decision, after which nobody waits for one any more
 DISORDERED: Final = 0.03  # share of the records that are held up, if any are
@@ -280,7 +281,7 @@ class Traffic:
         if settings.rate is None:
             # Before those called in this very millisecond are sent, they wait as well.
             called = 0
-            while not self._closing and self.waiting + called < settings.waiting:
+            while not self._closing and self.waiting + called < settings.waiting and called < MOST_AT_ONCE:
                 cohort = users.cohort(self._period)
                 _shift(cohort, time - users.start - self._period)
                 called += self._enter(self._period, cohort, time)
