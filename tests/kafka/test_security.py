@@ -173,3 +173,13 @@ def test_a_broker_that_the_authority_does_not_vouch_for_gets_no_password(
     err = capsys.readouterr().err
     assert "CERTIFICATE_VERIFY_FAILED" in err
     assert err.count("\n") == 1
+
+
+def test_a_certificate_for_another_name_is_refused(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
+    flags = login(guarded, "adcascade")
+    flags[1] = flags[1].replace("127.0.0.1", "localhost")
+    assert main(["topics", "check", *flags]) == 1
+    assert "CERTIFICATE_VERIFY_FAILED" in capsys.readouterr().err
