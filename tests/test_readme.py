@@ -33,7 +33,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from tests.programs import needs
@@ -214,8 +214,8 @@ class Tour:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = {port: _free_port() for port in re.findall(r"127\.0\.0\.1:(\d{4})\b", _all_shell())}
-        self.ports |= {port: self.ports[port] for port in self.ports}
+        named = re.findall(r"127\.0\.0\.1:(\d+)", "".join(block.text for block in SHELL))
+        self.ports = {port: _free_port() for port in named}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ADCASCADE_")}
         cache = {"ADCASCADE_KAFKA_CACHE": os.environ.get("ADCASCADE_KAFKA_CACHE", "")}
         self.environment = {**kept, **{name: value for name, value in cache.items() if value}, **SMALL}
@@ -254,10 +254,6 @@ class Tour:
 
     def address(self, port: str, path: str) -> str:
         return f"http://127.0.0.1:{self.ports[port]}{path}"
-
-
-def _all_shell() -> str:
-    return "".join(f"{block.text}\n127.0.0.1:9464\n127.0.0.1:9465\n" for block in SHELL)
 
 
 def _free_port() -> int:
@@ -302,9 +298,7 @@ def test_the_way_to_kafka_leads_from_a_broker_to_what_was_learned(tmp_path: Path
     kinds = {"kafka", "service"} | ({"kcat"} if shutil.which("kcat") else set())
     way = [block for block in SHELL if block.kind in kinds]
     with ExitStack() as stack:
-        stack.callback(
-            subprocess.run, [BROKER, "stop", "--kill", "--data-dir", tmp_path / "kafka"], capture_output=True
-        )
+        stack.callback(_kill_broker, tmp_path / "kafka")
         services = ExitStack()
         stack.push(services)
         said = ""
@@ -324,6 +318,10 @@ def test_the_way_to_kafka_leads_from_a_broker_to_what_was_learned(tmp_path: Path
     versions = re.search(r"versions 0 to (\d+): (\d+) of (\d+) folded again", said)
     assert versions is not None and int(versions[1]) >= 3
     assert "no mismatch" in said
+
+
+def _kill_broker(folder: Path) -> None:
+    subprocess.run([BROKER, "stop", "--kill", "--data-dir", folder], capture_output=True, check=False)
 
 
 def _is_up(tour: Tour, name: str) -> bool:
