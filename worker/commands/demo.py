@@ -45,6 +45,12 @@ OPTIONS = (
     Option(name="bonus", help="what is added to Q to explore", choices=BONUSES, default=DEFAULTS.bonus),
     Option(name="repeats", help="whether a session may show an arm twice", flag=True, default=DEFAULTS.repeats),
     Option(
+        name="random-share",
+        help="share of sessions served at random, for `adcascade evaluate` on the record",
+        parse=number(least=0, most=1),
+        default=DEFAULTS.random_share,
+    ),
+    Option(
         name="partitions",
         help="of arrivals and clicks; changes nothing but the order of work",
         parse=integer(least=1, most=1024),

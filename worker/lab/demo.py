@@ -49,6 +49,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     bonus: str = "value"
     partitions: int = 8
     repeats: bool = True
+    random_share: float = 0.0
 
     def learning(self) -> LearningSettings:
         """Return the learner's part of them."""
@@ -59,6 +60,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
             policy=self.policy,
             bonus=self.bonus,
             beta=self.beta,
+            random_share=self.random_share,
         )
 
 
@@ -300,5 +302,7 @@ def check_state(state: StateFolder, settings: DemoSettings) -> None:
         was, now = getattr(before, name), getattr(settings, name)
         if was != now and name != "episodes":
             flags = {True: f"--{name}", False: f"--no-{name}"}
-            flag, other = (flags[was], flags[now]) if isinstance(was, bool) else (f"--{name} {was}", now)
+            flag, other = (
+                (flags[was], flags[now]) if isinstance(was, bool) else (f"--{name.replace('_', '-')} {was}", now)
+            )
             raise InputError(f"{state.path} holds a demo with {flag}, not {other}; give the same, or another folder")
