@@ -36,7 +36,8 @@ class JsonLines(logging.Formatter):
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
         super().__init__()
-        self._secrets = secrets
+        # Also as JSON writes them: a secret may have quotes in it.
+        self._secrets = [*secrets, *(orjson.dumps(secret).decode()[1:-1] for secret in secrets)]
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""

@@ -41,13 +41,14 @@ def test_a_line_is_an_object_with_fields_and_the_error() -> None:
 @pytest.mark.parametrize("format", logs_json.FORMATS)
 def test_a_secret_in_a_message_or_an_error_is_blotted_out(format: str) -> None:
     stream = io.StringIO()
-    logs_json.configure(format=format, stream=stream, secrets=["hush-hush", ""])
+    logs_json.configure(format=format, stream=stream, secrets=["hush-hush", 'so "quiet" \\ so', ""])
     try:
         raise ValueError("login failed for me:hush-hush")
     except ValueError:
-        logging.getLogger("any").exception("tried %s", "hush-hush")
+        logging.getLogger("any").exception("tried %s and %s", "hush-hush", 'so "quiet" \\ so')
     assert "hush-hush" not in stream.getvalue()
-    assert stream.getvalue().count(logs_json.HIDDEN) >= 2
+    assert "quiet" not in stream.getvalue()
+    assert stream.getvalue().count(logs_json.HIDDEN) >= 3
 
 
 def test_without_a_format_a_pipe_gets_json_and_a_terminal_text() -> None:
