@@ -326,7 +326,7 @@ def _kill_broker(folder: Path) -> None:
 
 def _is_up(tour: Tour, name: str) -> bool:
     if name == "prometheus":
-        asked = _read(tour.address("9090", "/api/v1/query?query=adcascade_parameters_version"))
+        asked = _read(tour.address("9091", "/api/v1/query?query=adcascade_parameters_version"))
         return bool(asked and json.loads(asked)["data"]["result"])
     return (
         "ready" in _read(tour.address("9464", "/readyz"))
