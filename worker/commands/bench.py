@@ -53,6 +53,10 @@ def run_stream(options: argparse.Namespace) -> int:
 
 def run_kafka(options: argparse.Namespace) -> int:
     """Measure the worker on a real broker."""
+    if options.soak:
+        from worker.lab import bench_kafka_soak as long
+
+        return _measured("kafka soak", "soaking", lambda: long.soak(options.broker), long.FIGURES, options.json)
     from worker.lab.bench_kafka import FIGURES, measure
 
     return _measured("kafka", "measuring on Kafka", lambda: measure(options.broker), FIGURES, options.json)
@@ -81,9 +85,19 @@ KAFKA = Command(
         "processor time on a backlog, time from arrival to decision live, recovery. Starts a broker of its own unless\n"
         "told of one."
     ),
-    examples=("adcascade bench kafka", "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json"),
+    examples=(
+        "adcascade bench kafka",
+        "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json",
+        "adcascade bench kafka --soak",
+    ),
     options=(
         Option(name="broker", help="the broker to measure on, host:port [one started for it]", metavar="HOST:PORT"),
+        Option(
+            name="soak",
+            help="a long run instead: 1,000,000 events, a slow worker in the middle, its memory",
+            flag=True,
+            default=False,
+        ),
         JSON,
     ),
     run=run_kafka,

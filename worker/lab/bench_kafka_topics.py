@@ -21,6 +21,9 @@ from worker.runners.kafka_topics import Plan, create
 from worker.stream.parameters import encode_parameters
 
 Pair = tuple[bytes, bytes]
+# What producers write by default. Larger batches than a consumer's max_partition_fetch_bytes would come from one
+# partition at a time only.
+BATCH = 16 << 10
 LOOK = 0.02  # seconds between two looks at the end of a topic
 PATIENCE = 120.0  # seconds without anything new, then it counts as failed
 
@@ -53,7 +56,7 @@ def inputs(names: TopicNames, recording: Recording) -> dict[tuple[str, int], lis
 async def fill(connection: Connection, parts: Mapping[tuple[str, int], Iterable[Pair]]) -> None:
     """Write records by topic and partition; return when the broker has them."""
     async with AIOKafkaProducer(
-        **connection.arguments(), enable_idempotence=True, max_batch_size=512 << 10, max_request_size=16 << 20
+        **connection.arguments(), enable_idempotence=True, max_batch_size=BATCH, max_request_size=16 << 20
     ) as producer:
         outlets = Outlets(producer)
         await outlets.know(*{topic for topic, _ in parts})
