@@ -68,7 +68,7 @@ def beta(text: str) -> float | str:
     try:
         return float(number(least=0)(text))
     except ValueError as error:
-        raise ValueError(f"{error}; or theory") from None
+        raise ValueError(f"{error} (or theory)") from None
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(LearningSettings)}
