@@ -142,7 +142,7 @@ def test_a_time_without_a_unit_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--beta", "much"], "--beta: must be a number, not 'much'; or theory"),
+        (["--beta", "much"], "--beta: must be a number, not 'much' (or theory)"),
         (["--window", "0"], "window must be a whole number of at least 1"),
         (["--member-timeout", "1ms"], "--member-timeout must be between"),
         (["--progress-interval", "2m"], "--progress-interval must be between"),
