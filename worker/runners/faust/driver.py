@@ -24,7 +24,7 @@ from faust.transport.drivers import TRANSPORTS
 from faust.transport.drivers import aiokafka as stock
 from faust.types import TP, ConsumerMessage
 
-from worker.runners.faust.records import RecordList, plain
+from worker.runners.faust.records import RecordList, unpack_lean
 
 if TYPE_CHECKING:
     from worker.runners.faust.app import WorkerApp
@@ -116,8 +116,11 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
     async def _drain(self, fetcher: Any, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
         # With no timeout `fetched_records` does not give way to the loop, so the positions before and after belong to
         # what it returns.
-        states = [(tp, state) for tp in active if (state := assignment.state_value(tp)) and state.has_valid_position]
+        # Arrivals first: feedback that is handled before its arrival has to be parked, stored and read again.
+        in_order = sorted(active, key=self.consumer.is_behind_arrivals)
+        states = [(tp, state) for tp in in_order if (state := assignment.state_value(tp)) and state.has_valid_position]
         before = [state.position for _, state in states]
+        unpack_lean(fetcher)
         drained = await fetcher.fetched_records(active, timeout=0)
         lists = {}
         for (tp, state), start in zip(states, before, strict=True):
@@ -128,7 +131,7 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
                     generation=self.app.consumer_generation_id,
                     start=start,
                     end=state.position,
-                    records=[plain(record) for record in drained.get(tp, ())],
+                    records=drained.get(tp, ()),
                 )
         return lists
 
@@ -177,6 +180,10 @@ class Consumer(stock.Consumer):
             await self.sleep(0.02)
             return {}
         return await self._thread.getmany(readable, timeout)
+
+    def is_behind_arrivals(self, tp: TP) -> bool:
+        """Say whether a partition has no arrivals."""
+        return tp.topic != self.worker.names.arrivals
 
     def _may_read(self, tp: TP) -> bool:
         if tp.topic in self.worker.names.inputs:

@@ -24,7 +24,7 @@ from worker.runners.faust.broadcast import Broadcast
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.ports import Learner, Lessons, ParametersSink
-from worker.runners.faust.records import plain
+from worker.runners.faust.records import next_records
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +127,7 @@ class LearnerSeat(Service):
                 self.position, self.failure = await self._seek(consumer, learner), None
                 await self._publish(await self._in(thread, learner.begin))
                 while True:
-                    fetched = await consumer.getmany(self._tp, timeout_ms=500, max_records=5000)
-                    records = [plain(record) for record in fetched.get(self._tp, ())]
+                    records = await next_records(consumer, self._tp, seconds=0.5, most=5000)
                     if records:
                         await self._publish(await self._in(thread, lambda: learner.handle(records)))  # noqa: B023
                         self.position = records[-1].offset + 1

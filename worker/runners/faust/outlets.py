@@ -33,7 +33,19 @@ class Outlet:
 
     def pairs(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> list[MessageBatch]:
         """Append keys with values."""
-        return self.records((key, value, _NO_HEADERS) for key, value in pairs)
+        now = int(time.time() * 1000)
+        used: list[MessageBatch] = []
+        append: Any = None
+        if (batch := self._open()) is not None:
+            used.append(batch)
+            append = batch._builder.append
+        for key, value in pairs:
+            if append is None or append(timestamp=now, key=key, value=value, headers=_NO_HEADERS) is None:
+                batch = self._next()
+                used.append(batch)
+                append = batch._builder.append
+                append(timestamp=now, key=key, value=value, headers=_NO_HEADERS)
+        return used
 
     def records(
         self, records: Iterable[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]]

@@ -44,6 +44,8 @@ SIGNATURES = {
     "mode.threads:QueueServiceThread.call_thread": "self fun args kwargs",
     "aiokafka.consumer.fetcher:Fetcher.fetched_records": "self partitions timeout max_records",
     "aiokafka.consumer.fetcher:Fetcher._create_fetch_waiter": "self",
+    "aiokafka.consumer.fetcher:FetchResult": "tp assignment partition_records backoff",
+    "aiokafka.consumer.fetcher:PartitionRecords._consumer_record": "self tp record",
     "aiokafka.consumer.subscription_state:Assignment.state_value": "self tp",
     "aiokafka.producer.message_accumulator:MessageAccumulator._append_batch": "self builder tp",
     "aiokafka.producer.message_accumulator:MessageAccumulator.create_builder": "self key_serializer value_serializer",
