@@ -54,19 +54,23 @@ class Wire:
         self._first, self._next = (_decision(task, position) for position in (1, 2))
         self._owed = {"changes": 0.0, "decisions": 0.0}
 
-    async def handle(self, tp: TopicPartition, records: list[Any]) -> None:
-        """Write what the records of one partition lead to."""
+    async def handle(self, fetched: dict[TopicPartition, list[Any]]) -> None:
+        """Write what the records of one poll lead to."""
         task, outputs = self._task, self._task.outputs
-        keys = [record.key for record in records]
-        if tp.topic.endswith(".arrivals"):
-            fact, decision, kind = self._opened, self._first, 0
-        else:
-            fact, decision, kind = self._feedback, self._next, 1
-        changed = self._share("changes", keys, task.changes[kind])
-        decided = self._share("decisions", keys, task.decisions[kind])
-        await self._write(f"{outputs}.sessions-changelog", tp.partition, changed, self._changed)
-        await self._write(f"{outputs}.decisions", tp.partition, decided, decision)
-        await self._write(f"{outputs}.journal", 0, keys, fact)
+        facts: list[tuple[bytes, bytes]] = []
+        for tp, records in fetched.items():
+            keys = [record.key for record in records]
+            if tp.topic.endswith(".arrivals"):
+                fact, decision, kind = self._opened, self._first, 0
+            else:
+                fact, decision, kind = self._feedback, self._next, 1
+            changed = self._share("changes", keys, task.changes[kind])
+            decided = self._share("decisions", keys, task.decisions[kind])
+            await self._write(f"{outputs}.sessions-changelog", tp.partition, [(key, self._changed) for key in changed])
+            await self._write(f"{outputs}.decisions", tp.partition, [(key, decision) for key in decided])
+            facts += [(key, fact) for key in keys]
+        # Once for all partitions: `send_batch` waits until the batch before it to the same partition is on its way.
+        await self._write(f"{outputs}.journal", 0, facts)
 
     def _share(self, what: str, keys: list[bytes], share: float) -> list[bytes]:
         """Return so many of the keys; what is less than one is kept for the next time."""
@@ -74,12 +78,12 @@ class Wire:
         self._owed[what] = owed - int(owed)
         return keys[: int(owed)]
 
-    async def _write(self, topic: str, partition: int, keys: list[bytes], value: bytes) -> None:
-        if not keys:
+    async def _write(self, topic: str, partition: int, pairs: list[tuple[bytes, bytes]]) -> None:
+        if not pairs:
             return
         producer = self._producer
         builder = producer.create_batch()
-        for key in keys:
+        for key, value in pairs:
             if builder.append(timestamp=None, key=key, value=value) is None:
                 await producer.send_batch(builder, topic, partition=partition)
                 builder = producer.create_batch()
@@ -108,8 +112,7 @@ async def raw(task: Task) -> None:
         consumer.assign([TopicPartition(topic, place) for topic in topics for place in range(task.partitions)])
         wire = Wire(task, producer)
         while True:
-            for tp, records in (await consumer.getmany(timeout_ms=200)).items():
-                await wire.handle(tp, records)
+            await wire.handle(await consumer.getmany(timeout_ms=200))
 
 
 # ── the idiomatic agent ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,241 @@
+import asyncio
+import json
+import signal
+
+import pytest
+
+from tests.kafka.conftest import address  # noqa: F401 (a fixture)
+from worker.cli import main
+from worker.errors import FailedError, InputError
+from worker.lab import bench_kafka, bench_kafka_processes, bench_kafka_soak
+from worker.lab import bench_kafka_traffic as traffic
+from worker.lab.bench_kafka_children import Task, Wire
+from worker.lab.bench_kafka_live import LOOK, Sender
+from worker.lab.bench_kafka_processes import Child, broker
+from worker.lab.bench_kafka_soak import Sample
+from worker.lab.bench_kafka_topics import inputs
+from worker.runners.faust.names import TopicNames
+from worker.stream.codec import Limits, decode_arrival, decode_feedback
+from worker.stream.serving import Serving
+from worker.stream.sessions import Session, decode_state
+from worker.stream.topology import Record, Topics
+from worker.stream.versions import Versions
+
+START = 1_790_000_000_000
+SMALL = bench_kafka.Scale(sessions=300, agent_sessions=20, rounds=1, live_rounds=1, live_seconds=1.0, open_sessions=200)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return traffic.record(300, START)
+
+
+def handled(records):
+    serving = Serving(Versions(traffic.learned()), topics=Topics())
+    return serving.handle([Record(f"ads.{one.topic}", 0, 0, one.time, one.key, one.value) for one in records])
+
+
+# ── the traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_recorded_clicks_answer_the_very_slates_that_the_published_version_plans(recording):
+    emits = handled((*recording.arrivals, *recording.clicks))
+    assert emits.tally.opened == 300
+    assert emits.tally.applied == len(recording.clicks) > 600
+    assert not emits.dead_letters
+    assert set(emits.tally.decisions) <= {("explore", h) for h in range(1, 6)} | {("exploit", h) for h in range(1, 6)}
+
+
+def test_records_are_in_the_order_of_their_times_and_sizes_are_those_of_the_outputs(recording):
+    for records in (recording.arrivals, recording.clicks):
+        assert [one.time for one in records] == sorted(one.time for one in records)
+    opened = [len(value) for _, value in handled(recording.arrivals).journal]
+    assert recording.sizes.opened == round(sum(opened) / len(opened))
+    assert 0 < recording.sizes.decisions_per_click < 1
+
+
+def test_the_part_of_the_first_sessions_has_their_clicks_and_no_others(recording):
+    part = recording.first(10)
+    assert len(part.arrivals) == 10
+    assert {one.key for one in part.clicks} <= {one.key for one in part.arrivals}
+    assert part.events < recording.events
+
+
+def test_a_session_keeps_to_one_partition(recording):
+    names = TopicNames("t")
+    where = {}
+    for (topic, partition), pairs in inputs(names, recording).items():
+        assert topic in names.inputs
+        for key, _ in pairs:
+            assert where.setdefault(key, partition) == partition
+    assert len(set(where.values())) == traffic.PARTITIONS
+
+
+def test_a_script_played_live_says_the_same_as_what_was_recorded(recording):
+    script, first = recording.scripts[0], recording.arrivals[0]
+    arrival = decode_arrival(
+        traffic.live_arrival(script, b"live-1", START), limits=Limits(), dim=traffic.DIM, timestamp=START
+    )
+    recorded = decode_arrival(first.value, limits=Limits(), dim=traffic.DIM, timestamp=first.time)
+    assert (arrival.session_id, arrival.occurred_at, arrival.context) == ("live-1", START, recorded.context)
+    click = decode_feedback(
+        traffic.live_click(script, 0, b"live-1", START), limits=Limits(), horizon=traffic.HORIZON, timestamp=START
+    )
+    assert (click.session_id, click.position) == ("live-1", 1)
+
+
+def test_open_states_are_of_sessions_that_have_just_begun(recording):
+    states = [decode_state(value) for value in bench_kafka.open_states(recording.states, 700, START)]
+    assert len(states) == 700
+    assert all(isinstance(state, Session) and state.is_open and state.arrived_at == START for state in states)
+
+
+# ── the children ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Builder:
+    def __init__(self):
+        self.values = []
+
+    def append(self, *, timestamp, key, value):
+        if len(self.values) == 4:
+            return None
+        self.values.append((key, value))
+        return True
+
+
+class Producer:
+    def __init__(self):
+        self.sent = []
+
+    def create_batch(self):
+        return Builder()
+
+    async def send_batch(self, builder, topic, *, partition):
+        self.sent.append((topic, partition, builder.values))
+
+    def records(self, topic):
+        return [pair for name, _, pairs in self.sent if name == topic for pair in pairs]
+
+
+def test_the_wire_writes_as_many_records_of_the_sizes_as_it_is_told():
+    from aiokafka import ConsumerRecord, TopicPartition
+
+    task = Task(
+        kind="raw",
+        broker="",
+        inputs="i",
+        outputs="o",
+        partitions=1,
+        opened=50,
+        feedback=30,
+        changelog=20,
+        decision=40,
+        changes=(1.0, 0.5),
+        decisions=(1.0, 0.25),
+    )
+
+    def fetched(topic, count):
+        keys = [f"{topic}-{number}".encode() for number in range(count)]
+        return [ConsumerRecord(topic, 0, 0, 0, 0, key, b"", None, 0, 0, ()) for key in keys]
+
+    producer = Producer()
+    wire = Wire(task, producer)
+    for _ in range(2):
+        polled = {
+            TopicPartition(f"i.{name}", 0): fetched(name, count) for name, count in (("arrivals", 3), ("clicks", 9))
+        }
+        asyncio.run(wire.handle(polled))
+    assert [len(value) for _, value in producer.records("o.journal")] == [50] * 3 + [30] * 9 + [50] * 3 + [30] * 9
+    assert [len(value) for _, value in producer.records("o.sessions-changelog")] == [20] * (6 + 9)
+    decisions = producer.records("o.decisions")
+    assert len(decisions) == 6 + 4
+    assert {key.split(b"-")[0] for key, value in decisions if b'"position":1,' in value} == {b"arrivals"}
+
+
+def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recording):
+    script = max(recording.scripts, key=lambda one: len(one.clicks))
+    names = TopicNames("t")
+    sender = Sender(names, [script])
+    first = sender.due(0, 2)
+    assert {topic for topic, _ in first} == {names.arrivals}
+    assert not sender.due(LOOK - 1, 2)
+    for place in range(len(script.clicks)):
+        due = sender.due(LOOK * (place + 1), 2)
+        assert [key[0] for key in due] == [names.clicks] * 2
+        assert all(script.clicks[place] in value for pairs in due.values() for _, value in pairs)
+    assert not sender.due(LOOK * 10, 2)
+    assert sender.events == 2 * (1 + len(script.clicks))
+
+
+def test_a_child_that_ends_is_told_with_its_last_words(tmp_path):
+    with Child("a child", ["worker", "bench", "nothing"], tmp_path) as child:
+        child.process.wait(60)
+        with pytest.raises(FailedError, match=r"a child ended with 2: .*nothing"):
+            child.check()
+
+
+def test_a_child_that_runs_tells_what_it_uses(tmp_path):
+    with Child("a child", ["http.server", "0"], tmp_path) as child:
+        assert child.resident_memory() > 0
+        assert child.processor_seconds() >= 0
+        child.check()
+    assert child.process.returncode == -signal.SIGKILL
+
+
+def test_without_the_script_a_broker_has_to_be_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_kafka_processes, "BROKER", tmp_path / "none")
+    with pytest.raises(InputError, match="--broker"), broker(None):
+        pass
+    with broker("there:9092") as given:
+        assert given == "there:9092"
+
+
+# ── the long run ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def samples(grown, behind_at_the_end=0):
+    steps = [Sample(events=n * 10_000, behind=5_000, memory=100_000_000 + n * 10_000 * grown) for n in range(101)]
+    return [*steps, Sample(events=1_000_000, behind=behind_at_the_end, memory=steps[-1].memory)]
+
+
+def test_memory_that_grows_with_the_events_is_found_out():
+    flat, *_ = bench_kafka_soak.figures(samples(0))
+    growing, *_ = bench_kafka_soak.figures(samples(20))  # bytes per event: 2 MB per 100,000
+    assert (flat.value, flat.met) == (0, True)
+    assert growing.value == pytest.approx(2, rel=0.02)
+    assert growing.met is False
+
+
+def test_a_worker_that_does_not_catch_up_is_found_out():
+    assert [one.met for one in bench_kafka_soak.figures(samples(0, behind_at_the_end=7))] == [True, None, False]
+    assert len(list(bench_kafka_soak.figures(samples(0)))) == bench_kafka_soak.FIGURES
+
+
+# ── on a real broker ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_bench_kafka_measures_every_figure_of_the_issue(monkeypatch, address, tmp_path, capsys):  # noqa: F811
+    measure = bench_kafka.measure
+    monkeypatch.setattr(bench_kafka, "measure", lambda given: measure(given, SMALL))
+    assert main(["bench", "kafka", "--broker", address, "--json", str(tmp_path / "kafka.json")]) == 0
+    figures = json.loads((tmp_path / "kafka.json").read_text())["figures"]
+    assert len(figures) == bench_kafka.FIGURES
+    assert all(figure["value"] > 0 for figure in figures)
+    targets = {one["name"]: one["least"] or one["most"] for one in figures if one["met"] is not None}
+    assert targets == {
+        "(c) / (b)": 20,
+        "(c) / (a)": 0.5,
+        "(c) adcascade worker, live": 25,
+        "(c) / (a), live p99": 5,
+        "recovery of 200 open sessions": 15,
+    }
+    out = capsys.readouterr().out
+    assert all(figure["name"] in out for figure in figures)
+
+
+def test_a_broker_that_is_not_there_is_one_clear_line(monkeypatch, capsys):
+    measure = bench_kafka.measure
+    monkeypatch.setattr(bench_kafka, "measure", lambda given: measure(given, SMALL))
+    assert main(["bench", "kafka", "--broker", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("adcascade: cannot use Kafka at 127.0.0.1:1")
