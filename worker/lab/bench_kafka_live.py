@@ -118,8 +118,10 @@ async def _probe(connection: Connection, names: TopicNames, child: Child, record
 
 async def _listen(consumer: AIOKafkaConsumer, child: Child, sender: Child) -> tuple[list[float], Sent]:
     waits: list[float] = []
-    begun, heard = 0, time.monotonic()
-    while sender.process.poll() is None or time.monotonic() - heard < SILENCE:
+    begun = answered = 0
+    heard = time.monotonic()
+    told: Sent | None = None
+    while told is None or (answered < told.sessions and time.monotonic() - heard < SILENCE):
         fetched = await consumer.getmany(timeout_ms=200)
         now = time.monotonic_ns()
         for records in fetched.values():
@@ -127,14 +129,19 @@ async def _listen(consumer: AIOKafkaConsumer, child: Child, sender: Child) -> tu
                 if _FIRST not in record.value:
                     continue
                 sent = int(record.key.rpartition(b"-")[2])
-                begun = begun or sent
+                begun, answered, heard = begun or sent, answered + 1, time.monotonic()
                 if sent - begun > WARM * 1e9:
                     waits.append((now - sent) / 1e6)
-                heard = time.monotonic()
         child.check()
+        if told is None and sender.process.poll() is not None:
+            told = _told(sender)
+    return waits, told
+
+
+def _told(sender: Child) -> Sent:
     if sender.process.returncode:
         raise FailedError(f"the sender ended with {sender.process.returncode}: {sender.last_words()}")
-    return waits, msgspec.json.decode(sender.last_words(), type=Sent)
+    return msgspec.json.decode(sender.last_words(), type=Sent)
 
 
 # ── the client that sends ────────────────────────────────────────────────────────────────────────────────────────────

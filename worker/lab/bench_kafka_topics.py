@@ -24,7 +24,7 @@ Pair = tuple[bytes, bytes]
 # What producers write by default. Larger batches than a consumer's max_partition_fetch_bytes would come from one
 # partition at a time only.
 BATCH = 16 << 10
-LOOK = 0.02  # seconds between two looks at the end of a topic
+LOOK = 0.01  # seconds between two looks at the end of a topic
 PATIENCE = 120.0  # seconds without anything new, then it counts as failed
 
 
@@ -108,11 +108,18 @@ class Ends:
             await asyncio.sleep(LOOK)
 
     async def usage(self, topics: Sequence[TopicPartition], count: int, child: Child) -> Usage:
-        """Return what a child took from its first record in these partitions to the last."""
-        began, first = await self.reached(topics, 1, child)
-        before = child.processor_seconds()
-        ended, last = await self.reached(topics, count, child)
-        return Usage(events=last - first, seconds=ended - began, processor=child.processor_seconds() - before)
+        """Return what a child takes for so many records in these partitions, from when they are empty."""
+        began, before = time.monotonic(), child.processor_seconds()
+        deadline = began + PATIENCE
+        while not await self.count(topics):
+            # Until it writes, it starts, joins its group, recovers: none of that counts.
+            began, before = time.monotonic(), child.processor_seconds()
+            child.check()
+            if began > deadline:
+                raise FailedError(f"{child.name} has written nothing in {PATIENCE:g} s: {child.last_words()}")
+            await asyncio.sleep(LOOK)
+        ended, events = await self.reached(topics, count, child)
+        return Usage(events=events, seconds=ended - began, processor=child.processor_seconds() - before)
 
 
 @asynccontextmanager
