@@ -48,6 +48,7 @@ class Options:
     write_patience: float = 120.0
     stop_patience: float = 10.0
     pace: float = 0.005
+    freshness: float = 0.004
     fetch_wait_ms: int = 100
     fetch_bytes: int = 256 << 10
     batch_bytes: int = 512 << 10

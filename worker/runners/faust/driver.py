@@ -87,31 +87,52 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
         fetcher = consumer._fetcher
         subscriptions = fetcher._subscriptions
         assignment = subscriptions.subscription and subscriptions.subscription.assignment
+        found_waiting = True
         with subscriptions.fetch_context():
             # A poll may outlive the generation it began in. What it then took from the fetcher its caller would throw
             # away, and a changelog so robbed never ends its recovery.
-            while (
-                self.consumer.flow_active
-                and assignment is not None
-                and not subscriptions.reassignment_in_progress
-                and subscriptions.subscription.assignment is assignment
-            ):
+            while self._still_in(subscriptions, assignment):
                 if consumer._closed or fetcher._closed:
                     raise ConsumerStoppedError
                 lists = await self._drain(fetcher, assignment, active_partitions)
                 if lists:
+                    if found_waiting and all(tp.topic in self.consumer.worker.names.inputs for tp in lists):
+                        await self._await_fetch(fetcher, self.consumer.worker.options.freshness)
+                        if self._still_in(subscriptions, assignment):
+                            lists = self._joined(lists, await self._drain(fetcher, assignment, active_partitions))
                     self._paced_until = loop.time() + self.consumer.worker.options.pace
                     return lists
                 remaining = deadline - loop.time()
                 if remaining <= 0:
                     break
-                waiter = fetcher._create_fetch_waiter()
-                done, _ = await asyncio.wait([waiter], timeout=remaining)
-                if not done:
-                    waiter.cancel()
-                else:
-                    waiter.result()  # the coordinator passes its errors this way
+                await self._await_fetch(fetcher, remaining)
+                found_waiting = False
         return {}
+
+    def _still_in(self, subscriptions: Any, assignment: Any) -> bool:
+        return bool(
+            self.consumer.flow_active
+            and assignment is not None
+            and not subscriptions.reassignment_in_progress
+            and subscriptions.subscription.assignment is assignment
+        )
+
+    @staticmethod
+    async def _await_fetch(fetcher: Any, seconds: float) -> None:
+        """Wait for the answer to the next fetch, at most so long."""
+        waiter = fetcher._create_fetch_waiter()
+        done, _ = await asyncio.wait([waiter], timeout=seconds)
+        if not done:
+            waiter.cancel()
+        else:
+            waiter.result()  # the coordinator passes its errors this way
+
+    def _joined(self, lists: dict[TP, RecordList], later: dict[TP, RecordList]) -> dict[TP, RecordList]:
+        # A busy worker comes back for more only some time after the last fetch was answered: what it finds waiting is
+        # as old as that. Taking it lets the next fetch go, and what that brings at once is younger by a whole round.
+        for tp, more in later.items():
+            lists[tp] = lists[tp].followed_by(more) if tp in lists else more
+        return dict(sorted(lists.items(), key=lambda item: self.consumer.is_behind_arrivals(item[0])))
 
     async def _drain(self, fetcher: Any, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
         # With no timeout `fetched_records` does not give way to the loop, so the positions before and after belong to

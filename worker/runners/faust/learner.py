@@ -46,6 +46,9 @@ class LearnerSeat(Service):
 
     #: Seconds between a failure of the learner and the next attempt.
     patience = 10.0
+    #: Seconds to rest after fewer than so many records. Going to the thread and back for a handful of them, hundreds of
+    #: times a second, takes time from serving; and nobody waits for what is learned.
+    rest, worthwhile = 0.05, 1000
 
     def __init__(
         self,
@@ -131,6 +134,8 @@ class LearnerSeat(Service):
                     if records:
                         await self._publish(await self._in(thread, lambda: learner.handle(records)))  # noqa: B023
                         self.position = records[-1].offset + 1
+                    if len(records) < self.worthwhile:
+                        await asyncio.sleep(self.rest)
             finally:
                 await consumer.stop()
 

@@ -40,6 +40,17 @@ class RecordList:
         kept = [record for record in self.records if record.offset >= offset]
         return replace(self, start=min(offset, self.end), records=kept)
 
+    def followed_by(self, later: RecordList) -> RecordList:
+        """Return this list and a later one as one; the later alone if it does not begin where this one ends.
+
+        >>> first = RecordList(tp=TP("t", 0), generation=1, start=4, end=7, records=())
+        >>> first.followed_by(replace(first, start=7, end=9)).start
+        4
+        """
+        if later.start != self.end or later.generation != self.generation:
+            return later  # somebody has moved the position meanwhile; what is missing will be noticed
+        return replace(later, start=self.start, records=[*self.records, *later.records])
+
 
 def plain(record: Any) -> Record:
     """Return what matters of an aiokafka record."""
