@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -129,6 +131,8 @@ def agent(task: Task) -> None:
         value_serializer="json",
         autodiscover=False,
         web_enabled=False,
+        # Faust makes it though it keeps nothing there, in the current folder unless told otherwise.
+        datadir=Path(tempfile.gettempdir()) / "adcascade-bench-agent",
         topic_disable_leader=True,
         topic_partitions=task.partitions,
         # What helps, by the measurements of others and our own; the defaults are slower.
