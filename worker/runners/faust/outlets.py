@@ -33,18 +33,19 @@ class Outlet:
 
     def pairs(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> list[MessageBatch]:
         """Append keys with values."""
+        # As `records`, but written out: two or three records for each event come through here.
         now = int(time.time() * 1000)
         used: list[MessageBatch] = []
-        append: Any = None
-        if (batch := self._open()) is not None:
-            used.append(batch)
-            append = batch._builder.append
+        batch = self._open()
+        append: Any = None if batch is None else batch._builder.append
         for key, value in pairs:
             if append is None or append(timestamp=now, key=key, value=value, headers=_NO_HEADERS) is None:
                 batch = self._next()
-                used.append(batch)
                 append = batch._builder.append
                 append(timestamp=now, key=key, value=value, headers=_NO_HEADERS)
+                used.append(batch)
+            elif not used:
+                used.append(batch)
         return used
 
     def records(
