@@ -62,3 +62,14 @@ def test_a_record_larger_than_a_batch_goes_alone() -> None:
         assert [batch.record_count for batch in batches] == [1, 1, 1]
 
     asyncio.run(scene())
+
+
+def test_a_batch_that_was_full_already_is_not_among_those_of_the_next_call() -> None:
+    async def scene() -> None:
+        outlet = Outlet(Producer(batch_bytes=200), "t", 0)
+        (full,) = outlet.pairs([(b"a", b"x" * 120)])
+        (other,) = outlet.pairs([(b"b", b"x" * 120)])  # its future must not wait for the one before
+        assert other is not full
+        assert (full.record_count, other.record_count) == (1, 1)
+
+    asyncio.run(scene())

@@ -46,6 +46,8 @@ class RecordList:
         >>> first = RecordList(tp=TP("t", 0), generation=1, start=4, end=7, records=())
         >>> first.followed_by(replace(first, start=7, end=9)).start
         4
+        >>> first.followed_by(replace(first, start=5, end=9)).start
+        5
         """
         if later.start != self.end or later.generation != self.generation:
             return later  # somebody has moved the position meanwhile; what is missing will be noticed
