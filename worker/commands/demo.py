@@ -114,7 +114,7 @@ def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
         check_report(Path(options.report))
 
 
-def _watch(demo: Demo, view: View, speed: float | None) -> int:
+def _watch(demo: Demo, view: View[Demo], speed: float | None) -> int:
     """Let the demo run to its end, or until a signal comes: return its number, else 0."""
     began, from_time = time.perf_counter(), demo.time
     with _signals() as came, view:

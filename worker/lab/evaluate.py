@@ -24,13 +24,13 @@ import numpy as np
 from worker.errors import FailedError
 from worker.lab.evaluate_estimators import METHODS, Estimate, direct, weighted
 from worker.lab.evaluate_intervals import Interval, interval
-from worker.lab.evaluate_log import SessionReader, read_log, ticking
+from worker.lab.evaluate_log import SessionReader, read_log
 from worker.lab.evaluate_model import Judges, judges
 from worker.lab.evaluate_planning import Assembled, assemble
 from worker.lab.evaluate_sessions import Bools, Sessions
 from worker.lab.evaluate_support import Unsupported
 from worker.lab.evaluate_targets import Change, find_estimates
-from worker.runners.replay import Stage, no_bar
+from worker.runners.replay import Stage, no_bar, ticking
 from worker.runners.replay_findings import Findings
 from worker.runners.replay_log import ReplayLog
 from worker.stream.parameters import LearningSettings

@@ -14,13 +14,13 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import nan
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from worker.errors import InputError
 from worker.runners.logs import LogReader
-from worker.runners.replay import Bar, Stage, no_bar
+from worker.runners.replay import Stage, no_bar, ticking
 from worker.runners.replay_decisions import UNLIMITED
 from worker.runners.replay_log import ARRIVAL, CLICK, DECISION, OPENED, Entry, ReplayLog
 from worker.runners.replay_versions import RecordedVersions
@@ -35,10 +35,6 @@ NO_VERSION: Final = "version not in the log"
 NO_SLATE: Final = "slate not in the log"
 SEVERAL: Final = "opened with several slates"
 FALLBACK: Final = "served by the fallback"
-
-_TICK: Final = 1000  # records between two looks at the bar
-
-T = TypeVar("T")
 
 
 class Opening(NamedTuple):
@@ -91,7 +87,6 @@ class SessionReader:
     def __init__(self, versions: RecordedVersions) -> None:
         self.sessions: dict[int, list[LoggedSession]] = {}
         self.left_out: Counter[str] = Counter()
-        self.unreadable = 0
         self._versions = versions
         self._timeout = versions.longest("session_timeout")
         newest = versions.newest
@@ -105,10 +100,8 @@ class SessionReader:
         self._latest = max(self._latest, entry.time)
         while self._queue and self._queue[0].arrived_at + self._timeout < entry.time:
             self._end(self._queue.popleft())
-        try:
+        with suppress(Rejected):  # a dead letter then as now
             self._note(entry)
-        except Rejected:
-            self.unreadable += 1
 
     def finish(self) -> dict[int, list[LoggedSession]]:
         """End what is left; return the sessions by version, in the order of their arrival."""
@@ -211,15 +204,3 @@ def read_log(path: str, log: ReplayLog, *, skip_bad: bool = False, stage: Stage 
             "another policy would have served them"
         )
     return reader
-
-
-def ticking(items: Iterable[T], bar: Bar) -> Iterator[T]:
-    """Yield the items, moving the bar now and then."""
-    count = 0
-    for item in items:
-        yield item
-        count += 1
-        if count == _TICK:
-            bar.advance(_TICK)
-            count = 0
-    bar.advance(count)

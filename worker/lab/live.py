@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from worker.console import note
 from worker.lab.demo import TICK, Demo
@@ -26,24 +26,30 @@ ROOMY, WIDEST = 96, 108  # columns of the terminal
 TALL = 6  # lines of a curve
 
 
-class View(Protocol):
-    """Shows how a demo goes; a context manager."""
+Shown = TypeVar("Shown", contravariant=True)
 
-    def __enter__(self) -> View:
+
+class View(Protocol[Shown]):
+    """Shows how a run goes; a context manager."""
+
+    def __enter__(self) -> View[Shown]:
         """Begin to show."""
 
     def __exit__(self, *exc: Any) -> None:
         """Leave nothing behind."""
 
-    def show(self, demo: Demo) -> None:
-        """Look at the demo; called after every step, so it usually does nothing."""
+    def show(self, run: Shown, /) -> None:
+        """Look at the run; called very often, so it usually does nothing."""
 
 
-def live_view(url: str) -> View:
+def can_draw() -> bool:
+    """Whether standard error is a terminal, and rich is there to draw on it."""
+    return sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+
+
+def live_view(url: str) -> View[Demo]:
     """Return the view for standard error as it is; `url` is where the metrics are."""
-    if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
-        return RichView(url)
-    return PlainView(url)
+    return RichView(url) if can_draw() else PlainView(url)
 
 
 # ── anywhere ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import orjson
 
@@ -13,17 +13,7 @@ Kind: TypeAlias = Literal[
 ]
 
 #: What `spoilt` can make: the reason is the name.
-KINDS: tuple[Kind, ...] = (
-    "undecodable",
-    "invalid",
-    "too-large",
-    "dimension",
-    "norm",
-    "future",
-    "position",
-    "unknown-arm",
-    "session-reused",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _LIMITS = Limits()
 

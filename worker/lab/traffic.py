@@ -267,10 +267,6 @@ class Traffic:
         """How long records were sent."""
         return max(1, self._sent - self.start) / 1000
 
-    def next_due(self) -> int | None:
-        """Return the millisecond at which a record in the queue is due; None if there is none."""
-        return self._queue[0].time if self._queue else None
-
     # ── who they are ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _call(self, time: int) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from worker import __version__
 from worker.console import note, table
-from worker.lab.live import REFRESH, ROOMY, TALL, WIDEST, Speed, area
+from worker.lab.live import REFRESH, ROOMY, TALL, WIDEST, Speed, View, area, can_draw
 from worker.lab.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -23,24 +21,9 @@ SETTLE_EVERY: Final = 0.25  # seconds between two updates of the accounts
 LEAST_CURVE: Final = 30  # rows that a curve has room for at least
 
 
-class View(Protocol):
-    """Shows how traffic goes; a context manager."""
-
-    def __enter__(self) -> View:
-        """Begin to show."""
-
-    def __exit__(self, *exc: Any) -> None:
-        """Leave nothing behind."""
-
-    def show(self, traffic: Traffic) -> None:
-        """Look at the traffic; called many times a second, so it usually does nothing."""
-
-
-def traffic_view(url: str) -> View:
+def traffic_view(url: str) -> View[Traffic]:
     """Return the view for standard error as it is; `url` is where the metrics are."""
-    if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
-        return RichView(url)
-    return PlainView(url)
+    return RichView(url) if can_draw() else PlainView(url)
 
 
 class _Regular:

@@ -151,12 +151,12 @@ def verify(
         lines, bad, first_bad = _read(path, log, skip_bad, stage)
         folds = FoldAudit(log.versions, findings, tolerance=tolerance)
         with stage("folding the versions again", len(log.journal)) as bar:
-            for offset, value in _ticking(log.journal_records(), bar):
+            for offset, value in ticking(log.journal_records(), bar):
                 folds.take(offset, value)
             versions = folds.finish()
         decisions = DecisionAudit(log, findings)
         with stage("making the decisions again", len(log.traffic)) as bar:
-            for entry in _ticking(log.entries(), bar):
+            for entry in ticking(log.entries(), bar):
                 decisions.take(entry)
             audit = decisions.finish()
         return Report(
@@ -202,7 +202,7 @@ def relearn(
         origin = find_origin(log, changes=dict(changes or {}), arms=arms)
         learner = Relearner(log, origin, read_timetable(log), findings, tolerance=tolerance)
         with stage("learning again", len(log.traffic)) as bar:
-            for entry in _ticking(log.entries(), bar):
+            for entry in ticking(log.entries(), bar):
                 learner.take(entry)
             result = learner.finish()
         return Report(
@@ -223,7 +223,7 @@ def relearn(
 
 def _read(path: str, log: ReplayLog, skip_bad: bool, stage: Stage) -> tuple[int, int, str]:
     with LogReader(path, skip_bad=skip_bad) as reader, stage("reading", None) as bar:
-        for line in _ticking(reader, bar):
+        for line in ticking(reader, bar):
             log.take(line)
     if not len(log.traffic) and not len(log.journal):
         raise InputError(f"{reader.name}: {_nothing(log)}")
@@ -252,7 +252,8 @@ def _common(log: ReplayLog, lines: int, bad: int, first_bad: str, findings: Find
     }
 
 
-def _ticking(items: Iterable[T], bar: Bar) -> Iterator[T]:
+def ticking(items: Iterable[T], bar: Bar) -> Iterator[T]:
+    """Yield the items, moving the bar now and then."""
     count = 0
     for item in items:
         yield item
