@@ -61,8 +61,9 @@ def _run(arguments: list[str]) -> int:
         return 0
     command = load(arguments[0])
     parsed = build_parser(command, f"adcascade {command.name}").parse_args(arguments[1:])
-    run = parsed._command.run
-    return int(run(resolve(parsed)))
+    options = resolve(parsed)
+    options.arguments = tuple(arguments[1:])
+    return int(parsed._command.run(options))
 
 
 def load(name: str) -> Command:

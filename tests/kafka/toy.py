@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 from mode import Service
 
-from worker.runners.faust import driver
+from worker.runners.faust import driver, learner
 from worker.runners.faust.app import Options, WorkerApp, build, partition_count, run
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.lanes import Lane
@@ -104,6 +104,8 @@ class Newest:
 class Sums:
     """A learner: a version for every 100 journal facts; the hash chain stands for the fold."""
 
+    watermark = 0
+
     def __init__(self, sink: Newest) -> None:
         self.version = sink.version
         self.resume_offset = sink.resume
@@ -157,7 +159,7 @@ class Status(Service):
                 "open": app.may_read,
                 "partitions": sorted(app.serving.lanes),
                 "learns": app.seat.taken,
-                "learner_failure": str(app.seat.failure or ""),
+                "learner_failure": app.seat.failure,
                 "version": self._sink.version,
                 "restored": Joins.restored,
             }
@@ -195,6 +197,7 @@ def die_at(step: int) -> None:
 
 
 def main(settings: dict[str, Any]) -> int:
+    as_learner = (sys.executable, "-m", "tests.kafka.toy", json.dumps({**settings, "learns": True}))
     logging.basicConfig(
         level=settings.pop("log", "WARNING"), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
@@ -204,15 +207,18 @@ def main(settings: dict[str, Any]) -> int:
     if "die_at" in settings:
         die_at(settings.pop("die_at"))
     sink = Newest()
+    if settings.pop("learns", False):
+        return learner.run(connection, names, sink, lambda: Sums(sink))
     ports = Ports(
         serve=Joins,
         parameters=sink,
-        learn=lambda: Sums(sink),
+        heard=lambda report: None,
         progress=progress,
         clock=lambda: time.time_ns() // 1_000_000,
     )
     partitions = asyncio.run(partition_count(connection, names))
-    app = build(Options(connection=connection, names=names, **settings), ports, partitions=partitions)
+    options = Options(connection=connection, names=names, learner=as_learner, **settings)
+    app = build(options, ports, partitions=partitions)
     app.companions = (*app.companions, Status(app, sink, Path(status)))
     return run(app)
 

@@ -13,8 +13,9 @@ from worker.errors import FailedError, InputError
 from worker.metrics import Metrics
 from worker.runners.faust.app import Options
 from worker.runners.faust.connection import Connection
-from worker.runners.kafka import Processors, WorkerSettings, fitting
+from worker.runners.kafka import Processors, WorkerSettings, warn
 from worker.runners.kafka_control import newest_of
+from worker.runners.kafka_learning import fitting
 from worker.runners.kafka_ports import JournalFold, Partition, Published, clock_of, publication
 from worker.stream.learner import Learner
 from worker.stream.parameters import Arm, Parameters, encode_parameters
@@ -188,32 +189,32 @@ def test_the_time_from_arrival_to_decision_is_measured_for_every_arrival() -> No
 
 
 def test_the_learner_gives_bytes_with_the_keys_of_the_contract() -> None:
-    fold = JournalFold(Learner(settings(), ARMS), Metrics())
+    fold = JournalFold(Learner(settings(), ARMS))
     (first,) = fold.begin().parameters
     assert (first.version, first.key) == (0, b"0")
     order = orjson.dumps({"kind": "arm", "arm": "new", "reward": 1.0, "active": True})
     lessons = fold.handle([Record("t.journal", 0, offset, 0, None, order) for offset in range(3)])
     assert [one.version for one in lessons.parameters] == [1], "what changes nothing makes no version"
     with pytest.raises(FailedError, match="not the journal"):
-        JournalFold(Learner(settings(), ARMS, [version(5)]), Metrics()).check_start(0, 2)
+        JournalFold(Learner(settings(), ARMS, [version(5)])).check_start(0, 2)
 
 
 def worker_settings(**changes: object) -> WorkerSettings:
-    transport = Options(connection=Connection(servers=("127.0.0.1:1",)))
+    transport = Options(connection=Connection(servers=("127.0.0.1:1",)), learner=("true",))
     return WorkerSettings(transport=transport, learning=settings(), arms=ARMS, **changes)  # type: ignore[arg-type]
 
 
 def test_the_dimension_comes_from_the_option_or_from_what_is_published() -> None:
-    assert fitting(worker_settings(dim=5), []).dim == 5
-    assert fitting(worker_settings(), [ZERO]).dim == ZERO.settings.dim
+    assert fitting(settings(), 5, []).dim == 5
+    assert fitting(settings(), None, [ZERO]).dim == ZERO.settings.dim
     with pytest.raises(InputError, match="--dim is missing"):
-        fitting(worker_settings(), [])
+        fitting(settings(), None, [])
     with pytest.raises(InputError, match="--dim is 9, but the published parameters have 3"):
-        fitting(worker_settings(dim=9), [ZERO])
+        fitting(settings(), 9, [ZERO])
 
 
 def test_settings_that_differ_from_the_published_ones_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    fitting(worker_settings(), [replace(ZERO, settings=settings(window=20_000, policy="greedy"))])
+    warn(worker_settings(), settings(), [replace(ZERO, settings=settings(window=20_000, policy="greedy"))])
     assert "policy, window" in caplog.text
 
 

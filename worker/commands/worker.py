@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from dataclasses import dataclass
 
 from worker import logs_json
 from worker.commands.brokers import CONNECTION, Hidden, connection, secret, topic_names
@@ -18,7 +20,11 @@ from worker.commands.learning import (
     read_arms,
 )
 from worker.errors import InputError
+from worker.runners.faust.connection import Connection
+from worker.runners.faust.names import TopicNames
 from worker.settings import Command, Option, integer
+from worker.stream.codec import Limits
+from worker.stream.parameters import Arm, LearningSettings
 from worker.stream.tokens import Secret
 
 #: For tests: a file with the time, in place of the machine's clock.
@@ -55,22 +61,44 @@ OPERATION = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What worker and learner are both told, checked as far as that goes without a broker."""
+
+    link: Connection
+    names: TopicNames
+    learning: LearningSettings  # for whatever the dimension will turn out to be
+    arms: tuple[Arm, ...]
+    limits: Limits
+    secret: Secret | None
+
+
+def read(options: argparse.Namespace) -> Told:
+    """Check the options, and begin to log as they say."""
+    link = connection(options)
+    signing = secret(options, "token-secret")
+    told = Told(
+        link=link,
+        names=topic_names(options),
+        learning=learning_settings(options, options.dim or 1),
+        arms=read_arms(options.catalog),
+        limits=limits(options),
+        secret=None if signing is None else Secret(signing.reveal().encode()),
+    )
+    secrets = [link.password or "", signing.reveal() if signing is not None else ""]
+    logs_json.configure(format=options.log_format, level=options.log_level, secrets=secrets)
+    return told
+
+
 def run(options: argparse.Namespace) -> int:
     """Check everything that can be checked, then serve until told to stop."""
-    link, names = connection(options), topic_names(options)
-    signing = secret(options, "token-secret")
-    token_secret = None if signing is None else Secret(signing.reveal().encode())
-    # Checked here for whatever the dimension will turn out to be.
-    learning = learning_settings(options, options.dim or 1)
-    arms, accepted = read_arms(options.catalog), limits(options)
     if not options.group:
         raise InputError("--group is empty")
     if not 1_000 <= options.member_timeout <= 300_000:
         raise InputError(f"--member-timeout must be between 1s and 300s, not {options.member_timeout}")
     if not 10 <= options.progress_interval <= 60_000:
         raise InputError(f"--progress-interval must be between 10ms and 60s, not {options.progress_interval}")
-    secrets = [link.password or "", signing.reveal() if signing is not None else ""]
-    logs_json.configure(format=options.log_format, level=options.log_level, secrets=secrets)
+    told = read(options)
 
     # Faust takes half a second to import; --help and wrong options need not wait for it.
     from worker.runners.faust.app import Options
@@ -79,18 +107,19 @@ def run(options: argparse.Namespace) -> int:
     return run_worker(
         WorkerSettings(
             transport=Options(
-                connection=link,
-                names=names,
+                connection=told.link,
+                names=told.names,
                 group=options.group,
+                learner=(sys.executable, "-m", "worker.commands.learner", *options.arguments),
                 replication=options.changelog_replication,
                 session_timeout=options.member_timeout / 1000,
                 progress_interval=options.progress_interval / 1000,
             ),
-            learning=learning,
+            learning=told.learning,
             dim=options.dim,
-            arms=arms,
-            limits=accepted,
-            secret=token_secret,
+            arms=told.arms,
+            limits=told.limits,
+            secret=told.secret,
             web_host=options.web_host,
             web_port=options.web_port,
             clock_file=os.environ.get(CLOCK),

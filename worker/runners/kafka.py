@@ -11,17 +11,16 @@ from aiokafka.errors import KafkaError
 from faust.types import TP
 from mode import Service
 
-from worker.errors import InputError
 from worker.metrics import Metrics
 from worker.runners.faust.app import Options, WorkerApp, build, partition_count, run
-from worker.runners.faust.ports import Ports
+from worker.runners.faust.ports import Ports, Report
 from worker.runners.kafka_client import converse
 from worker.runners.kafka_control import published
-from worker.runners.kafka_ports import JournalFold, Partition, Published, clock_of, progress_record
+from worker.runners.kafka_learning import fitting
+from worker.runners.kafka_ports import Partition, Published, clock_of, progress_record
 from worker.runners.status import status_routes
 from worker.runners.web import LOOPBACK, WebServer, operations
-from worker.stream.codec import Limits
-from worker.stream.learner import Learner
+from worker.stream.codec import Limits, decode_episode
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.serving import Serving
 from worker.stream.tokens import Secret
@@ -58,7 +57,8 @@ def run_worker(settings: WorkerSettings) -> int:
     connection, names = transport.connection, transport.names
     partitions = converse(connection, partition_count(connection, names))
     history = converse(connection, published(connection, names))
-    learning = fitting(settings, history)
+    learning = fitting(settings.learning, settings.dim, history)
+    warn(settings, learning, history)
     metrics = Metrics()
     processors = Processors(settings, learning, history, metrics)
     app = build(transport, processors.ports(), partitions=partitions)
@@ -82,20 +82,9 @@ def run_worker(settings: WorkerSettings) -> int:
     return code
 
 
-def fitting(settings: WorkerSettings, history: Sequence[Parameters]) -> LearningSettings:
-    """Return the settings to learn with; raise `InputError` if they do not fit what is published."""
+def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence[Parameters]) -> None:
+    """Say what may surprise in what the worker was told."""
     newest = history[-1] if history else None
-    if settings.dim is None and newest is None:
-        raise InputError("--dim is missing: how many numbers has a context? (no parameters are published that say it)")
-    dim = settings.dim or (newest.settings.dim if newest else 0)
-    if newest is not None and dim != newest.settings.dim:
-        raise InputError(
-            f"--dim is {dim}, but the published parameters have {newest.settings.dim}: a model of another size needs "
-            "topics of its own (--prefix)"
-        )
-    learning = LearningSettings(
-        **{f.name: getattr(settings.learning, f.name) for f in fields(LearningSettings) if f.name != "dim"}, dim=dim
-    )
     if newest is not None and learning != newest.settings:
         changed = [f.name for f in fields(learning) if getattr(learning, f.name) != getattr(newest.settings, f.name)]
         log.warning(
@@ -106,7 +95,6 @@ def fitting(settings: WorkerSettings, history: Sequence[Parameters]) -> Learning
         log.warning(
             "there are no arms: every decision will be empty until `adcascade arms add` (or give --catalog FILE)"
         )
-    return learning
 
 
 class Processors:
@@ -120,7 +108,6 @@ class Processors:
         metrics: Metrics,
     ) -> None:
         self._settings = settings
-        self._learning = learning
         self._metrics = metrics
         self.clock = clock_of(settings.clock_file)
         self._partitions: list[Partition] = []
@@ -131,7 +118,7 @@ class Processors:
         return Ports(
             serve=self._serve,
             parameters=self.published,
-            learn=self._learn,
+            heard=self._heard,
             progress=progress_record,
             clock=self.clock,
         )
@@ -154,8 +141,11 @@ class Processors:
         self._partitions.append(task)
         return task
 
-    def _learn(self) -> JournalFold:
-        return JournalFold(Learner(self._learning, self._settings.arms, self.published.history), self._metrics)
+    def _heard(self, report: Report) -> None:
+        for episode in report.episodes:
+            self._metrics.episode(decode_episode(bytes(episode)))
+        if report.watermark:
+            self._metrics.watermark(report.watermark)
 
     @property
     def progress(self) -> int:

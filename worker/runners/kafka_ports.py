@@ -204,9 +204,13 @@ class Published:
 class JournalFold:
     """The learner with its results as bytes."""
 
-    def __init__(self, learner: Learner, metrics: Metrics) -> None:
+    def __init__(self, learner: Learner) -> None:
         self._learner = learner
-        self._metrics = metrics
+
+    @property
+    def watermark(self) -> int:
+        """Up to which event time the journal is complete."""
+        return self._learner.watermark
 
     @property
     def resume_offset(self) -> int:
@@ -229,11 +233,8 @@ class JournalFold:
         for refusal in outcome.refusals:
             log.warning("an order was refused: %s", refusal.reason)
         for episode in outcome.episodes:
-            self._metrics.episode(episode)
             if episode.rejected is not None:
                 log.error("the window to %d gave no version: %s", episode.window_end, episode.rejected)
-        if self._learner.watermark:
-            self._metrics.watermark(self._learner.watermark)
         return Lessons(
             episodes=[(b"%d" % episode.version, encode_episode(episode)) for episode in outcome.episodes],
             parameters=[publication(parameters) for parameters in outcome.versions],

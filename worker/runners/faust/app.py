@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import sys
@@ -21,13 +20,14 @@ from worker.errors import FailedError
 from worker.runners.faust import driver, pins, store
 from worker.runners.faust.broadcast import Broadcast
 from worker.runners.faust.connection import Connection
-from worker.runners.faust.learner import LearnerSeat
+from worker.runners.faust.memory import collect_rarely
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.outlets import Outlets
 from worker.runners.faust.ports import Ports
 from worker.runners.faust.progress import Progress
-from worker.runners.faust.records import ListSchema
 from worker.runners.faust.recovery import RecoveryEnd
+from worker.runners.faust.schema import ListSchema
+from worker.runners.faust.seat import LearnerSeat
 from worker.runners.faust.serving import Serving
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ class Options:
     connection: Connection
     names: TopicNames = field(default_factory=TopicNames)
     group: str = "adcascade"
+    #: The command line of the learner's process (see `worker.runners.faust.learner`).
+    learner: tuple[str, ...]
     replication: int = 1
     session_timeout: float = 10.0
     commit_interval: float = 1.0
@@ -50,7 +52,7 @@ class Options:
     pace: float = 0.005
     freshness: float = 0.004
     fetch_wait_ms: int = 100
-    fetch_bytes: int = 256 << 10
+    fetch_bytes: int = 1 << 20
     batch_bytes: int = 512 << 10
     under_way: int = 50_000
 
@@ -170,15 +172,7 @@ def build(options: Options, ports: Ports, *, partitions: int) -> WorkerApp:
         failed=app.fail,
     )
     app.broadcast = Broadcast(connection=options.connection, topic=names.parameters, sink=ports.parameters)
-    app.seat = LearnerSeat(
-        connection=options.connection,
-        names=names,
-        broadcast=app.broadcast,
-        sink=ports.parameters,
-        learn=ports.learn,
-        producer=lambda: app.batch_producer.aiokafka,
-        failed=app.serving.fail,
-    )
+    app.seat = LearnerSeat(options.learner, heard=ports.heard)
     app._sessions = app.Table(
         "sessions",
         changelog_topic=app.topic(
@@ -264,11 +258,7 @@ class _Worker(faust.Worker):
 
 def run(app: WorkerApp) -> int:
     """Run the app until SIGTERM or SIGINT (0) or a failure (1). Logging is the caller's."""
-    # Every record makes a few containers, and Python goes through all of memory after some thousands of them. With
-    # 100,000 sessions open that was 12 of 27 µs per event. There are few cycles to find: look for them rarely.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
+    collect_rarely()
     worker = _Worker(app, loop=asyncio.new_event_loop(), override_logging=False, quiet=True, redirect_stdouts=False)
     worker.spinner = None
     try:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from worker.stream.topology import DeadLetter, Emits, Record
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "Ports",
     "Publication",
     "Record",
+    "Report",
 ]
 
 
@@ -56,8 +59,25 @@ class Lessons:
     parameters: list[Publication] = field(default_factory=list)
 
 
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the learner's process tells its worker: a line of JSON.
+
+    `position` is the journal offset that is folded next. After a `failure` it has ended, and would end the same way
+    again.
+    """
+
+    position: int = -1
+    watermark: int = 0
+    episodes: tuple[msgspec.Raw, ...] = ()
+    failure: str = ""
+
+
 class Learner(Protocol):
-    """Folds the journal. Lives in a thread of its own: a long fold must not hold up the decisions."""
+    """Folds the journal, in a process of its own: a long fold must not hold up the decisions."""
+
+    @property
+    def watermark(self) -> int:
+        """Up to which event time the journal is complete, 0 while that is not known."""
 
     @property
     def resume_offset(self) -> int:
@@ -97,13 +117,13 @@ class ParametersSink(Protocol):
 class Ports:
     """The processors of one worker.
 
-    `serve` makes the task of a partition from (partition, how many there are). `learn` makes a learner; it is called
-    when the journal is assigned to this worker and `parameters` has seen all there is. `progress` encodes a progress
-    record from (partition, how many there are, time). `clock` tells the time in milliseconds since the epoch.
+    `serve` makes the task of a partition from (partition, how many there are). `heard` is told what the learner
+    reports, if it sits at this worker. `progress` encodes a progress record from (partition, how many there are, time).
+    `clock` tells the time in milliseconds since the epoch.
     """
 
     serve: Callable[[int, int], PartitionTask]
     parameters: ParametersSink
-    learn: Callable[[], Learner]
+    heard: Callable[[Report], None]
     progress: Callable[[int, int, int], tuple[bytes | None, bytes]]
     clock: Callable[[], int]

@@ -1,16 +1,16 @@
-"""A list of records of one partition, and how it travels through Faust as one message."""
+"""A list of records of one partition, and how aiokafka is brought to give one quickly."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from faust.serializers.schemas import Schema
-from faust.types import TP
+from typing import TYPE_CHECKING, Any
 
 from worker.runners.faust.ports import Record
+
+if TYPE_CHECKING:
+    from faust.types import TP  # takes half a second to import, and the learner does without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class RecordList:
     def after(self, offset: int) -> RecordList:
         """Return the part from `offset` on.
 
+        >>> from faust.types import TP
         >>> records = [Record("t", 0, offset, 0, None, b"") for offset in (4, 6)]
         >>> taken = RecordList(tp=TP("t", 0), generation=1, start=4, end=7, records=records)
         >>> taken.after(5).start, [record.offset for record in taken.after(5).records]
@@ -43,6 +44,7 @@ class RecordList:
     def followed_by(self, later: RecordList) -> RecordList:
         """Return this list and a later one as one; the later alone if it does not begin where this one ends.
 
+        >>> from faust.types import TP
         >>> first = RecordList(tp=TP("t", 0), generation=1, start=4, end=7, records=())
         >>> first.followed_by(replace(first, start=7, end=9)).start
         4
@@ -93,19 +95,3 @@ async def next_records(consumer: Any, tp: Any, *, seconds: float, most: int) -> 
     unpack_lean(fetcher)
     fetched = await consumer.getmany(tp, timeout_ms=0, max_records=most)
     return [plain(record) for record in fetched.get(tp, ())]
-
-
-class ListSchema(Schema):  # type: ignore[type-arg]
-    """Hands the list through: nothing is decoded here, so nothing can fail here.
-
-    A decode error inside Faust would ack the message, that is lose the whole list.
-    """
-
-    def compile(self, app: Any, **_: Any) -> Any:
-        """Return Faust's decode function."""
-        create_event = app.create_event
-
-        async def decode(message: Any, *, propagate: bool = False) -> Any:
-            return create_event(None, message.value, None, message)
-
-        return decode
