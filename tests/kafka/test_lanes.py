@@ -108,6 +108,7 @@ class Bench:
         self.serving = Serving(
             names=NAMES,
             make_task=lambda partition: self.task,
+            step=lambda work: [task.handle(records) for task, records in work],
             limit=limit,
             reread=lambda tp, offset: self.reread.append((tp, offset)),
             failed=self.failures.append,
@@ -125,7 +126,7 @@ class Bench:
 
     async def take(self, start: int, end: int, tp: TP = ARRIVALS, generation: int = 1) -> None:
         records = [Record(tp.topic, 0, offset, 0, b"", b"") for offset in range(start, end)]
-        await self.serving.take(RecordList(tp=tp, generation=generation, start=start, end=end, records=records))
+        await self.serving.take([RecordList(tp=tp, generation=generation, start=start, end=end, records=records)])
 
     async def persist(self, batch: Batch) -> None:
         batch.future.set_result(Result(10))

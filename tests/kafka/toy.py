@@ -211,6 +211,7 @@ def main(settings: dict[str, Any]) -> int:
         return learner.run(connection, names, sink, lambda: Sums(sink))
     ports = Ports(
         serve=Joins,
+        step=lambda work: [task.handle(records) for task, records in work],
         parameters=sink,
         heard=lambda report: None,
         progress=progress,

@@ -17,7 +17,7 @@ from worker.runners.faust.ports import Ports, Report
 from worker.runners.kafka_client import converse
 from worker.runners.kafka_control import published
 from worker.runners.kafka_learning import fitting
-from worker.runners.kafka_ports import Partition, Published, clock_of, progress_record
+from worker.runners.kafka_ports import Partition, Published, clock_of, progress_record, step
 from worker.runners.status import status_routes
 from worker.runners.web import LOOPBACK, WebServer, operations
 from worker.stream.codec import Limits, decode_episode
@@ -117,6 +117,7 @@ class Processors:
         """Return them as the transport wants them."""
         return Ports(
             serve=self._serve,
+            step=step,
             parameters=self.published,
             heard=self._heard,
             progress=progress_record,

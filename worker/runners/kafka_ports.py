@@ -20,7 +20,7 @@ from worker.stream.codec import encode_episode, encode_progress
 from worker.stream.events import Progress
 from worker.stream.learner import Learner, Outcome, should_publish
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
-from worker.stream.serving import Serving
+from worker.stream.serving import Serving, handle_together
 from worker.stream.topology import Emits, Record
 from worker.stream.versions import KEPT, Versions
 
@@ -91,16 +91,7 @@ class Partition:
 
     def handle(self, records: Sequence[Record]) -> Emits:
         """Step records; without any, forget what has ended."""
-        if not records:
-            return self._tidy()
-        if min(map(_timestamp, records)) < 0:
-            records = self._dated(records)
-        started = time.perf_counter()
-        emits = self.serving.handle(records)
-        self._metrics.batch(emits, len(records), time.perf_counter() - started)
-        if records[0].topic == self._arrivals:
-            self._note_delays(records)
-        return emits
+        return step([(self, records)])[0] if records else self._tidy()
 
     def _tidy(self) -> Emits:
         if not self.serving.has_due:
@@ -109,15 +100,20 @@ class Partition:
         self._metrics.add(emits.tally)
         return emits
 
-    def _dated(self, records: Sequence[Record]) -> list[Record]:
+    def dated(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Return the records, all of them with a time."""
+        if min(map(_timestamp, records)) >= 0:
+            return records
         # A producer may leave the time out (−1). Then nothing can be said to lie too far after it: the time of reading
         # takes its place.
         now = self._clock()
         return [record if record.timestamp >= 0 else record._replace(timestamp=now) for record in records]
 
-    def _note_delays(self, records: Sequence[Record]) -> None:
+    def note(self, records: Sequence[Record], emits: Emits, seconds: float) -> None:
+        """Count what was made of records, in so many seconds."""
+        self._metrics.batch(emits, len(records), seconds)
         now = self._clock()
-        for delay, times in Counter(now - record.timestamp for record in records).items():
+        for delay, times in Counter(now - one.timestamp for one in records if one.topic == self._arrivals).items():
             self._metrics.decided(max(0, delay) / 1000, times)
 
     def acknowledged(self, progress_time: int) -> None:
@@ -129,6 +125,17 @@ class Partition:
         """Give the partition away."""
         self._metrics.add(self.serving.hand_over())
         self._released(self)
+
+
+def step(work: Sequence[tuple[Partition, Sequence[Record]]]) -> list[Emits]:
+    """Let partitions handle their records, all together."""
+    started = time.perf_counter()
+    dated = [(task, task.dated(records)) for task, records in work]
+    emits = handle_together((task.serving, records) for task, records in dated)
+    seconds = time.perf_counter() - started
+    for (task, records), emitted in zip(dated, emits, strict=True):
+        task.note(records, emitted, seconds)
+    return emits
 
 
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────────────────────────

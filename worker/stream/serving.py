@@ -1,4 +1,4 @@
-"""Serving one partition: arrivals and feedback in; journal, decisions, dead letters and table changes out.
+"""Serving, by partition: arrivals and feedback in; journal, decisions, dead letters and table changes out.
 
 Rules that hold in this file (design.md §3):
 
@@ -6,8 +6,8 @@ Rules that hold in this file (design.md §3):
   the slate in the table: after a crash the table may hold another slate than the one the user saw, and the learner
   finds out which by what was reported.
 - Every session that a batch touches gets its current decision once, at the end, if it is open. Same state, same bytes.
-- Slates are planned at arrival, the whole batch at once, and pinned.
-- A bad record costs one dead letter and nothing else. `handle` does not raise, whatever the records.
+- Slates are planned at arrival, all that is handled together at once, and pinned.
+- A bad record costs one dead letter and nothing else. Nothing here raises, whatever the records.
 - Values are deleted at the start of a later batch, once the acknowledged progress of the partition says that nothing
   can come for them any more.
 """
@@ -15,6 +15,7 @@ Rules that hold in this file (design.md §3):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeAlias
 
@@ -39,8 +40,44 @@ MOST_PARKED = 64
 
 _TICK = 1000  # milliseconds; values fall due in steps of this
 
-#: Session and arrival time → under what, the packed context, and the slate.
-Planned: TypeAlias = dict[tuple[str, int], tuple[SlatePlanner, bytes, Slate]]
+#: Session → under what, the packed context, and the slate.
+Planned: TypeAlias = dict[str, tuple[SlatePlanner, bytes, Slate]]
+
+
+def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
+    """Process records of several partitions; return what each calls for.
+
+    The same as one after the other, but new sessions of all of them are planned in one go: with few records to each,
+    planning takes longer to begin than to do.
+    """
+    batches = [serving._read(records) for serving, records in work]
+    _plan(batches)
+    return [batch.serving._step(batch) for batch in batches]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Records of one partition on their way."""
+
+    serving: Serving
+    records: Sequence[Record]
+    events: Sequence[Arrival | Feedback | None]
+    emits: Emits
+    planned: Planned = field(default_factory=dict)
+
+
+def _plan(batches: Sequence[_Batch]) -> None:
+    """Plan every session that is new, in one go per version."""
+    groups: dict[SlatePlanner, list[tuple[_Batch, Arrival]]] = {}
+    for batch in batches:
+        at = batch.serving._versions.at
+        for arrival in batch.serving._newcomers(batch):
+            groups.setdefault(at(arrival.occurred_at), []).append((batch, arrival))
+    for planner, group in groups.items():
+        arrivals = [arrival for _, arrival in group]
+        contexts = [pack_context(arrival.context) for arrival in arrivals]
+        for (batch, arrival), context, slate in zip(group, contexts, planner.plan(arrivals, contexts), strict=True):
+            batch.planned[arrival.session_id] = (planner, context, slate)
 
 
 class Serving:
@@ -122,12 +159,17 @@ class Serving:
 
     def handle(self, records: Sequence[Record]) -> Emits:
         """Process records of this partition's arrivals and clicks."""
+        return handle_together([(self, records)])[0]
+
+    def _read(self, records: Sequence[Record]) -> _Batch:
         emits = Emits()
         self._forget(emits)
-        events = self._decoded(records, emits)
-        planned = self._plan(events)
+        return _Batch(self, records, self._decoded(records, emits), emits)
+
+    def _step(self, batch: _Batch) -> Emits:
+        emits, planned = batch.emits, batch.planned
         touched: dict[str, bool] = {}  # session → whether its value changed
-        for record, event in zip(records, events, strict=True):
+        for record, event in zip(batch.records, batch.events, strict=True):
             if type(event) is Feedback:
                 self._hear(record, event, touched, emits)
             elif type(event) is Arrival:
@@ -164,20 +206,14 @@ class Serving:
         else:
             emits.tally.dead_feedback += 1
 
-    def _plan(self, events: Sequence[Arrival | Feedback | None]) -> Planned:
-        """Plan every session that is new, in one go per version."""
-        groups: dict[SlatePlanner, dict[str, Arrival]] = {}
-        table, at = self.table, self._versions.at
-        for event in events:
+    def _newcomers(self, batch: _Batch) -> Iterable[Arrival]:
+        """Return the first arrival of every session that is new."""
+        table = self.table
+        first: dict[str, Arrival] = {}
+        for event in batch.events:
             if type(event) is Arrival and type(table.get(event.session_id)) is not Session:
-                groups.setdefault(at(event.occurred_at), {}).setdefault(event.session_id, event)
-        planned: Planned = {}
-        for planner, group in groups.items():
-            arrivals = list(group.values())
-            contexts = [pack_context(arrival.context) for arrival in arrivals]
-            for arrival, context, slate in zip(arrivals, contexts, planner.plan(arrivals, contexts), strict=True):
-                planned[arrival.session_id, arrival.occurred_at] = (planner, context, slate)
-        return planned
+                first.setdefault(event.session_id, event)
+        return first.values()
 
     def _arrive(
         self, record: Record, arrival: Arrival, planned: Planned, touched: dict[str, bool], emits: Emits
@@ -196,7 +232,7 @@ class Serving:
             emits.tally.repeated += 1
             touched.setdefault(session_id, False)
         else:
-            planner, context, slate = planned[session_id, arrival.occurred_at]
+            planner, context, slate = planned[session_id]
             parameters = planner.parameters
             deadline = arrival.occurred_at + parameters.settings.session_timeout
             session = Session(arrival.occurred_at, deadline, context, arrival.exclude, parameters.version, *slate)

@@ -167,6 +167,7 @@ def build(options: Options, ports: Ports, *, partitions: int) -> WorkerApp:
     app.serving = Serving(
         names=names,
         make_task=lambda partition: ports.serve(partition, partitions),
+        step=ports.step,
         limit=options.under_way,
         reread=lambda tp, offset: app.batch_consumer.reread(tp, offset),
         failed=app.fail,
@@ -197,7 +198,7 @@ def build(options: Options, ports: Ports, *, partitions: int) -> WorkerApp:
 
 def _add_agents(app: WorkerApp, names: TopicNames) -> None:
     # acks=False: Faust's ack happens when an iteration ends, also by an exception, and would lose the list.
-    inputs = app.topic(names.arrivals, names.clicks, schema=ListSchema(), acks=False, maxsize=4 * app.partitions)
+    inputs = app.topic(names.arrivals, names.clicks, schema=ListSchema(), acks=False, maxsize=2)
     journal = app.topic(names.journal, schema=ListSchema(), acks=False)
 
     async def serve(stream: Any) -> None:

@@ -24,7 +24,6 @@ from faust.types import TP
 from worker.errors import FailedError
 from worker.runners.faust.outlets import Outlet
 from worker.runners.faust.ports import Emits, PartitionTask, Record
-from worker.runners.faust.records import RecordList
 from worker.stream.topology import dead_letter
 
 log = logging.getLogger(__name__)
@@ -44,8 +43,7 @@ class LaneOutlets:
 class _Flight:
     """A handled list on its way to the broker; `waiting` counts the batches of its present stage."""
 
-    tp: TP | None
-    end: int
+    ends: Mapping[TP, int]
     size: int
     since: float
     decisions: list[tuple[bytes, bytes]] = field(default_factory=list)
@@ -87,7 +85,7 @@ class Lane:
         self.expected = dict(starts)
         #: Everything before this position is acknowledged.
         self.acknowledged = dict(starts)
-        self._task = task
+        self.task = task
         self._outlets = outlets
         self._landed = landed
         self._failed = failed
@@ -100,14 +98,10 @@ class Lane:
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def handle(self, taken: RecordList) -> None:
-        """Step a list that begins where the last one ended."""
-        self.expected[taken.tp] = taken.end
-        self._launch(self._step(taken.records), taken.tp, taken.end, len(taken.records))
-
-    def _step(self, records: Sequence[Record]) -> Emits:
+    def step(self, records: Sequence[Record]) -> Emits:
+        """Let the task handle records by themselves."""
         try:
-            return self._task.handle(records)
+            return self.task.handle(records)
         except Exception:
             # The processor promises not to raise. If it does, find out on what: one bad record costs one dead letter,
             # not the list and not the worker. Stepping a record again changes nothing, so the others may come twice.
@@ -119,7 +113,7 @@ class Lane:
         survived = 0
         for record in records:
             try:
-                emits = self._task.handle([record])
+                emits = self.task.handle([record])
             except Exception as error:
                 blame = f"the processor raised {type(error).__name__}: {error}"[:500]
                 together.dead_letters.append(dead_letter(record, "invalid", blame))
@@ -136,9 +130,10 @@ class Lane:
             )
         return together
 
-    def _launch(self, emits: Emits, tp: TP | None, end: int, size: int) -> None:
+    def launch(self, emits: Emits, ends: Mapping[TP, int], size: int) -> None:
+        """Write what so many records called for; when that is durable, all before `ends` is acknowledged."""
         outlets = self._outlets
-        flight = _Flight(tp, end, size, asyncio.get_running_loop().time(), emits.decisions)
+        flight = _Flight(ends, size, asyncio.get_running_loop().time(), emits.decisions)
         self._writing.append(flight)
         batches: list[Any] = []
         if emits.journal:
@@ -187,8 +182,7 @@ class Lane:
                 self._follow(flight, list(batches))
         while self._deciding and not self._deciding[0].waiting:
             flight = self._deciding.popleft()
-            if flight.tp is not None:
-                self.acknowledged[flight.tp] = flight.end
+            self.acknowledged.update(flight.ends)
             self._landed(flight.size)
         self._check_target()
 
@@ -216,8 +210,8 @@ class Lane:
 
     def _on_progress(self, time: int) -> None:
         self._reporting = False
-        self._task.acknowledged(time)
-        self._launch(self._step([]), None, 0, 0)
+        self.task.acknowledged(time)
+        self.launch(self.step([]), {}, 0)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -234,7 +228,7 @@ class Lane:
     def retire(self) -> None:
         """End: the partition has gone, or its state is no longer good."""
         self.retired = True
-        self._task.release()
+        self.task.release()
 
     def rewind(self, starts: Mapping[TP, int]) -> None:
         """Begin another generation at these positions, with the state as it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -117,12 +117,14 @@ class ParametersSink(Protocol):
 class Ports:
     """The processors of one worker.
 
-    `serve` makes the task of a partition from (partition, how many there are). `heard` is told what the learner
+    `serve` makes the task of a partition from (partition, how many there are); `step` lets several of them handle their
+    records, as if each did by itself. `heard` is told what the learner
     reports, if it sits at this worker. `progress` encodes a progress record from (partition, how many there are, time).
     `clock` tells the time in milliseconds since the epoch.
     """
 
     serve: Callable[[int, int], PartitionTask]
+    step: Callable[[Sequence[tuple[Any, Sequence[Record]]]], Sequence[Emits]]
     parameters: ParametersSink
     heard: Callable[[Report], None]
     progress: Callable[[int, int, int], tuple[bytes | None, bytes]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from faust.types import TP
@@ -19,7 +19,7 @@ from worker.errors import FailedError
 from worker.runners.faust.lanes import Lane, LaneOutlets
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.outlets import Outlets
-from worker.runners.faust.ports import PartitionTask
+from worker.runners.faust.ports import Emits, PartitionTask, Record
 from worker.runners.faust.records import RecordList
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ class Serving:
         The topics.
     make_task
         Makes the task of a partition number.
+    step
+        Lets several tasks handle their records.
     limit
         How many records may be handled and not yet acknowledged; then no more are taken. Bounds memory, and how much
         is repeated after a crash.
@@ -48,6 +50,7 @@ class Serving:
         *,
         names: TopicNames,
         make_task: Callable[[int], PartitionTask],
+        step: Callable[[Sequence[tuple[PartitionTask, Sequence[Record]]]], Sequence[Emits]],
         limit: int,
         reread: Callable[[TP, int], None],
         failed: Callable[[BaseException], None],
@@ -58,6 +61,7 @@ class Serving:
         self._member = ""
         self._names = names
         self._make_task = make_task
+        self._step = step
         self._limit = limit
         self._reread = reread
         self._report = failed
@@ -147,26 +151,45 @@ class Serving:
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def take(self, taken: RecordList) -> None:
-        """Handle a list; return when there is room for another."""
+    async def take(self, lists: Sequence[RecordList]) -> None:
+        """Handle what one poll brought; return when there is room for more."""
+        work: dict[Lane, list[RecordList]] = {}
+        for taken in lists:
+            if (lane := self._lane_of(taken)) is not None:
+                fresh = taken.after(lane.expected[taken.tp])
+                lane.expected[taken.tp] = taken.end
+                work.setdefault(lane, []).append(fresh)
+        if work:
+            self._handle(work)
+        while self._under_way > self._limit and self._open:
+            self._moved.clear()
+            await self._moved.wait()
+
+    def _lane_of(self, taken: RecordList) -> Lane | None:
+        """Return the lane that has to handle a list; None if there is nothing in it that could be handled now."""
         if not self.is_open(taken.generation):
-            return
+            return None
         lane = self.lanes.get(taken.tp.partition)
         if lane is None or taken.tp not in lane.expected:
-            return
+            return None
         expected = lane.expected[taken.tp]
         if taken.start > expected:
             self._refuse(taken, expected)
-            return
+            return None
         self._rereading.pop(taken.tp, None)
-        if taken.end <= expected:
-            return
-        fresh = taken.after(expected)
-        self._under_way += len(fresh.records)
-        lane.handle(fresh)
-        while self._under_way > self._limit and self.is_open(taken.generation):
-            self._moved.clear()
-            await self._moved.wait()
+        return lane if taken.end > expected else None
+
+    def _handle(self, work: Mapping[Lane, Sequence[RecordList]]) -> None:
+        records = {lane: lists[0].records if len(lists) == 1 else _together(lists) for lane, lists in work.items()}
+        try:
+            emits = self._step([(lane.task, some) for lane, some in records.items()])
+        except Exception:
+            log.exception("the processors raised on %d records", sum(map(len, records.values())))
+            emits = [lane.step(some) for lane, some in records.items()]
+        for (lane, lists), emitted in zip(work.items(), emits, strict=True):
+            size = len(records[lane])
+            self._under_way += size
+            lane.launch(emitted, {taken.tp: taken.end for taken in lists}, size)
 
     def _refuse(self, taken: RecordList, expected: int) -> None:
         if self._rereading.get(taken.tp) == expected:
@@ -182,8 +205,8 @@ class Serving:
             return
         log.error("%s-%d: records %d to %d are gone (retention)", tp.topic, tp.partition, lane.expected[tp], offset - 1)
         self._rereading.pop(tp, None)
-        gap = RecordList(tp=tp, generation=self.generation, start=lane.expected[tp], end=offset, records=())
-        lane.handle(gap)
+        lane.expected[tp] = offset
+        lane.launch(Emits(), {tp: offset}, 0)
 
     def _on_landed(self, size: int) -> None:
         self._under_way -= size
@@ -219,3 +242,7 @@ class Serving:
     def under_way(self) -> int:
         """How many records are handled and not yet acknowledged."""
         return self._under_way
+
+
+def _together(lists: Sequence[RecordList]) -> list[Record]:
+    return [record for taken in lists for record in taken.records]
