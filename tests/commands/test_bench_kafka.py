@@ -8,21 +8,23 @@ from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from worker.cli import main
 from worker.errors import FailedError, InputError
 from worker.lab import bench_kafka, bench_kafka_processes, bench_kafka_soak
+from worker.lab import bench_kafka_open as standing
 from worker.lab import bench_kafka_traffic as traffic
 from worker.lab.bench_kafka_children import Task, Wire
-from worker.lab.bench_kafka_live import LOOK, Sender
+from worker.lab.bench_kafka_live import LOOK, Heard, Sender, Sent
 from worker.lab.bench_kafka_processes import Child, broker
 from worker.lab.bench_kafka_soak import Sample
 from worker.lab.bench_kafka_topics import inputs
 from worker.runners.faust.names import TopicNames
 from worker.stream.codec import Limits, decode_arrival, decode_feedback
 from worker.stream.serving import Serving
-from worker.stream.sessions import Session, decode_state
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
 START = 1_790_000_000_000
-SMALL = bench_kafka.Scale(sessions=300, agent_sessions=20, rounds=1, live_rounds=1, live_seconds=1.0, open_sessions=200)
+SMALL = bench_kafka.Scale(
+    sessions=300, agent_sessions=20, rounds=1, rising_seconds=2.0, live_seconds=1.0, open_sessions=200
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +86,10 @@ def test_a_script_played_live_says_the_same_as_what_was_recorded(recording):
     assert (click.session_id, click.position) == ("live-1", 1)
 
 
-def test_open_states_are_of_sessions_that_have_just_begun(recording):
-    states = [decode_state(value) for value in bench_kafka.open_states(recording.states, 700, START)]
-    assert len(states) == 700
-    assert all(isinstance(state, Session) and state.is_open and state.arrived_at == START for state in states)
+def test_open_sessions_have_just_begun(recording):
+    sessions = list(standing.open_sessions(recording.states, 700, START))
+    assert len(sessions) == 700
+    assert all(session.is_open and session.arrived_at == START for session in sessions)
 
 
 # ── the children ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -157,15 +159,55 @@ def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recordin
     script = max(recording.scripts, key=lambda one: len(one.clicks))
     names = TopicNames("t")
     sender = Sender(names, [script])
-    first = sender.due(0, 2)
+    first = sender.due(0, 2, START)
     assert {topic for topic, _ in first} == {names.arrivals}
-    assert not sender.due(LOOK - 1, 2)
+    assert not sender.due(LOOK - 1, 2, START)
     for place in range(len(script.clicks)):
-        due = sender.due(LOOK * (place + 1), 2)
+        due = sender.due(LOOK * (place + 1), 2, START)
         assert [key[0] for key in due] == [names.clicks] * 2
         assert all(script.clicks[place] in value for pairs in due.values() for _, value in pairs)
-    assert not sender.due(LOOK * 10, 2)
-    assert sender.events == 2 * (1 + len(script.clicks))
+    assert not sender.due(LOOK * 10, 2, START)
+
+
+def test_what_is_taken_live_is_the_highest_rate_before_clients_wait():
+    # A tick has 100 events more than the one before; from the hundredth on the clients wait too long.
+    sessions = [100 * tick * (tick + 1) // 2 for tick in range(1, 201)]
+    moments = [tick * 10_000_000 for tick in range(200)]
+    sent = Sent(moments=moments, events=sessions, sessions=sessions)
+    starts = [0, *sessions[:-1]]
+    waits = [10_000_000 if tick < 100 else 400_000_000 for tick in range(200)]
+    heard = Heard(sent=sent, sessions=starts, moments=[m + w for m, w in zip(moments, waits, strict=True)])
+    between = (sessions[100] - sessions[50]) / 0.5
+    assert heard.taken() == pytest.approx(between)
+    assert Heard(sent=sent, sessions=starts, moments=[m + 10**9 for m in moments]).taken() == 0
+
+
+def test_only_what_was_sent_after_the_warm_up_counts():
+    moments = [0, 4_000_000_000]
+    heard = Heard(
+        sent=Sent(moments=moments, events=[5, 8], sessions=[1, 2]), sessions=[1, 0], moments=[4_007_000_000, 10**9]
+    )
+    latency = heard.latency()
+    assert latency.waits.tolist() == [7.0]
+    assert latency.rate == 2
+    assert latency.quantile(0.5) == 7
+
+
+def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(recording):
+    names = TopicNames("t")
+    parts = standing.backlog(recording, names, 500, START)
+    serving = Serving(Versions(recording.parameters), topics=names)
+    serving.restore([pair for (topic, _), pairs in parts.items() if topic == names.changelog for pair in pairs])
+    records = [
+        Record(topic, 0, 0, START, key, value)
+        for (topic, _), pairs in parts.items()
+        if topic in names.inputs
+        for key, value in pairs
+    ]
+    emits = serving.handle(records)
+    assert emits.tally.applied == 500
+    assert emits.tally.opened == round(500 * len(recording.arrivals) / len(recording.clicks))
+    assert len(emits.decisions) == len(emits.changelog) == len(emits.journal) == len(records)
 
 
 def test_a_child_that_ends_is_told_with_its_last_words(tmp_path):

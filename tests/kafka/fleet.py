@@ -47,8 +47,14 @@ class Running:
         command = [sys.executable, "-m", "worker", "worker", *fleet.arguments, *arguments]
         clock = {"ADCASCADE_TEST_CLOCK": str(fleet.clock)} if fleet.clock.exists() else {}
         with self.log.open("ab") as log:
+            # In a group of its own with its learner's process, so that both can be stopped or killed at one moment.
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env={**os.environ, **clock, **environment}, stdout=log, stderr=log
+                command,
+                cwd=ROOT,
+                env={**os.environ, **clock, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     @property
@@ -82,12 +88,19 @@ class Running:
         return self.metric("adcascade_parameters_version") == version
 
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        os.killpg(self.process.pid, signal.SIGSTOP)
         self.paused = True
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        os.killpg(self.process.pid, signal.SIGCONT)
         self.paused = False
+
+    @property
+    def learner(self) -> int | None:
+        """The process that learns for it."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        return int(children[0]) if children else None
 
     @property
     def ready(self) -> bool:
@@ -96,8 +109,12 @@ class Running:
     def tail(self) -> str:
         return "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-20:])
 
-    def kill(self) -> None:
-        self.process.kill()
+    def kill(self, *, alone: bool = False) -> None:
+        """Kill it with its learner's process, or alone: then that has to notice and end."""
+        if alone:
+            self.process.kill()
+        else:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def terminate(self) -> tuple[int, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +58,7 @@ def test_workers_killed_over_and_over_leave_the_golden_hash(fleet: Fleet, golden
         nonlocal kills
         victims = fleet.running if chance.random() < 0.3 else [chance.choice(fleet.running)]
         for victim in victims:
-            victim.kill()
+            victim.kill(alone=chance.random() < 0.5)
             fleet.start()
             kills += 1
 
@@ -84,6 +86,26 @@ def test_a_learner_that_sleeps_and_wakes_after_its_successor_has_gone_changes_no
 
     play(golden, fleet, disturb)
     as_golden(fleet, golden)
+
+
+def test_a_learner_s_process_that_is_killed_is_started_again_and_ends_with_its_worker(
+    fleet: Fleet, golden: Golden
+) -> None:
+    worker = fleet.serving()
+    killed: list[int] = []
+
+    def disturb(step: int) -> None:
+        if step == 4:
+            killed.append(eventually(lambda: worker.learner, what="it learns"))
+            os.kill(killed[0], signal.SIGKILL)
+
+    play(golden, fleet, disturb)
+    as_golden(fleet, golden)
+    assert fleet.running == [worker], "serving did not end with the learning"
+    successor = eventually(lambda: worker.learner)
+    assert successor not in (None, killed[0])
+    worker.kill(alone=True)
+    eventually(lambda: not Path(f"/proc/{successor}").exists(), what="nobody is left behind")
 
 
 def test_workers_that_come_and_go_leave_the_golden_hash(fleet: Fleet, golden: Golden) -> None:

@@ -55,7 +55,11 @@ class Process:
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.kafka.toy", json.dumps(settings)], cwd=ROOT, stdout=log, stderr=log
+                [sys.executable, "-m", "tests.kafka.toy", json.dumps(settings)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a group with its learner's process
             )
 
     def status(self) -> dict[str, Any]:
@@ -88,10 +92,10 @@ class Process:
         return code
 
     def pause(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
+        os.killpg(self._process.pid, signal.SIGCONT)
 
     @property
     def running(self) -> bool:

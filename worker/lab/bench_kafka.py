@@ -2,13 +2,17 @@
 
 (a) raw aiokafka that reads and writes as much and knows nothing; (b) a plain Faust agent with a table write and a send
 per event; (c) `adcascade worker`, its learner included. Each is a process of its own. First each takes a backlog, (a)
-and (c) several times in turn; then each serves live traffic at half of its own rate.
+and (c) several times in turn; then each serves live traffic at half of the rate that it takes live.
 
-Everything is counted from outside, by the ends of the topics and by /proc, so for all three alike.
+That rate is found by letting it rise. It is not the one of the backlog: a worker that is behind skips what nobody waits
+for any more, and live the clients need the same two or three processors.
+
+Everything is counted from outside, by the ends of the topics and by the kernel, so for all three alike.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import tempfile
 import time
@@ -21,20 +25,21 @@ import msgspec
 import numpy as np
 
 from worker.errors import FailedError
+from worker.lab import bench_kafka_open as standing
 from worker.lab import bench_kafka_traffic as traffic
 from worker.lab.bench import Figure
 from worker.lab.bench_kafka_children import Task
-from worker.lab.bench_kafka_live import Latency, live
+from worker.lab.bench_kafka_live import WARM, Heard, Latency, live
 from worker.lab.bench_kafka_processes import Child, broker
 from worker.lab.bench_kafka_topics import Usage, clear, ends, fill, inputs, partitions, prepare
 from worker.lab.bench_kafka_traffic import PARTITIONS, Recording
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.kafka_client import converse
-from worker.stream.sessions import Session, decode_state, encode_state
 
-FIGURES = 14  # that `measure` yields
+FIGURES = 19  # that `measure` yields
 BEFORE = 300_000  # milliseconds that the users of the backlog came before the run
+MOST_LIVE = 150_000.0  # events/s that the sender is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class Scale:
     sessions: int = 28_000
     agent_sessions: int = 1_500
     rounds: int = 3
-    live_rounds: int = 2
+    rising_seconds: float = 10.0
     live_seconds: float = 7.0
     open_sessions: int = 100_000
 
@@ -64,8 +69,8 @@ def measure(address: str | None = None, scale: Scale = FULL) -> Iterator[Figure 
         bench = Bench(reached, Path(folder), recording, scale)
         try:
             yield from bench.backlog()
+            yield from bench.standing()
             yield from bench.live()
-            yield from bench.recovery()
         finally:
             bench.clear()
 
@@ -145,16 +150,15 @@ class Bench:
             converse(connection, self._prepared(names, self._recording))
             outputs = converse(connection, self._worker_on_backlog(names))
             converse(connection, self._raw_on_backlog(names, outputs))
-        yield "backlog of the Faust agent"
-        converse(connection, self._agent_on_backlog())
+            converse(connection, self._agent_on_backlog())
         for kind, name in _NAMES.items():
             usages = self._usages[kind]
             rates = sorted(usage.rate for usage in usages)
-            spread = f"{rates[0]:,.0f} to {rates[-1]:,.0f} in {len(rates)} runs of" if len(rates) > 1 else "one run of"
-            detail = f"backlog, {spread} {usages[0].events:,} events"
+            detail = f"backlog, {rates[0]:,.0f} to {rates[-1]:,.0f} in {len(rates)} runs of {usages[0].events:,} events"
             yield Figure(name=name, value=self._rate(kind), unit="events/s", detail=detail)
             cost = statistics.median(usage.cost for usage in usages)
-            yield Figure(name=f"{name}, processor", value=cost, unit="µs/event", detail="of the process")
+            whose = "of the worker and of its learner" if kind == "worker" else "of the process"
+            yield Figure(name=f"{name}, processor", value=cost, unit="µs/event", detail=whose)
         yield Figure(
             name="(c) / (b)", value=self._rate("worker") / self._rate("agent"), unit="×", least=20, detail="in events/s"
         )
@@ -202,19 +206,63 @@ class Bench:
                 decisions = partitions(names.decisions)
                 self._usages["agent"].append(await look.usage(decisions, recording.events, child))
 
+    # ── a full table ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def standing(self) -> Iterator[Figure | str]:
+        """Measure a start with many open sessions, and then a backlog of which every event has to be answered."""
+        count = self._scale.open_sessions
+        seen: list[tuple[float, Usage]] = []
+        for turn in range(self._scale.rounds):
+            yield f"{count:,} open sessions, round {turn + 1} of {self._scale.rounds}"
+            seen.append(converse(self._connection, self._stand(count)))
+        rate, events = statistics.median(usage.rate for _, usage in seen), seen[0][1].events
+        detail = f"backlog of {events:,}, each about another session; {rate / self._rate('agent'):.1f} × (b)"
+        yield Figure(name="(c), every event answered", value=rate, unit="events/s", detail=detail)
+        yield Figure(
+            name=f"recovery of {count:,} open sessions",
+            value=statistics.median(seconds for seconds, _ in seen),
+            unit="s",
+            most=15,
+            detail="from the start of the process to the first decision",
+        )
+
+    async def _stand(self, count: int) -> tuple[float, Usage]:
+        names, now = self._names(), time.time_ns() // 1_000_000
+        await prepare(self._connection, names, recording=self._recording)
+        parts = standing.backlog(self._recording, names, count, now)
+        await fill(self._connection, parts)
+        events = sum(len(pairs) for (topic, _), pairs in parts.items() if topic in names.inputs)
+        async with ends(self._connection) as look:
+            began = time.monotonic()
+            with self._worker(names) as child:
+                (answered, _), usage = await asyncio.gather(
+                    look.reached(partitions(names.decisions), 1, child),
+                    look.usage(partitions(names.journal, 1), events, child),
+                )
+                await look.reached(partitions(names.decisions), events, child)
+        return answered - began, usage
+
     # ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def live(self) -> Iterator[Figure | str]:
-        """Measure how long a client waits, at half of each one's rate; (a) also at half of the rate of (c)."""
-        half = {kind: self._rate(kind) / 2 for kind in _NAMES}
+        """Measure what each one takes live, and how long a client waits at half of that; (a) also at half of (c)'s."""
+        half = {}
+        for kind, name in _NAMES.items():
+            yield f"live, rising: {name}"
+            most = min(MOST_LIVE, self._rate(kind) * (2 if kind == "agent" else 1))
+            taken = self._live(kind, (most / 50, most), self._scale.rising_seconds).taken()
+            if not taken:
+                raise FailedError(f"{name} keeps up with no live traffic at all")
+            half[kind] = taken / 2
+            yield Figure(name=f"{name}, taken live", value=taken, unit="events/s", detail="of a rate that rises")
         seen: dict[str, list[Latency]] = {"raw": [], "agent": [], "worker": [], "raw at (c)'s": []}
-        for turn in range(self._scale.live_rounds):
-            yield f"live, round {turn + 1} of {self._scale.live_rounds}"
-            seen["worker"].append(self._live("worker", half["worker"]))
-            seen["raw at (c)'s"].append(self._live("raw", half["worker"]))
+        for turn in range(self._scale.rounds):
+            yield f"live, round {turn + 1} of {self._scale.rounds}"
+            seen["worker"].append(self._latency("worker", half["worker"]))
+            seen["raw at (c)'s"].append(self._latency("raw", half["worker"]))
         for kind in ("raw", "agent"):
             yield f"live, {_NAMES[kind]}"
-            seen[kind].append(self._live(kind, half[kind]))
+            seen[kind].append(self._latency(kind, half[kind]))
         for kind, name in _NAMES.items():
             yield _waiting(f"{name}, live", seen[kind], most=25 if kind == "worker" else None)
         same = seen["raw at (c)'s"]
@@ -225,67 +273,26 @@ class Bench:
             value=worker / wire,
             unit="×",
             most=5,
-            detail=f"{worker:.1f} and {wire:.1f} ms, both at half of the rate of (c)",
+            detail=f"{worker:.1f} and {wire:.1f} ms, both at half of what (c) takes live",
         )
 
-    def _live(self, kind: str, rate: float) -> Latency:
-        return converse(self._connection, self._serve_live(kind, rate))
+    def _latency(self, kind: str, rate: float) -> Latency:
+        return self._live(kind, (rate, rate), WARM + self._scale.live_seconds).latency()
 
-    async def _serve_live(self, kind: str, rate: float) -> Latency:
+    def _live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
+        return converse(self._connection, self._serve_live(kind, rates, seconds))
+
+    async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
         names = self._names()
         await prepare(self._connection, names, recording=self._recording)
         decisions = 1.0, self._recording.sizes.decisions_per_click
         with self._worker(names) if kind == "worker" else self._other(kind, names, names, _EACH, decisions) as child:
-            return await live(
-                self._connection, names, child, self._recording, rate, self._scale.live_seconds, self._folder
-            )
-
-    # ── a restart ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def recovery(self) -> Iterator[Figure | str]:
-        """Measure how long a worker takes from its start to its first decision, with many sessions open."""
-        count = self._scale.open_sessions
-        yield f"{count:,} open sessions"
-        seconds = converse(self._connection, self._recover(count))
-        yield Figure(
-            name=f"recovery of {count:,} open sessions",
-            value=seconds,
-            unit="s",
-            most=15,
-            detail="from the start of the process to the first decision",
-        )
-
-    async def _recover(self, count: int) -> float:
-        names, now = self._names(), time.time_ns() // 1_000_000
-        await prepare(self._connection, names, recording=self._recording)
-        parts: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
-        for number, value in enumerate(open_states(self._recording.states, count, now)):
-            key = b"open-%d" % number
-            parts.setdefault((names.changelog, traffic.partition_of(key)), []).append((key, value))
-        key = b"new-1"
-        arrival = traffic.live_arrival(self._recording.scripts[0], key, now)
-        parts[names.arrivals, traffic.partition_of(key)] = [(key, arrival)]
-        await fill(self._connection, parts)
-        async with ends(self._connection) as look:
-            began = time.monotonic()
-            with self._worker(names) as child:
-                answered, _ = await look.reached(partitions(names.decisions), 1, child)
-        return answered - began
+            return await live(self._connection, names, child, self._recording, rates, seconds, self._folder)
 
 
 _NAMES = {"raw": "(a) raw aiokafka", "agent": "(b) idiomatic Faust agent", "worker": "(c) adcascade worker"}
 
 _EACH: Shares = (1.0, 1.0)
-
-
-def open_states(states: Sequence[bytes], count: int, now: int) -> Iterator[bytes]:
-    """Yield table values of sessions that have just begun."""
-    sessions = [state for state in map(decode_state, states) if isinstance(state, Session)]
-    for session in sessions:
-        session.arrived_at, session.deadline = now, now + traffic.TIMEOUT
-    values = [encode_state(session) for session in sessions]
-    for number in range(count):
-        yield values[number % len(values)]
 
 
 def _quantile(latencies: Sequence[Latency], share: float) -> float:
@@ -295,5 +302,6 @@ def _quantile(latencies: Sequence[Latency], share: float) -> float:
 def _waiting(name: str, latencies: Sequence[Latency], most: float | None = None) -> Figure:
     rate = statistics.median(latency.rate for latency in latencies)
     high = _quantile(latencies, 0.99)
-    detail = f"p50 from arrival to decision at {rate:,.0f} events/s; p99 {high:.1f} ms"
+    runs = f", {len(latencies)} runs" if len(latencies) > 1 else ""
+    detail = f"p50 from arrival to decision at {rate:,.0f} events/s; p99 {high:.1f} ms{runs}"
     return Figure(name=name, value=_quantile(latencies, 0.5), unit="ms", most=most, detail=detail)

@@ -3,14 +3,13 @@
     python -m worker.lab.bench_kafka_children '{"kind": "raw", …}'
 
 `raw` is the wire: aiokafka's `getmany`, then `create_batch` and `send_batch`. It writes as many records of the same
-sizes as the worker does, and knows nothing. `agent` is what one writes first with Faust: an agent over both topics,
-JSON, a table write and a `send` for each event.
+sizes as the worker does, and knows nothing. `agent` is what one writes first with Faust, under Faust's own settings: an
+agent over both topics, JSON, a table write and a `send` for each event.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import tempfile
 from pathlib import Path
@@ -19,8 +18,7 @@ from typing import Any
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-#: As in the worker (see `worker.runners.faust.app.run`), so that all are measured under the same garbage collector.
-_COLLECTOR = (100_000, 50, 100)
+from worker.runners.faust.memory import collect_rarely
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +101,6 @@ async def raw(task: Task) -> None:
         bootstrap_servers=task.broker,
         auto_offset_reset="earliest",
         enable_auto_commit=False,
-        max_partition_fetch_bytes=256 << 10,
         fetch_max_wait_ms=100,
     )
     producer = AIOKafkaProducer(
@@ -135,11 +132,6 @@ def agent(task: Task) -> None:
         datadir=Path(tempfile.gettempdir()) / "adcascade-bench-agent",
         topic_disable_leader=True,
         topic_partitions=task.partitions,
-        # What helps, by the measurements of others and our own; the defaults are slower.
-        stream_buffer_maxsize=65_536,
-        broker_max_poll_records=500,
-        producer_linger=0.005,
-        producer_acks=-1,
     )
     inputs = app.topic(f"{task.inputs}.arrivals", f"{task.inputs}.clicks", key_type=bytes)
     decisions = app.topic(f"{task.outputs}.decisions", key_type=bytes)
@@ -173,10 +165,8 @@ def agent(task: Task) -> None:
 def main(argument: str) -> None:
     """Run what the argument says."""
     task = msgspec.json.decode(argument, type=Task)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECTOR)
     if task.kind == "raw":
+        collect_rarely()  # as the worker does
         asyncio.run(raw(task))
     else:
         agent(task)

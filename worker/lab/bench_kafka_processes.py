@@ -68,7 +68,7 @@ class Child:
         self.end()
 
     def end(self) -> None:
-        """End it at once: nothing of it is needed any more."""
+        """End it at once: nothing of it is needed any more. Its own children end with it."""
         self.process.kill()
         self.process.wait()
 
@@ -77,25 +77,33 @@ class Child:
         if self.process.poll() is not None:
             raise FailedError(f"{self.name} ended with {self.process.returncode}: {self.last_words()}")
 
-    def last_words(self) -> str:
-        """Return the last line it wrote."""
+    def last_line(self) -> str:
+        """Return the last line it wrote, empty if there is none."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def last_words(self) -> str:
+        """Return the last line it wrote, for people."""
+        return self.last_line()[:500] or "it wrote nothing"
 
     def processor_seconds(self) -> float:
-        """Return the processor time that it has used, its threads included."""
+        """Return the processor time that it has used, its threads and its own children included."""
         try:
             # The clock that Linux keeps for each process, to the nanosecond; /proc/…/stat counts in steps of 10 ms.
-            return time.clock_gettime(~self.process.pid << 3 | 2)
+            return sum(time.clock_gettime(~pid << 3 | 2) for pid in self._family())
         except OSError:
             self.check()
             raise FailedError("this needs Linux: the processor time of another process is asked for") from None
 
     def resident_memory(self) -> int:
-        """Return the bytes that it has in memory now."""
+        """Return the bytes that it and its own children have in memory now."""
         try:
-            pages = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1]
+            pages = [Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1] for pid in self._family()]
         except FileNotFoundError:
             self.check()
             raise FailedError("this needs Linux: the memory of another process is read from /proc") from None
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
+
+    def _family(self) -> list[int]:
+        pid = self.process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())]

@@ -34,6 +34,9 @@ from worker.runners.faust.records import next_records
 
 log = logging.getLogger(__name__)
 
+#: How far it stands back behind the serving: users wait for decisions, nobody for what is learned.
+NICE = 10
+
 _T = TypeVar("_T")
 
 
@@ -42,6 +45,7 @@ def run(connection: Connection, names: TopicNames, sink: ParametersSink, learn: 
 
     `learn` makes a learner from what the sink has seen.
     """
+    os.nice(NICE)
     # The worker decides when this ends. Signals to the whole group (Ctrl-C, systemd) are for the worker.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -89,7 +93,7 @@ class Fold:
 
     #: Seconds to rest after fewer than so many records: a round trip for each handful is dear, and nobody waits for
     #: what is learned.
-    rest, worthwhile = 0.05, 1000
+    rest, worthwhile = 0.25, 1000
 
     def __init__(
         self,
@@ -119,7 +123,8 @@ class Fold:
             position = await self._seek(learner)
             await self._publish(await do(learner.begin), learner, position)
             while True:
-                records = await next_records(self._consumer, self._tp, seconds=0.5, most=5000)
+                fetched = await next_records(self._consumer, seconds=0.5, most=5000)
+                records = fetched.get(self._tp, [])
                 if records:
                     lessons = await do(lambda: learner.handle(records))  # noqa: B023
                     await self._publish(lessons, learner, records[-1].offset + 1)

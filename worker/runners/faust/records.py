@@ -82,16 +82,16 @@ def unpack_lean(fetcher: Any) -> None:
             held._consumer_record = _unpacked
 
 
-async def next_records(consumer: Any, tp: Any, *, seconds: float, most: int) -> list[Record]:
-    """Return what an aiokafka consumer has of a partition; wait so many seconds for it if there is nothing."""
+async def next_records(consumer: Any, *, seconds: float, most: int | None = None) -> dict[Any, list[Record]]:
+    """Return what an aiokafka consumer has, by partition; wait so many seconds for it if there is nothing."""
     fetcher = consumer._fetcher
     if not fetcher._records:
         waiter = fetcher._create_fetch_waiter()
         done, _ = await asyncio.wait([waiter], timeout=seconds)
         if not done:
             waiter.cancel()
-            return []
+            return {}
         waiter.result()
     unpack_lean(fetcher)
-    fetched = await consumer.getmany(tp, timeout_ms=0, max_records=most)
-    return [plain(record) for record in fetched.get(tp, ())]
+    fetched = await consumer.getmany(timeout_ms=0, max_records=most)
+    return {tp: [plain(record) for record in records] for tp, records in fetched.items()}

@@ -1,0 +1,45 @@
+"""A table full of open sessions, and a backlog in which every event is about another one of them.
+
+What users leave behind lets a worker save work: of a session whose clicks all wait already, only the last state is
+written. Here nothing can be saved: each event has to be journalled, stored and answered by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from worker.lab import bench_kafka_traffic as traffic
+from worker.lab.bench_kafka_topics import Pair
+from worker.lab.bench_kafka_traffic import Recording
+from worker.runners.faust.names import TopicNames
+from worker.stream.codec import encode_feedback
+from worker.stream.events import Feedback
+from worker.stream.sessions import Session, decode_state, encode_state
+
+
+def backlog(recording: Recording, names: TopicNames, count: int, now: int) -> dict[tuple[str, int], list[Pair]]:
+    """Return a changelog with so many sessions, a pass for each, and as many arrivals beside them as users bring."""
+    parts: dict[tuple[str, int], list[Pair]] = {}
+    arrivals = len(recording.arrivals) / len(recording.clicks)
+    for number, session in enumerate(open_sessions(recording.states, count, now)):
+        name = f"open-{number}"
+        key = name.encode()
+        place = traffic.partition_of(key)
+        answer = Feedback(session_id=name, occurred_at=now, position=1, arm=session.slate[0], clicked=False)
+        parts.setdefault((names.changelog, place), []).append((key, encode_state(session)))
+        parts.setdefault((names.clicks, place), []).append((key, encode_feedback(answer)))
+        if int((number + 1) * arrivals) > int(number * arrivals):
+            new = b"new-%d" % number
+            script = recording.scripts[number % len(recording.scripts)]
+            place = traffic.partition_of(new)
+            parts.setdefault((names.arrivals, place), []).append((new, traffic.live_arrival(script, new, now)))
+    return parts
+
+
+def open_sessions(states: Sequence[bytes], count: int, now: int) -> Iterator[Session]:
+    """Yield sessions that have just begun, from recorded ones."""
+    sessions = [state for state in map(decode_state, states) if isinstance(state, Session)]
+    for session in sessions:
+        session.arrived_at, session.deadline = now, now + traffic.TIMEOUT
+    for number in range(count):
+        yield sessions[number % len(sessions)]
