@@ -1,11 +1,11 @@
 """The worker on a real broker against the wire and against an idiomatic Faust agent, in one run with the same records.
 
-(a) raw aiokafka that reads and writes as much and knows nothing; (b) a plain Faust agent with a table write and a send
-per event; (c) `adcascade worker`, its learner included. Each is a process of its own. First each takes a backlog, (a)
-and (c) several times in turn; then each serves live traffic at half of the rate that it takes live.
+(a) raw aiokafka that reads, decodes, encodes and writes as much, and knows nothing; (b) a plain Faust agent with a
+table write and a send per event; (c) `adcascade worker`, its learner included. First each takes a backlog, several
+times in turn; then each serves live traffic at half of the rate that it takes live.
 
 That rate is found by letting it rise. It is not the one of the backlog: a worker that is behind skips what nobody waits
-for any more, and live the clients need the same two or three processors.
+for any more, and live the clients need the same few processors.
 
 Everything is counted from outside, by the ends of the topics and by the kernel, so for all three alike.
 """
@@ -37,7 +37,7 @@ from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.kafka_client import converse
 
-FIGURES = 19  # that `measure` yields
+FIGURES = 20  # that `measure` yields
 BEFORE = 300_000  # milliseconds that the users of the backlog came before the run
 MOST_LIVE = 150_000.0  # events/s that the sender is asked for
 
@@ -46,7 +46,7 @@ MOST_LIVE = 150_000.0  # events/s that the sender is asked for
 class Scale:
     """How much is measured: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic."""
 
-    sessions: int = 28_000
+    sessions: int = 56_000
     agent_sessions: int = 1_500
     rounds: int = 3
     rising_seconds: float = 10.0
@@ -94,7 +94,7 @@ class Bench:
         self._scale = scale
         self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
         self._made = 0
-        self._usages: dict[str, list[Usage]] = {"raw": [], "agent": [], "worker": []}
+        self._usages: dict[str, list[Usage]] = {"raw": [], "wire": [], "agent": [], "worker": []}
 
     def clear(self) -> None:
         """Delete the topics."""
@@ -135,8 +135,9 @@ class Bench:
             decision=sizes.decision,
             changes=changes,
             decisions=decisions,
+            state=self._recording.states[0],
         )
-        name = {"raw": "raw aiokafka", "agent": "the Faust agent"}[kind]
+        name = {"raw": "raw aiokafka", "wire": "the wire", "agent": "the Faust agent"}[kind]
         return Child(name, ["worker.lab.bench_kafka_children", msgspec.json.encode(task).decode()], self._folder)
 
     # ── a backlog ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,7 +150,8 @@ class Bench:
             names = self._names()
             converse(connection, self._prepared(names, self._recording))
             outputs = converse(connection, self._worker_on_backlog(names))
-            converse(connection, self._raw_on_backlog(names, outputs))
+            for kind in ("raw", "wire"):
+                converse(connection, self._raw_on_backlog(kind, names, outputs))
             converse(connection, self._agent_on_backlog())
         for kind, name in _NAMES.items():
             usages = self._usages[kind]
@@ -159,6 +161,9 @@ class Bench:
             cost = statistics.median(usage.cost for usage in usages)
             whose = "of the worker and of its learner" if kind == "worker" else "of the process"
             yield Figure(name=f"{name}, processor", value=cost, unit="µs/event", detail=whose)
+        yield Figure(
+            name="(a) without the codec", value=self._rate("wire"), unit="events/s", detail="bytes in, other bytes out"
+        )
         yield Figure(
             name="(c) / (b)", value=self._rate("worker") / self._rate("agent"), unit="×", least=20, detail="in events/s"
         )
@@ -189,14 +194,14 @@ class Bench:
             raise FailedError(f"the worker made {dead} dead letters of {recording.events} records: no measurement")
         return outputs
 
-    async def _raw_on_backlog(self, names: TopicNames, outputs: Outputs) -> None:
+    async def _raw_on_backlog(self, kind: str, names: TopicNames, outputs: Outputs) -> None:
         events, written = self._recording.events, self._names()
         changes, decisions = outputs.changes / events, outputs.decisions / events
         await prepare(self._connection, written)
         async with ends(self._connection) as look:
-            with self._other("raw", names, written, (changes, changes), (decisions, decisions)) as child:
+            with self._other(kind, names, written, (changes, changes), (decisions, decisions)) as child:
                 journal = partitions(written.journal, 1)
-                self._usages["raw"].append(await look.usage(journal, events, child))
+                self._usages[kind].append(await look.usage(journal, events, child))
 
     async def _agent_on_backlog(self) -> None:
         recording, names = self._recording.first(self._scale.agent_sessions), self._names()

@@ -2,8 +2,9 @@
 
     python -m worker.lab.bench_kafka_children '{"kind": "raw", …}'
 
-`raw` is the wire: aiokafka's `getmany`, then `create_batch` and `send_batch`. It writes as many records of the same
-sizes as the worker does, and knows nothing. `agent` is what one writes first with Faust, under Faust's own settings: an
+`raw` is aiokafka's `getmany`, then `create_batch` and `send_batch`: it decodes what it reads and encodes what it writes
+as the worker does, writes as many records of the same sizes, and knows nothing. `wire` leaves out the codec too: bytes
+in, other bytes out. `agent` is what one writes first with Faust, under Faust's own settings: an
 agent over both topics, JSON, a table write and a `send` for each event.
 """
 
@@ -19,12 +20,18 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from worker.runners.faust.memory import collect_rarely
+from worker.stream.codec import Limits, decode_arrival, decode_feedback, encode_feedback_fact, write_opened
+from worker.stream.contexts import unpack_context
+from worker.stream.sessions import Session, decode_state, encode_state
+
+Pair = tuple[bytes, bytes]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is told.
 
-    Sizes are in bytes. `changes` and `decisions` say how many of them an arrival and a click lead to, on average.
+    Sizes are in bytes; `state` is a session as it stands in the table. `changes` and `decisions` say how many of them
+    an arrival and a click lead to, on average.
     """
 
     kind: str
@@ -38,6 +45,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     decision: int
     changes: tuple[float, float]
     decisions: tuple[float, float]
+    state: bytes
 
 
 # ── raw ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -49,36 +57,43 @@ class Wire:
     def __init__(self, task: Task, producer: AIOKafkaProducer) -> None:
         self._task = task
         self._producer = producer
+        self._owed = {"changes": 0.0, "decisions": 0.0}
         self._opened, self._feedback = bytes(task.opened), bytes(task.feedback)
         self._changed = bytes(task.changelog)
         self._first, self._next = (_decision(task, position) for position in (1, 2))
-        self._owed = {"changes": 0.0, "decisions": 0.0}
 
     async def handle(self, fetched: dict[TopicPartition, list[Any]]) -> None:
         """Write what the records of one poll lead to."""
         task, outputs = self._task, self._task.outputs
-        facts: list[tuple[bytes, bytes]] = []
+        facts: list[Pair] = []
         for tp, records in fetched.items():
-            keys = [record.key for record in records]
-            if tp.topic.endswith(".arrivals"):
-                fact, decision, kind = self._opened, self._first, 0
-            else:
-                fact, decision, kind = self._feedback, self._next, 1
-            changed = self._share("changes", keys, task.changes[kind])
-            decided = self._share("decisions", keys, task.decisions[kind])
-            await self._write(f"{outputs}.sessions-changelog", tp.partition, [(key, self._changed) for key in changed])
-            await self._write(f"{outputs}.decisions", tp.partition, [(key, decision) for key in decided])
-            facts += [(key, fact) for key in keys]
+            arrivals = tp.topic.endswith(".arrivals")
+            changed = self._share("changes", records, task.changes[not arrivals])
+            decided = self._share("decisions", records, task.decisions[not arrivals])
+            facts += self._facts(records, arrivals)
+            await self._write(f"{outputs}.sessions-changelog", tp.partition, self._changes(changed))
+            await self._write(f"{outputs}.decisions", tp.partition, self._decisions(decided, arrivals))
         # Once for all partitions: `send_batch` waits until the batch before it to the same partition is on its way.
         await self._write(f"{outputs}.journal", 0, facts)
 
-    def _share(self, what: str, keys: list[bytes], share: float) -> list[bytes]:
-        """Return so many of the keys; what is less than one is kept for the next time."""
-        owed = self._owed[what] + len(keys) * share
-        self._owed[what] = owed - int(owed)
-        return keys[: int(owed)]
+    def _facts(self, records: list[Any], arrivals: bool) -> list[Pair]:
+        fact = self._opened if arrivals else self._feedback
+        return [(record.key, fact) for record in records]
 
-    async def _write(self, topic: str, partition: int, pairs: list[tuple[bytes, bytes]]) -> None:
+    def _changes(self, records: list[Any]) -> list[Pair]:
+        return [(record.key, self._changed) for record in records]
+
+    def _decisions(self, records: list[Any], arrivals: bool) -> list[Pair]:
+        decision = self._first if arrivals else self._next
+        return [(record.key, decision) for record in records]
+
+    def _share(self, what: str, records: list[Any], share: float) -> list[Any]:
+        """Return so many of the records; what is less than one is kept for the next time."""
+        owed = self._owed[what] + len(records) * share
+        self._owed[what] = owed - int(owed)
+        return records[: int(owed)]
+
+    async def _write(self, topic: str, partition: int, pairs: list[Pair]) -> None:
         if not pairs:
             return
         producer = self._producer
@@ -89,6 +104,39 @@ class Wire:
                 builder = producer.create_batch()
                 builder.append(timestamp=None, key=key, value=value)
         await producer.send_batch(builder, topic, partition=partition)
+
+
+class Coded(Wire):
+    """Also decodes what it reads, and encodes what it writes, from one session that stands for all."""
+
+    def __init__(self, task: Task, producer: AIOKafkaProducer) -> None:
+        super().__init__(task, producer)
+        session = decode_state(task.state)
+        assert isinstance(session, Session)
+        self._session = session
+        self._context = unpack_context(session.context)
+        self._limits = Limits()
+
+    def _facts(self, records: list[Any], arrivals: bool) -> list[Pair]:
+        limits, one, context, horizon = self._limits, self._session, self._context, len(self._session.slate)
+        facts: list[Pair] = []
+        for record in records:
+            if arrivals:
+                event = decode_arrival(record.value, limits=limits, dim=len(context), timestamp=record.timestamp)
+                fact = write_opened(event.session_id, event.occurred_at, context, one.slate, one.modes, (), one.version)
+            else:
+                fact = encode_feedback_fact(
+                    decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
+                )
+            facts.append((record.key, fact))
+        return facts
+
+    def _changes(self, records: list[Any]) -> list[Pair]:
+        return [(record.key, encode_state(self._session)) for record in records]
+
+    def _decisions(self, records: list[Any], arrivals: bool) -> list[Pair]:
+        self._session.passed = 0 if arrivals else 1
+        return [(record.key, self._session.decision(record.key.decode(), None)) for record in records]
 
 
 def _decision(task: Task, position: int) -> bytes:
@@ -109,9 +157,9 @@ async def raw(task: Task) -> None:
     async with consumer, producer:
         topics = (f"{task.inputs}.arrivals", f"{task.inputs}.clicks")
         consumer.assign([TopicPartition(topic, place) for topic in topics for place in range(task.partitions)])
-        wire = Wire(task, producer)
+        wire = (Coded if task.kind == "raw" else Wire)(task, producer)
         while True:
-            await wire.handle(await consumer.getmany(timeout_ms=200))
+            await wire.handle(await consumer.getmany(timeout_ms=200, max_records=8192))
 
 
 # ── the idiomatic agent ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,7 +213,7 @@ def agent(task: Task) -> None:
 def main(argument: str) -> None:
     """Run what the argument says."""
     task = msgspec.json.decode(argument, type=Task)
-    if task.kind == "raw":
+    if task.kind in ("raw", "wire"):
         collect_rarely()  # as the worker does
         asyncio.run(raw(task))
     else:

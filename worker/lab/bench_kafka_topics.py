@@ -108,18 +108,15 @@ class Ends:
             await asyncio.sleep(LOOK)
 
     async def usage(self, topics: Sequence[TopicPartition], count: int, child: Child) -> Usage:
-        """Return what a child takes for so many records in these partitions, from when they are empty."""
-        began, before = time.monotonic(), child.processor_seconds()
-        deadline = began + PATIENCE
-        while not await self.count(topics):
-            # Until it writes, it starts, joins its group, recovers: none of that counts.
-            began, before = time.monotonic(), child.processor_seconds()
-            child.check()
-            if began > deadline:
-                raise FailedError(f"{child.name} has written nothing in {PATIENCE:g} s: {child.last_words()}")
-            await asyncio.sleep(LOOK)
-        ended, events = await self.reached(topics, count, child)
-        return Usage(events=events, seconds=ended - began, processor=child.processor_seconds() - before)
+        """Return what a child takes from the first of its records in these partitions to so many of them.
+
+        Until it writes, it starts, joins its group, recovers: none of that counts. What it then has written at once,
+        it has worked on before, so that does not count either.
+        """
+        began, first = await self.reached(topics, 1, child)
+        before = child.processor_seconds()
+        ended, there = await self.reached(topics, count, child)
+        return Usage(events=there - first, seconds=ended - began, processor=child.processor_seconds() - before)
 
 
 @asynccontextmanager

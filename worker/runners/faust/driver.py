@@ -142,7 +142,13 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
         states = [(tp, state) for tp in in_order if (state := assignment.state_value(tp)) and state.has_valid_position]
         before = [state.position for _, state in states]
         unpack_lean(fetcher)
-        drained = await fetcher.fetched_records(active, timeout=0)
+        drained: dict[TP, Any] = {}
+        # Each at most so much: until all that comes from here is handled, the worker does nothing else.
+        arrivals = {tp for tp in active if not self.consumer.is_behind_arrivals(tp)}
+        for part in (arrivals, active - arrivals):
+            if part:  # to aiokafka no partitions means all of them
+                most = self.consumer.worker.options.poll_records
+                drained |= await fetcher.fetched_records(part, timeout=0, max_records=most)
         lists = {}
         for (tp, state), start in zip(states, before, strict=True):
             # A position can move without a record: transaction markers, compacted batches.
