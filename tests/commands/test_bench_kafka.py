@@ -3,6 +3,7 @@ import json
 import signal
 
 import pytest
+from aiokafka import ConsumerRecord, TopicPartition
 
 from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from worker.cli import main
@@ -10,14 +11,15 @@ from worker.errors import FailedError, InputError
 from worker.lab import bench_kafka, bench_kafka_processes, bench_kafka_soak
 from worker.lab import bench_kafka_open as standing
 from worker.lab import bench_kafka_traffic as traffic
-from worker.lab.bench_kafka_children import Task, Wire
+from worker.lab.bench_kafka_children import Coded, Task, Wire
 from worker.lab.bench_kafka_live import LOOK, Heard, Sender, Sent
 from worker.lab.bench_kafka_processes import Child, broker
 from worker.lab.bench_kafka_soak import Sample
 from worker.lab.bench_kafka_topics import inputs
 from worker.runners.faust.names import TopicNames
-from worker.stream.codec import Limits, decode_arrival, decode_feedback
+from worker.stream.codec import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.serving import Serving
+from worker.stream.sessions import decode_state
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
@@ -120,39 +122,44 @@ class Producer:
         return [pair for name, _, pairs in self.sent if name == topic for pair in pairs]
 
 
-def test_the_wire_writes_as_many_records_of_the_sizes_as_it_is_told():
-    from aiokafka import ConsumerRecord, TopicPartition
+def task(**changes):
+    given = {"kind": "wire", "broker": "", "inputs": "i", "outputs": "o", "partitions": 1, "state": b""}
+    sizes = {"opened": 50, "feedback": 30, "changelog": 20, "decision": 40}
+    return Task(**{**given, **sizes, "changes": (1.0, 0.5), "decisions": (1.0, 0.25), **changes})
 
-    task = Task(
-        kind="raw",
-        broker="",
-        inputs="i",
-        outputs="o",
-        partitions=1,
-        opened=50,
-        feedback=30,
-        changelog=20,
-        decision=40,
-        changes=(1.0, 0.5),
-        decisions=(1.0, 0.25),
-    )
 
-    def fetched(topic, count):
-        keys = [f"{topic}-{number}".encode() for number in range(count)]
-        return [ConsumerRecord(topic, 0, 0, 0, 0, key, b"", None, 0, 0, ()) for key in keys]
+def fetched(records):
+    """Return records as aiokafka gives them, by partition."""
+    parts = {}
+    for one in records:
+        record = ConsumerRecord(one.topic, 0, 0, START, 0, one.key, one.value, None, 0, 0, ())
+        parts.setdefault(TopicPartition(f"i.{one.topic}", 0), []).append(record)
+    return parts
 
+
+def test_the_wire_writes_as_many_records_of_the_sizes_as_it_is_told(recording):
     producer = Producer()
-    wire = Wire(task, producer)
+    wire = Wire(task(), producer)
     for _ in range(2):
-        polled = {
-            TopicPartition(f"i.{name}", 0): fetched(name, count) for name, count in (("arrivals", 3), ("clicks", 9))
-        }
-        asyncio.run(wire.handle(polled))
+        asyncio.run(wire.handle(fetched([*recording.arrivals[:3], *recording.clicks[:9]])))
     assert [len(value) for _, value in producer.records("o.journal")] == [50] * 3 + [30] * 9 + [50] * 3 + [30] * 9
     assert [len(value) for _, value in producer.records("o.sessions-changelog")] == [20] * (6 + 9)
     decisions = producer.records("o.decisions")
     assert len(decisions) == 6 + 4
-    assert {key.split(b"-")[0] for key, value in decisions if b'"position":1,' in value} == {b"arrivals"}
+    first = [key for key, value in decisions if b'"position":1,' in value]
+    assert first == [one.key for one in recording.arrivals[:3]] * 2
+
+
+def test_with_the_codec_it_writes_records_that_can_be_read(recording):
+    producer = Producer()
+    coded = Coded(task(kind="raw", state=recording.states[0]), producer)
+    asyncio.run(coded.handle(fetched([*recording.arrivals[:3], *recording.clicks[:8]])))
+    facts = [decode_journal(value) for _, value in producer.records("o.journal")]
+    assert [fact.session_id for fact in facts[:3]] == [one.key.decode() for one in recording.arrivals[:3]]
+    assert len(facts) == 11
+    assert {decode_state(value).slate for _, value in producer.records("o.sessions-changelog")} == {facts[0].slate}
+    decisions = [decode_decision(value) for _, value in producer.records("o.decisions")]
+    assert [decision.position for decision in decisions] == [1, 1, 1, 2, 2]
 
 
 def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recording):
@@ -206,7 +213,7 @@ def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(r
     ]
     emits = serving.handle(records)
     assert emits.tally.applied == 500
-    assert emits.tally.opened == round(500 * len(recording.arrivals) / len(recording.clicks))
+    assert emits.tally.opened == int(500 * len(recording.arrivals) / len(recording.clicks))
     assert len(emits.decisions) == len(emits.changelog) == len(emits.journal) == len(records)
 
 

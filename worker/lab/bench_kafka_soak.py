@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupCoordinatorNotAvailableError
+
 from worker.errors import FailedError
 from worker.lab.bench import Figure
 from worker.lab.bench_kafka_processes import Child, broker
@@ -104,8 +107,7 @@ class Soak:
         async with administrator(self.connection) as admin:
             while True:
                 sent = await look.count(self._inputs)
-                committed = await admin.list_consumer_group_offsets(self.names.prefix)
-                done = sum(committed[tp].offset for tp in self._inputs if tp in committed)
+                done = await self._committed(admin)
                 samples.append(Sample(events=sent, behind=sent - done, memory=worker.resident_memory()))
                 worker.check()
                 if sent < self._events:
@@ -118,6 +120,13 @@ class Soak:
                 if time.monotonic() > deadline:
                     raise FailedError(f"the worker is still {sent - done:,} events behind: {worker.last_words()}")
                 await asyncio.sleep(LOOK)
+
+    async def _committed(self, admin: AIOKafkaAdminClient) -> int:
+        try:
+            committed = await admin.list_consumer_group_offsets(self.names.prefix)
+        except GroupCoordinatorNotAvailableError:
+            return 0  # a new broker has none before the first group comes
+        return sum(committed[tp].offset for tp in self._inputs if tp in committed)
 
     async def _slow_down(self, worker: Child, look: Ends) -> None:
         """Stop and continue the worker again and again while it is to be slow."""

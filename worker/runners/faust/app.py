@@ -55,7 +55,7 @@ class Options:
     fetch_bytes: int = 1 << 20
     poll_records: int = 8192
     batch_bytes: int = 512 << 10
-    under_way: int = 50_000
+    under_way: int = 20_000
 
 
 class WorkerApp(faust.App):
