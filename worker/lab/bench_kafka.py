@@ -2,10 +2,10 @@
 
 (a) raw aiokafka that reads, decodes, encodes and writes as much, and knows nothing; (b) a plain Faust agent with a
 table write and a send per event; (c) `adcascade worker`, its learner included. First each takes a backlog, several
-times in turn; then each serves live traffic at half of the rate that it takes live.
+times in turn; then each serves live traffic at half of that rate.
 
-That rate is found by letting it rise. It is not the one of the backlog: a worker that is behind skips what nobody waits
-for any more, and live the clients need the same few processors.
+What (c) takes live is told too. It is less than a backlog: there a worker skips what nobody waits for any more, and
+live the broker and the clients need the same few processors.
 
 Everything is counted from outside, by the ends of the topics and by the kernel, so for all three alike.
 """
@@ -29,7 +29,7 @@ from worker.lab import bench_kafka_open as standing
 from worker.lab import bench_kafka_traffic as traffic
 from worker.lab.bench import Figure
 from worker.lab.bench_kafka_children import Task
-from worker.lab.bench_kafka_live import WARM, Heard, Latency, live
+from worker.lab.bench_kafka_live import LONG, WARM, Heard, Latency, live
 from worker.lab.bench_kafka_processes import Child, broker
 from worker.lab.bench_kafka_topics import Usage, clear, ends, fill, inputs, partitions, prepare
 from worker.lab.bench_kafka_traffic import PARTITIONS, Recording
@@ -37,7 +37,7 @@ from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.kafka_client import converse
 
-FIGURES = 20  # that `measure` yields
+FIGURES = 18  # that `measure` yields
 BEFORE = 300_000  # milliseconds that the users of the backlog came before the run
 MOST_LIVE = 150_000.0  # events/s that the sender is asked for
 
@@ -250,16 +250,11 @@ class Bench:
     # ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def live(self) -> Iterator[Figure | str]:
-        """Measure what each one takes live, and how long a client waits at half of that; (a) also at half of (c)'s."""
-        half = {}
-        for kind, name in _NAMES.items():
-            yield f"live, rising: {name}"
-            most = min(MOST_LIVE, self._rate(kind) * (2 if kind == "agent" else 1))
-            taken = self._live(kind, (most / 50, most), self._scale.rising_seconds).taken()
-            if not taken:
-                raise FailedError(f"{name} keeps up with no live traffic at all")
-            half[kind] = taken / 2
-            yield Figure(name=f"{name}, taken live", value=taken, unit="events/s", detail="of a rate that rises")
+        """Measure how long a client waits, at half of each one's rate; (a) also at half of the rate of (c).
+
+        Also what (c) takes live, and the waiting at half of that.
+        """
+        half = {kind: min(MOST_LIVE, self._rate(kind) / 2) for kind in _NAMES}
         seen: dict[str, list[Latency]] = {"raw": [], "agent": [], "worker": [], "raw at (c)'s": []}
         for turn in range(self._scale.rounds):
             yield f"live, round {turn + 1} of {self._scale.rounds}"
@@ -278,8 +273,21 @@ class Bench:
             value=worker / wire,
             unit="×",
             most=5,
-            detail=f"{worker:.1f} and {wire:.1f} ms, both at half of what (c) takes live",
+            detail=f"{worker:.1f} and {wire:.1f} ms, both at half of the rate of (c)",
         )
+        yield from self._taken()
+
+    def _taken(self) -> Iterator[Figure | str]:
+        name = _NAMES["worker"]
+        yield f"live, rising: {name}"
+        most = min(MOST_LIVE, self._rate("worker"))
+        taken = self._live("worker", (most / 50, most), self._scale.rising_seconds).taken()
+        if not taken:
+            raise FailedError(f"{name} keeps up with no live traffic at all")
+        detail = f"of a rate that rises, until half of the clients wait for more than {LONG:g} ms"
+        yield Figure(name="(c), taken live", value=taken, unit="events/s", detail=detail)
+        yield f"live, half of what {name} takes"
+        yield _waiting("(c), at half of that", [self._latency("worker", taken / 2)])
 
     def _latency(self, kind: str, rate: float) -> Latency:
         return self._live(kind, (rate, rate), WARM + self._scale.live_seconds).latency()

@@ -97,6 +97,8 @@ class Heard:
     def latency(self) -> Latency:
         """Return how long was waited after the warm-up."""
         sent, waits = self.waits()
+        if not np.any(sent > WARM):
+            raise FailedError(f"nobody was answered who came after the first {WARM:g} s: no measurement")
         seconds = (self.sent.moments[-1] - self.sent.moments[0]) / 1e9
         return Latency(waits=waits[sent > WARM], rate=self.sent.events[-1] / seconds)
 

@@ -115,6 +115,8 @@ class Ends:
         """
         began, first = await self.reached(topics, 1, child)
         before = child.processor_seconds()
+        if first >= count:  # so few that they came at once, within a look
+            return Usage(events=first, seconds=LOOK, processor=before)
         ended, there = await self.reached(topics, count, child)
         return Usage(events=there - first, seconds=ended - began, processor=child.processor_seconds() - before)
 

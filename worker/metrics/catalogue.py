@@ -108,7 +108,7 @@ CATALOGUE: Final = (
         "counter",
         "Versions that were refused because the same version is known with another content: two learners disagree.",
     ),
-    Spec("adcascade_learning", "gauge", "1 while the learner sits in this process, 0 while another has it."),
+    Spec("adcascade_learning", "gauge", "1 while this worker runs the learner, 0 while another does."),
     Spec("adcascade_late_records_total", "counter", "Journal records that came for windows already closed."),
     Spec("adcascade_frozen", "gauge", "1 while learning is frozen by command."),
     Spec("adcascade_parameters_version", "gauge", "Newest version of the parameters."),

@@ -143,7 +143,7 @@ class Metrics:
             self._refused += 1
 
     def learning(self, here: bool) -> None:
-        """Take note of whether the learner sits in this process."""
+        """Take note of whether this worker runs the learner."""
         self._gauges["learning"] = float(here)
 
     def simulated(self, *, oracle: float, served: float, sessions: int, window_end: int) -> None:
