@@ -159,7 +159,7 @@ async def raw(task: Task) -> None:
         consumer.assign([TopicPartition(topic, place) for topic in topics for place in range(task.partitions)])
         wire = (Coded if task.kind == "raw" else Wire)(task, producer)
         while True:
-            await wire.handle(await consumer.getmany(timeout_ms=200, max_records=8192))
+            await wire.handle(await consumer.getmany(timeout_ms=200, max_records=16384))
 
 
 # ── the idiomatic agent ──────────────────────────────────────────────────────────────────────────────────────────────

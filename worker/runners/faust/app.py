@@ -53,7 +53,7 @@ class Options:
     freshness: float = 0.004
     fetch_wait_ms: int = 100
     fetch_bytes: int = 1 << 20
-    poll_records: int = 8192
+    poll_records: int = 16384
     batch_bytes: int = 512 << 10
     under_way: int = 20_000
 
