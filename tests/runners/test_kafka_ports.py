@@ -16,7 +16,7 @@ from worker.runners.faust.connection import Connection
 from worker.runners.kafka import Processors, WorkerSettings, warn
 from worker.runners.kafka_control import newest_of
 from worker.runners.kafka_learning import fitting
-from worker.runners.kafka_ports import JournalFold, Partition, Published, clock_of, publication
+from worker.runners.kafka_ports import JournalFold, Partition, Published, clock_of, publication, step
 from worker.stream.learner import Learner
 from worker.stream.parameters import Arm, Parameters, encode_parameters
 from worker.stream.serving import Serving
@@ -183,6 +183,18 @@ def test_the_time_from_arrival_to_decision_is_measured_for_every_arrival() -> No
     assert counted(desk.metrics, "arrival_to_decision_seconds_count") == 7
     assert counted(desk.metrics, "arrival_to_decision_seconds_bucket", le="0.025") == 0
     assert counted(desk.metrics, "arrival_to_decision_seconds_bucket", le="0.05") == 7
+
+
+def test_partitions_that_step_together_do_what_each_does_alone() -> None:
+    together, alone = [Desk() for _ in range(3)], [Desk() for _ in range(3)]
+    sizes = (5, 0, 70)  # none: a position that moved on without a record
+    work = [(desk.partition, desk.records(size, timestamp=START)) for desk, size in zip(together, sizes, strict=True)]
+    emitted = step(work)
+    for desk, size, emits in zip(alone, sizes, emitted, strict=True):
+        wanted = desk.partition.handle(desk.records(size, timestamp=START))
+        assert (emits.journal, emits.changelog, emits.decisions) == (wanted.journal, wanted.changelog, wanted.decisions)
+        assert len(emits.decisions) == size
+    assert [counted(desk.metrics, "arrivals_total") for desk in together] == list(sizes)
 
 
 # ── learning and settings ────────────────────────────────────────────────────────────────────────────────────────────

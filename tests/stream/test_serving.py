@@ -26,7 +26,7 @@ from tests.stream.scenes import (
     serving,
 )
 from worker.stream.parameters import Arm, Parameters
-from worker.stream.serving import MOST_PARKED, Serving
+from worker.stream.serving import MOST_PARKED, Serving, handle_together
 from worker.stream.sessions import Session
 from worker.stream.tokens import Secret, make_token
 from worker.stream.topology import Record, Tally
@@ -385,3 +385,32 @@ def test_an_arm_priced_anew_keeps_pinned_slates() -> None:
     versions.learn(replace(Parameters.first(parameters().settings, dearer), version=1))
     assert decisions(task.handle([arrival()]))[0]["slate"] == slate
     assert decisions(task.handle([arrival("new")]))[0]["slate"][0] == "cap"
+
+
+@st.composite
+def polls(draw: st.DrawFn) -> list[list[list[Record]]]:
+    """Return what several polls bring to three partitions: sessions that also come twice, anew, and in two of them."""
+    sessions = st.sampled_from(["a", "b", "c", "d"])
+    contexts = st.sampled_from([(0.5, -1.0), (-2.0, 0.25), (0.0, 3.0)])
+    times = st.sampled_from([1_000, 5_000])
+    arrivals = st.builds(lambda session, at, context: arrival(session, at, context), sessions, times, contexts)
+    answers = st.builds(
+        lambda session, position, arm: passed(session, 6_000, position, arm),
+        sessions,
+        st.integers(1, 3),
+        st.sampled_from([arm.arm for arm in ARMS]),
+    )
+    records = st.lists(arrivals | answers | st.just(arrival()._replace(value=b"?")), max_size=6)
+    return draw(st.lists(st.lists(records, min_size=3, max_size=3), max_size=4))
+
+
+@given(polls())
+def test_partitions_handled_together_are_as_if_each_were_handled_alone(drawn: list[list[list[Record]]]) -> None:
+    versions = Versions(parameters())
+    later = replace(parameters(beta=0.5), version=1, effective_at=4_000)
+    versions.learn(later)
+    together, alone = ([Serving(versions, topics=TOPICS) for _ in range(3)] for _ in range(2))
+    for poll in drawn:
+        emitted = handle_together(zip(together, poll, strict=True))
+        assert emitted == [task.handle(records) for task, records in zip(alone, poll, strict=True)]
+    assert [task.table for task in together] == [task.table for task in alone]

@@ -102,7 +102,8 @@ class Partition:
 
     def dated(self, records: Sequence[Record]) -> Sequence[Record]:
         """Return the records, all of them with a time."""
-        if min(map(_timestamp, records)) >= 0:
+        # There may be none: a position moves on without a record over the marker of a transaction.
+        if min(map(_timestamp, records), default=0) >= 0:
             return records
         # A producer may leave the time out (−1). Then nothing can be said to lie too far after it: the time of reading
         # takes its place.

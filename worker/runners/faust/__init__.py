@@ -2,7 +2,9 @@
 
 `ports` says what the processors look like from here; `app` puts everything together. The path of a record::
 
-    broker ─▶ driver (one list per partition) ─▶ Faust stream ─▶ serving ─▶ lane ─▶ task.handle
+    broker ─▶ driver (one message per poll) ─▶ Faust stream ─▶ serving ─▶ the tasks of its partitions
                                                                                │
-    broker ◀─ commit ◀─ acknowledged ◀─ decisions ◀─ journal, dead letters, changelog (outlets)
+    broker ◀─ commit ◀─ acknowledged ◀─ decisions ◀─ journal, dead letters, changelog (lanes, outlets)
+
+The journal is folded by a process beside it: `seat` starts it, `learner` is what runs there.
 """
