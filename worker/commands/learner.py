@@ -1,24 +1,31 @@
-"""The process that learns for a worker; `adcascade worker` starts it, with the options that it was given itself.
+"""The process that learns for a worker; `adcascade worker` starts it, with the options and variables that it has itself.
 
 python -m worker.commands.learner --broker …
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
-import worker.cli  # noqa: F401 - says how many threads numpy may have, so before numpy is loaded
 from worker.commands.worker import COMMAND, read
+from worker.errors import AdcascadeError
 from worker.runners.kafka_learning import run_learner
 from worker.settings import build_parser, resolve
+
+log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Learn until the worker ends this."""
     options = resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments))
     told = read(options)
-    return run_learner(told.link, told.names, learning=told.learning, dim=options.dim, arms=told.arms)
+    try:
+        return run_learner(told.link, told.names, learning=told.learning, dim=options.dim, arms=told.arms)
+    except AdcascadeError as error:
+        log.error("%s", error)  # the worker starts another one
+        return 1
 
 
 if __name__ == "__main__":

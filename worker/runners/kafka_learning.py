@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from worker.errors import InputError
 from worker.metrics import Metrics
+from worker.runners import kafka_ports
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.learner import run
 from worker.runners.faust.names import TopicNames
@@ -21,6 +23,8 @@ def run_learner(
     connection: Connection, names: TopicNames, *, learning: LearningSettings, dim: int | None, arms: tuple[Arm, ...]
 ) -> int:
     """Learn until the worker ends this; the arguments are those of the worker."""
+    # Which versions there are, the worker says.
+    logging.getLogger(kafka_ports.__name__).setLevel(logging.WARNING)
     history = converse(connection, published(connection, names))
     learning = fitting(learning, dim, history)
     sink = Published(Parameters.first(learning, arms), history, Metrics())
