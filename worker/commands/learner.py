@@ -1,6 +1,6 @@
-"""The process that learns for a worker; `adcascade worker` starts it, with the options and variables that it has itself.
+"""The process that learns for a worker, who starts it with the options and variables that it has itself.
 
-python -m worker.commands.learner --broker …
+    python -m worker.commands.learner --broker …
 """
 
 from __future__ import annotations
