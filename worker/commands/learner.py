@@ -1,6 +1,8 @@
 """The process that learns for a worker, who starts it with the options and variables that it has itself.
 
     python -m worker.commands.learner --broker …
+
+It ends when its standard input does.
 """
 
 from __future__ import annotations
