@@ -57,6 +57,7 @@ def test_what_the_process_reports_is_heard_and_a_position_stays_until_it_gets_up
         scene.seat.assign(False)
         assert not scene.seat.taken
         assert scene.seat.position == -1
+        await scene.seat.on_stop()
 
     asyncio.run(run())
 
@@ -74,6 +75,7 @@ def test_the_process_is_killed_when_the_seat_goes(by: str) -> None:
         else:
             await scene.seat.on_stop()
         await scene.until(lambda: not alive(pid))
+        await scene.seat.on_stop()
 
     asyncio.run(run())
 
@@ -97,6 +99,7 @@ def test_after_a_failure_nobody_learns_and_it_says_why() -> None:
         await scene.until(lambda: not scene.seat.taken)
         assert scene.seat.failure == "the journal was trimmed"
         assert len(scene.heard) == 1
+        await scene.seat.on_stop()
 
     asyncio.run(run())
 

@@ -46,6 +46,7 @@ class LearnerSeat(Service):
         self._command = tuple(command)
         self._heard = heard
         self._task: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
         #: Why there is no learner although one should be; serving goes on.
         self.failure = ""
         #: The journal offset that is folded next, -1 while nobody sits here.
@@ -54,7 +55,7 @@ class LearnerSeat(Service):
     @property
     def taken(self) -> bool:
         """Whether a learner runs here."""
-        return self._task is not None and not self._task.done()
+        return self._task is not None and not self._task.done() and not self.failure
 
     def assign(self, mine: bool) -> None:
         """Sit down or get up, after a rebalance."""
@@ -63,16 +64,21 @@ class LearnerSeat(Service):
             self._task = asyncio.get_running_loop().create_task(self._sit())
         elif not mine and self._task is not None:
             log.info("the journal went to another worker")
+            self._get_up()
+
+    def _get_up(self) -> None:
+        if self._task is not None:
             self._task.cancel()
+            self._leaving.add(self._task)
+            self._task.add_done_callback(self._leaving.discard)
             self._task = None
-            self.position = -1
+        self.position = -1
 
     async def on_stop(self) -> None:
-        """Get up."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        """Get up, and wait until the process has ended."""
+        self._get_up()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
 
     async def _sit(self) -> None:
         # A learner that fails must not end the serving: that goes on with the versions there are.
@@ -101,7 +107,7 @@ class LearnerSeat(Service):
             # At once: whatever it was about to publish, the next one publishes the same.
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            await process.communicate()
 
     def _hear(self, line: bytes) -> None:
         report = _decode(line)
