@@ -114,7 +114,7 @@ def test_a_worker_reads_its_arms_from_a_file_that_is_mounted() -> None:
 
 
 def test_a_worker_may_take_the_time_that_it_needs_to_stop() -> None:
-    patience = 1000 * Options(connection=Connection(servers=("kafka:9092",))).stop_patience
+    patience = 1000 * Options(connection=Connection(servers=("kafka:9092",)), learner=("true",)).stop_patience
     for service in WORKERS.values():
         assert patience < milliseconds(service["stop_grace_period"]) < 3 * patience
 

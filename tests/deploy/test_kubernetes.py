@@ -154,7 +154,7 @@ def test_probes_and_ports_are_those_of_the_web_server() -> None:
 
 
 def test_a_worker_may_take_the_time_that_it_needs_to_stop() -> None:
-    patience = Options(connection=Connection(servers=("kafka:9092",))).stop_patience
+    patience = Options(connection=Connection(servers=("kafka:9092",)), learner=("true",)).stop_patience
     assert patience < POD["terminationGracePeriodSeconds"] < 3 * patience
 
 
