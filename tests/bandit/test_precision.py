@@ -24,9 +24,8 @@ def made(context: object, cross: object, arms: object) -> Precision:
 
 
 def close(actual: NDArray[np.floating], expected: NDArray[np.floating], precision: Precision) -> None:
-    """Demand 1e-10 relative, or what size and condition of A leave of 53 bits to any method."""
-    matrix = dense(precision)
-    bits = 4 * max(4, len(matrix)) * np.finfo(float).eps * np.linalg.cond(matrix)
+    """Demand 1e-10 relative, or what the condition of A leaves of 53 bits to any method."""
+    bits = 16 * np.finfo(float).eps * np.linalg.cond(dense(precision))
     scale = np.maximum(np.abs(expected), 1e-3 * np.abs(expected).max())
     assert float((np.abs(actual - expected) / scale).max()) <= max(1e-10, min(bits, 1e-8))
 
