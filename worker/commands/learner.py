@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str]) -> int:
     """Learn until the worker ends this."""
-    options = resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments))
-    told = read(options)
     try:
+        options = resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments))
+        told = read(options)
         return run_learner(told.link, told.names, learning=told.learning, dim=options.dim, arms=told.arms)
     except AdcascadeError as error:
         log.error("%s", error)  # the worker starts another one
