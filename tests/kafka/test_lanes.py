@@ -16,7 +16,7 @@ from worker.errors import FailedError
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.ports import Emits, Record
 from worker.runners.faust.records import RecordList
-from worker.runners.faust.serving import Serving
+from worker.runners.faust.serving import UNSURE, Serving
 
 NAMES = TopicNames("t")
 ARRIVALS, CLICKS = TP(NAMES.arrivals, 0), TP(NAMES.clicks, 0)
@@ -27,14 +27,13 @@ class Echo:
 
     def __init__(self, explosive: Callable[[Record], bool] = lambda record: False) -> None:
         self.seen: list[tuple[str, int]] = []
-        self.restored: dict[bytes, bytes] = {}
         self.heard: list[int] = []
         self.calls = 0
         self.released = False
         self._explosive = explosive
 
     def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        self.restored = dict(items)
+        raise AssertionError("a lane gets its task with the sessions in it")
 
     def handle(self, records: Sequence[Record]) -> Emits:
         self.calls += 1
@@ -105,11 +104,12 @@ class Bench:
         self.disk = Disk()
         self.reread: list[tuple[TP, int]] = []
         self.failures: list[BaseException] = []
+        self.is_member = True
         self.serving = Serving(
             names=NAMES,
-            make_task=lambda partition: self.task,
             step=lambda work: [task.handle(records) for task, records in work],
             limit=limit,
+            is_member=lambda: self.is_member,
             reread=lambda tp, offset: self.reread.append((tp, offset)),
             failed=self.failures.append,
         )
@@ -121,7 +121,7 @@ class Bench:
             member=member,
             outlets=self.disk,  # type: ignore[arg-type]
             starts={ARRIVALS: start, CLICKS: start},
-            restored=restored if restored is not None else {0: ({b"k": b"v"}, 4)},
+            restored=restored if restored is not None else {0: (self.task, 4)},
         )
 
     async def take(self, start: int, end: int, tp: TP = ARRIVALS, generation: int = 1) -> None:
@@ -345,8 +345,36 @@ def test_a_partition_that_others_may_have_had_meanwhile_is_read_again(generation
         task = bench.task
         assert bench.serving.keep(generation, member, [0]) == set()
         assert task.released
-        bench.open(generation, member, restored={0: ({b"a": b"1"}, 7)})
-        assert bench.task.restored == {b"a": b"1"}
+        another = Echo()
+        bench.open(generation, member, restored={0: (another, 7)})
+        assert bench.serving.lanes[0].task is another
         assert bench.serving.lanes[0].changelog_end == 7
+
+    run(scene)
+
+
+def test_who_may_have_lost_its_partitions_waits_until_it_knows() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        bench.is_member = False
+        taking = asyncio.ensure_future(bench.take(0, 2))
+        await asyncio.sleep(3 * UNSURE)
+        assert not bench.task.seen
+        bench.is_member = True
+        await taking
+        assert [offset for _, offset in bench.task.seen] == [0, 1]
+
+    run(scene)
+
+
+def test_who_has_lost_its_partitions_handles_nothing_of_what_it_holds() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        bench.is_member = False
+        taking = asyncio.ensure_future(bench.take(0, 2))
+        await asyncio.sleep(3 * UNSURE)
+        bench.serving.close()
+        await taking
+        assert not bench.task.seen
 
     run(scene)

@@ -193,7 +193,7 @@ def die_at(step: int) -> None:
 
     Outlet.records = counted(Outlet.records)  # type: ignore[method-assign]
     Lane._when_durable = counted(Lane._when_durable)  # type: ignore[method-assign]
-    driver.ConsumerThread._commit = counted_after(driver.ConsumerThread._commit)  # type: ignore[method-assign]
+    driver.Client._commit = counted_after(driver.Client._commit)  # type: ignore[method-assign]
 
 
 def main(settings: dict[str, Any]) -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from worker.runners.faust.connection import Connection
 from worker.runners.faust.memory import collect_rarely
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.outlets import Outlets
-from worker.runners.faust.ports import Ports
+from worker.runners.faust.ports import PartitionTask, Ports
 from worker.runners.faust.progress import Progress
 from worker.runners.faust.recovery import RecoveryEnd
 from worker.runners.faust.schema import ListSchema
@@ -64,6 +65,8 @@ class WorkerApp(faust.App):
     options: Options
     names: TopicNames
     partitions: int
+    #: Makes the task of a partition.
+    make_task: Callable[[int], PartitionTask]
     serving: Serving
     broadcast: Broadcast
     seat: LearnerSeat
@@ -165,11 +168,12 @@ def build(options: Options, ports: Ports, *, partitions: int) -> WorkerApp:
     )
     app.options, app.names, app.partitions = options, names, partitions
     app.owned_only = frozenset((names.journal,))
+    app.make_task = lambda partition: ports.serve(partition, partitions)
     app.serving = Serving(
         names=names,
-        make_task=lambda partition: ports.serve(partition, partitions),
         step=ports.step,
         limit=options.under_way,
+        is_member=lambda: app.batch_consumer.is_member,
         reread=lambda tp, offset: app.batch_consumer.reread(tp, offset),
         failed=app.fail,
     )

@@ -8,6 +8,7 @@ has brought. What it changes, and nothing else:
   the topics in `owned_only` are never read: they are assigned to say who is in charge.
 - What `Serving` has acknowledged is merged into Faust's commits. Faust itself acks nothing on those topics
   (``acks=False``): its ack happens when an iteration ends, however it ends.
+- The client runs in the app's own loop (see `same_loop`).
 - The producer is idempotent with ``acks=all``.
 """
 
@@ -15,7 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 import aiokafka
@@ -25,6 +29,7 @@ from faust.transport.drivers import aiokafka as stock
 from faust.types import TP, ConsumerMessage
 
 from worker.runners.faust.records import RecordList, unpack_lean
+from worker.runners.faust.same_loop import SameLoopConsumer
 
 if TYPE_CHECKING:
     from worker.runners.faust.app import WorkerApp
@@ -36,11 +41,39 @@ SCHEME = "adcascade"
 TRANSPORTS.aliases[SCHEME] = f"{__name__}:Transport"
 
 
-class ConsumerThread(stock.AIOKafkaConsumerThread):
-    """Talks to the broker, in a thread and a loop of its own."""
+class Client(SameLoopConsumer):
+    """Talks to the broker."""
 
     consumer: Consumer
     _paced_until = 0.0
+    _heard_at = -inf
+
+    async def on_start(self) -> None:
+        """Connect, and note from then on when the group has heard of this member."""
+        await super().on_start()
+        coordinator = self._ensure_consumer()._coordinator
+        beat = coordinator._do_heartbeat
+
+        async def noted() -> bool:
+            sent = time.monotonic()
+            if heard := await beat():
+                self._heard_at = sent
+            return bool(heard)
+
+        coordinator._do_heartbeat = noted
+
+    def join(self) -> None:
+        """Note that the group has just given out its partitions."""
+        self._heard_at = time.monotonic()
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group cannot have given the partitions of this worker to others yet.
+
+        A process that was stopped for long, and goes on, has lost them and knows nothing of it; what it still has
+        fetched, others have answered.
+        """
+        return time.monotonic() < self._heard_at + self.consumer.worker.options.session_timeout
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         app = self.consumer.worker
@@ -96,7 +129,7 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
                     raise ConsumerStoppedError
                 lists = await self._drain(fetcher, assignment, active_partitions)
                 if lists:
-                    if found_waiting and all(tp.topic in self.consumer.worker.names.inputs for tp in lists):
+                    if found_waiting and all(map(self.consumer.is_input, lists)):
                         await self._await_fetch(fetcher, self.consumer.worker.options.freshness)
                         if self._still_in(subscriptions, assignment):
                             lists = self._joined(lists, await self._drain(fetcher, assignment, active_partitions))
@@ -135,51 +168,51 @@ class ConsumerThread(stock.AIOKafkaConsumerThread):
         return dict(sorted(lists.items(), key=lambda item: self.consumer.is_behind_arrivals(item[0])))
 
     async def _drain(self, fetcher: Any, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
-        # With no timeout `fetched_records` does not give way to the loop, so the positions before and after belong to
-        # what it returns.
-        # Arrivals first: feedback that is handled before its arrival has to be parked, stored and read again.
-        in_order = sorted(active, key=self.consumer.is_behind_arrivals)
-        states = [(tp, state) for tp in in_order if (state := assignment.state_value(tp)) and state.has_valid_position]
-        before = [state.position for _, state in states]
+        waiting = [
+            TP(*tp)
+            for tp in fetcher._records
+            if tp in active and (state := assignment.state_value(tp)) and state.has_valid_position
+        ]
+        behind = {tp for tp in waiting if self.consumer.is_behind_arrivals(tp)}
         unpack_lean(fetcher)
-        drained: dict[TP, Any] = {}
-        # Each at most so much: until all that comes from here is handled, the worker does nothing else.
-        arrivals = {tp for tp in active if not self.consumer.is_behind_arrivals(tp)}
-        for part in (arrivals, active - arrivals):
+        lists: dict[TP, RecordList] = {}
+        # Arrivals first: feedback that is handled before its arrival has to be parked, stored and read again.
+        for part in (set(waiting) - behind, behind):
             if part:  # to aiokafka no partitions means all of them
-                most = self.consumer.worker.options.poll_records
-                drained |= await fetcher.fetched_records(part, timeout=0, max_records=most)
-        lists = {}
-        for (tp, state), start in zip(states, before, strict=True):
-            # A position can move without a record: transaction markers, compacted batches.
-            if state.position != start:
-                lists[tp] = RecordList(
-                    tp=tp,
-                    generation=self.app.consumer_generation_id,
-                    start=start,
-                    end=state.position,
-                    records=drained.get(tp, ()),
-                )
+                lists |= await self._drain_part(fetcher, assignment, part)
         return lists
+
+    async def _drain_part(self, fetcher: Any, assignment: Any, part: set[TP]) -> dict[TP, RecordList]:
+        # With no timeout `fetched_records` does not give way to the loop, so the positions before and after belong to
+        # what it returns. At most so much: until all that comes from here is handled, the worker does nothing else.
+        states = {tp: assignment.state_value(tp) for tp in part}
+        before = {tp: state.position for tp, state in states.items()}
+        drained = await fetcher.fetched_records(part, timeout=0, max_records=self.consumer.worker.options.poll_records)
+        generation = self.app.consumer_generation_id
+        return {
+            tp: RecordList(
+                tp=tp, generation=generation, start=before[tp], end=state.position, records=drained.get(tp, ())
+            )
+            for tp, state in states.items()
+            # A position can move without a record: transaction markers, compacted batches.
+            if state.position != before[tp]
+        }
 
     def member(self) -> str:
         """Return the name of this member in the group."""
         return str(self._ensure_consumer()._coordinator.member_id)
 
-    async def seek_to(self, positions: Mapping[TP, int]) -> None:
+    def seek_to(self, positions: Mapping[TP, int]) -> None:
         """Read on from other positions."""
-        await self.call_thread(self._seek_to, positions)
-
-    async def _seek_to(self, positions: Mapping[TP, int]) -> None:
         consumer = self._ensure_consumer()
         for tp, offset in positions.items():
             consumer.seek(tp, offset)
 
 
 class Consumer(stock.Consumer):
-    """The Faust side of the consumer, in the app's loop."""
+    """The Faust side of the consumer."""
 
-    _thread: ConsumerThread
+    _thread: Client
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -191,17 +224,23 @@ class Consumer(stock.Consumer):
         """The app, by its own type."""
         return cast("WorkerApp", self.app)
 
-    def _new_consumer_thread(self) -> ConsumerThread:
-        return ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+    def _new_consumer_thread(self) -> Client:
+        return Client(self, loop=self.loop, beacon=self.beacon)
 
     def member(self) -> str:
         """Return the name of this member in the group."""
         return self._thread.member()
 
+    @property
+    def is_member(self) -> bool:
+        """Whether the group cannot have given the partitions of this worker to others yet."""
+        return self._thread.is_member
+
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:  # noqa: ASYNC109 (Faust's)
-        readable = {tp for tp in active_partitions or () if self._may_read(tp)}
+        skipped = self.worker.owned_only if self.worker.may_read else self.worker.owned_only | self._inputs
+        readable = {tp for tp in active_partitions or () if tp.topic not in skipped}
         if not readable:
             # To aiokafka no partitions means all of them.
             await self.sleep(0.02)
@@ -210,12 +249,19 @@ class Consumer(stock.Consumer):
 
     def is_behind_arrivals(self, tp: TP) -> bool:
         """Say whether a partition has no arrivals."""
-        return tp.topic != self.worker.names.arrivals
+        return tp.topic != self._arrivals
 
-    def _may_read(self, tp: TP) -> bool:
-        if tp.topic in self.worker.names.inputs:
-            return self.worker.may_read
-        return tp.topic not in self.worker.owned_only
+    def is_input(self, tp: TP) -> bool:
+        """Say whether a partition has arrivals or feedback."""
+        return tp.topic in self._inputs
+
+    @cached_property
+    def _arrivals(self) -> str:
+        return self.worker.names.arrivals
+
+    @cached_property
+    def _inputs(self) -> frozenset[str]:
+        return self.worker.names.inputs
 
     async def getmany(
         self,
@@ -233,7 +279,7 @@ class Consumer(stock.Consumer):
                 return
             if active is None or tp in active or tp in self._buffered_partitions:
                 self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
-                if tp.topic in self.worker.names.inputs:
+                if self.is_input(tp):
                     inputs.append(taken)
                 else:
                     yield tp, self._message(taken, taken)
@@ -262,7 +308,7 @@ class Consumer(stock.Consumer):
     async def seek_to_committed(self) -> Mapping[TP, int]:
         """Seek to the committed offsets; where there is none that exists, to the first record."""
         offsets = dict(await super().seek_to_committed())
-        inputs = [tp for tp in self.assignment() if tp.topic in self.worker.names.inputs]
+        inputs = [tp for tp in self.assignment() if self.is_input(tp)]
         if not inputs:
             return offsets
         first, last = await self.earliest_offsets(*inputs), await self.highwaters(*inputs)
@@ -278,7 +324,7 @@ class Consumer(stock.Consumer):
                 start = first[tp]
             starts[tp] = offsets[tp] = start
         # Also those where nothing is committed: then the position is known here and not only to aiokafka, some time.
-        await self._thread.seek_to(starts)
+        self._thread.seek_to(starts)
         self.starts = starts
         return offsets
 
@@ -292,13 +338,18 @@ class Consumer(stock.Consumer):
             if first > offset:
                 self.worker.serving.skip(tp, first)
                 offset = first
-            await self._thread.seek_to({tp: offset})
+            self._thread.seek_to({tp: offset})
             # Faust drops what ends before the last message it saw.
             self._read_offset[tp] = None
         except IllegalStateError:
             log.info("%s-%d has been revoked meanwhile", tp.topic, tp.partition)
 
     # ── rebalance and commit ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        """Begin a generation."""
+        self._thread.join()
+        await super().on_partitions_assigned(assigned, generation_id)
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         """Stop taking records, then let Faust wait for what is under way, commit it, and go on."""

@@ -24,6 +24,9 @@ from worker.runners.faust.records import RecordList
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two looks at whether this worker is still, or again, a member of its group.
+UNSURE = 0.02
+
 
 class Serving:
     """Owns the lanes.
@@ -32,13 +35,13 @@ class Serving:
     ----------
     names
         The topics.
-    make_task
-        Makes the task of a partition number.
     step
         Lets several tasks handle their records.
     limit
         How many records may be handled and not yet acknowledged; then no more are taken. Bounds memory, and how much
         is repeated after a crash.
+    is_member
+        Says whether the group cannot have given the partitions to others yet.
     reread
         Called with a partition and the position it has to be read from again.
     failed
@@ -49,9 +52,9 @@ class Serving:
         self,
         *,
         names: TopicNames,
-        make_task: Callable[[int], PartitionTask],
         step: Callable[[Sequence[tuple[PartitionTask, Sequence[Record]]]], Sequence[Emits]],
         limit: int,
+        is_member: Callable[[], bool],
         reread: Callable[[TP, int], None],
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -60,9 +63,9 @@ class Serving:
         self.generation = -1
         self._member = ""
         self._names = names
-        self._make_task = make_task
         self._step = step
         self._limit = limit
+        self._is_member = is_member
         self._reread = reread
         self._report = failed
         self._outlets: Outlets | None = None
@@ -110,12 +113,12 @@ class Serving:
         member: str,
         outlets: Outlets,
         starts: Mapping[TP, int],
-        restored: Mapping[int, tuple[Mapping[bytes, bytes], int]],
+        restored: Mapping[int, tuple[PartitionTask, int]],
     ) -> None:
         """Begin a generation.
 
-        `starts` are the committed positions of all input partitions. `restored` has the table contents and the last
-        changelog offset of every partition that was not kept.
+        `starts` are the committed positions of all input partitions. `restored` has the task, with the sessions of the
+        table, and the last changelog offset of every partition that was not kept.
         """
         self._outlets = outlets
         for partition in sorted({tp.partition for tp in starts}):
@@ -124,9 +127,7 @@ class Serving:
             if lane is not None:
                 lane.rewind(own)
                 continue
-            contents, end = restored.get(partition, ({}, -1))
-            task = self._make_task(partition)
-            task.restore(contents.items())
+            task, end = restored[partition]
             self.lanes[partition] = Lane(
                 partition=partition,
                 task=task,
@@ -153,6 +154,9 @@ class Serving:
 
     async def take(self, lists: Sequence[RecordList]) -> None:
         """Handle what one poll brought; return when there is room for more."""
+        # Who has slept may have lost what it holds. It finds out soon: the next heartbeat is due.
+        while not self._is_member() and self._open and self.failure is None:  # noqa: ASYNC110 (nobody says when)
+            await asyncio.sleep(UNSURE)
         work: dict[Lane, list[RecordList]] = {}
         for taken in lists:
             if (lane := self._lane_of(taken)) is not None:

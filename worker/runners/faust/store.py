@@ -7,11 +7,15 @@ records where this takes half a second, and again at every rebalance for all par
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from faust.stores import STORES, memory
 from faust.types import TP, EventT
+
+from worker.runners.faust.ports import PartitionTask
 
 if TYPE_CHECKING:
     from worker.runners.faust.app import WorkerApp
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 #: The scheme of store addresses that selects this store.
 SCHEME = "adcascade"
 STORES.aliases[SCHEME] = f"{__name__}:SessionStore"
+
+#: How many sessions a task takes over before the loop may do something else, heartbeats above all.
+AT_ONCE = 10_000
 
 
 class SessionStore(memory.Store):  # type: ignore[type-arg]
@@ -29,6 +36,7 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
         self._shards: dict[int, dict[bytes, bytes]] = {}
         self._ends: dict[int, int] = {}
         self._kept: set[int] = set()
+        self._restored: dict[int, PartitionTask] = {}
 
     async def on_rebalance(
         self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
@@ -39,6 +47,9 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
         self._kept = app.serving.keep(generation_id, app.batch_consumer.member(), partitions)
         self._shards = {partition: {} for partition in partitions - self._kept}
         self._ends = {}
+        for task in self._restored.values():
+            task.release()  # nobody has taken it
+        self._restored = {}
 
     def persisted_offset(self, tp: TP) -> int | None:
         """Return the last changelog offset that is known here.
@@ -67,10 +78,23 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
             self._ends[taken.tp.partition] = taken.end - 1
 
     async def on_recovery_completed(self, active_tps: set[TP], standby_tps: set[TP]) -> None:
-        """Keep everything: the tasks take it when the rebalance ends."""
+        """Let the tasks take over what was read."""
+        app, shards = cast("WorkerApp", self.app), self._shards
+        try:
+            for partition in sorted(shards):
+                task = self._restored[partition] = app.make_task(partition)
+                contents = iter(shards[partition].items())
+                while some := list(islice(contents, AT_ONCE)):
+                    task.restore(some)
+                    await asyncio.sleep(0)
+                    if self._shards is not shards:
+                        return  # the partitions were given out anew meanwhile
+                shards[partition] = {}
+        except Exception as error:
+            app.serving.fail(error)  # Faust would not look at it
 
-    def hand_over(self) -> dict[int, tuple[dict[bytes, bytes], int]]:
-        """Return contents and last offset by partition, and forget them: from now on the tasks have them."""
-        handed = {partition: (shard, self._ends.get(partition, -1)) for partition, shard in self._shards.items()}
-        self._shards = {}
+    def hand_over(self) -> dict[int, tuple[PartitionTask, int]]:
+        """Return the tasks and the last changelog offset by partition, and forget them."""
+        handed = {partition: (task, self._ends.get(partition, -1)) for partition, task in self._restored.items()}
+        self._restored, self._shards = {}, {}
         return handed
