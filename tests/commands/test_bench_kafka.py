@@ -12,8 +12,9 @@ from worker.lab import bench_kafka, bench_kafka_processes, bench_kafka_soak
 from worker.lab import bench_kafka_open as standing
 from worker.lab import bench_kafka_traffic as traffic
 from worker.lab.bench_kafka_children import Coded, Task, Wire
-from worker.lab.bench_kafka_live import LOOK, Heard, Sender, Sent
+from worker.lab.bench_kafka_live import Heard
 from worker.lab.bench_kafka_processes import Child, broker
+from worker.lab.bench_kafka_sender import LOOK, Sender, Sent
 from worker.lab.bench_kafka_soak import Sample
 from worker.lab.bench_kafka_topics import inputs
 from worker.runners.faust.names import TopicNames

@@ -378,3 +378,50 @@ def test_who_has_lost_its_partitions_handles_nothing_of_what_it_holds() -> None:
         assert not bench.task.seen
 
     run(scene)
+
+
+def test_a_poll_waits_until_what_was_offered_is_handled_and_there_is_room() -> None:
+    async def scene() -> None:
+        bench = Bench(limit=1)
+        bench.serving.offer()
+        waiting = asyncio.ensure_future(bench.serving.rested(60))
+        taking = asyncio.ensure_future(bench.take(0, 2))
+        await settle()
+        assert not waiting.done(), "two records are under way, and one may be"
+        await bench.persist_all()
+        await asyncio.gather(waiting, taking)
+
+    run(scene)
+
+
+def test_a_poll_does_not_wait_for_ever_for_what_got_lost() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        bench.serving.offer()
+        await bench.serving.rested(0.01)
+        waiting = asyncio.ensure_future(bench.serving.rested(60))
+        await settle()
+        bench.serving.close()
+        await waiting
+
+    run(scene)
+
+
+def test_all_is_calm_when_the_facts_are_durable_though_the_decisions_are_not() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        await bench.serving.calm(60)
+        await bench.take(0, 1)
+        waiting = asyncio.ensure_future(bench.serving.calm(60))
+        await settle()
+        assert not waiting.done()
+        facts = list(bench.disk.batches)
+        for batch in facts:
+            assert not waiting.done()
+            await bench.persist(batch)
+        await waiting
+        (decisions,) = [batch for batch in bench.disk.batches if batch not in facts]
+        assert decisions.topic == NAMES.decisions
+        assert not decisions.future.done()
+
+    run(scene)

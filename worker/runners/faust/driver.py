@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 SCHEME = "adcascade"
 TRANSPORTS.aliases[SCHEME] = f"{__name__}:Transport"
 
+#: Seconds that a poll waits for the one before to be handled. It may also have got lost in a rebalance.
+REST = 1.0
+
 
 class Client(SameLoopConsumer):
     """Talks to the broker."""
@@ -117,6 +120,7 @@ class Client(SameLoopConsumer):
         # 260 µs a record. The first record after a silence does not wait.
         if (pause := self._paced_until - loop.time()) > 0:
             await asyncio.sleep(pause)
+        await self.consumer.worker.serving.rested(REST)
         fetcher = consumer._fetcher
         subscriptions = fetcher._subscriptions
         assignment = subscriptions.subscription and subscriptions.subscription.assignment
@@ -131,6 +135,7 @@ class Client(SameLoopConsumer):
                 if lists:
                     if found_waiting and all(map(self.consumer.is_input, lists)):
                         await self._await_fetch(fetcher, self.consumer.worker.options.freshness)
+                        await self.consumer.worker.serving.calm(self.consumer.worker.options.freshness)
                         if self._still_in(subscriptions, assignment):
                             lists = self._joined(lists, await self._drain(fetcher, assignment, active_partitions))
                     self._paced_until = loop.time() + self.consumer.worker.options.pace
@@ -284,6 +289,7 @@ class Consumer(stock.Consumer):
                 else:
                     yield tp, self._message(taken, taken)
         if inputs:
+            self.worker.serving.offer()
             # Under the name of any of them: Faust sends it to the one agent that all inputs have.
             yield inputs[-1].tp, self._message(inputs[-1], inputs)
 

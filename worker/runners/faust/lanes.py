@@ -61,8 +61,8 @@ class Lane:
         Where to write.
     starts
         The committed position of each input partition, where reading begins.
-    landed
-        Called with the number of records of each list that was acknowledged.
+    moved
+        Called when a list has come a stage further, with how many records are thereby acknowledged.
     failed
         Called with the error when a write fails.
     """
@@ -75,7 +75,7 @@ class Lane:
         outlets: LaneOutlets,
         starts: Mapping[TP, int],
         changelog_end: int,
-        landed: Callable[[int], None],
+        moved: Callable[[int], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self.partition = partition
@@ -87,7 +87,7 @@ class Lane:
         self.acknowledged = dict(starts)
         self.task = task
         self._outlets = outlets
-        self._landed = landed
+        self._moved = moved
         self._failed = failed
         self._writing: deque[_Flight] = deque()
         self._deciding: deque[_Flight] = deque()
@@ -176,6 +176,7 @@ class Lane:
         while self._writing and not self._writing[0].waiting:
             flight = self._writing.popleft()
             self._deciding.append(flight)
+            self._moved(0)
             if flight.decisions:
                 batches = self._outlets.decisions.pairs(flight.decisions)
                 flight.decisions = []
@@ -183,7 +184,7 @@ class Lane:
         while self._deciding and not self._deciding[0].waiting:
             flight = self._deciding.popleft()
             self.acknowledged.update(flight.ends)
-            self._landed(flight.size)
+            self._moved(flight.size)
         self._check_target()
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -214,6 +215,11 @@ class Lane:
         self.launch(self.step([]), {}, 0)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def writing(self) -> bool:
+        """Whether decisions wait for their facts to be durable."""
+        return bool(self._writing)
 
     @property
     def idle(self) -> bool:

@@ -73,21 +73,19 @@ class Serving:
         self._clean = False
         self._rereading: dict[TP, int] = {}
         self._under_way = 0
+        self._offered = False
         self._moved = asyncio.Event()
 
     # ── generations ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
         """Take nothing more: the partitions are about to go."""
-        self._open = False
+        self._open = self._offered = False
+        self._moved.set()
 
     async def drained(self, patience: float) -> bool:
         """Wait, for so many seconds, until all that was handled is acknowledged; say whether it is."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while self.failure is None and not all(lane.idle for lane in self.lanes.values()):
-                    self._moved.clear()
-                    await self._moved.wait()
+        await self._until(lambda: self.failure is not None or all(lane.idle for lane in self.lanes.values()), patience)
         self._clean = self.failure is None and all(lane.idle for lane in self.lanes.values())
         return self._clean
 
@@ -139,7 +137,7 @@ class Serving:
                 ),
                 starts=own,
                 changelog_end=end,
-                landed=self._on_landed,
+                moved=self._on_moved,
                 failed=self.fail,
             )
         self.generation, self._member = generation, member
@@ -168,6 +166,35 @@ class Serving:
         while self._under_way > self._limit and self._open:
             self._moved.clear()
             await self._moved.wait()
+        self._offered = False
+        self._moved.set()
+
+    def offer(self) -> None:
+        """Hear that lists are on their way to `take`."""
+        self._offered = True
+
+    async def rested(self, patience: float) -> None:
+        """Wait, for so many seconds, until what was offered is handled and there is room for more.
+
+        Who reads ahead holds records that have not been answered, and leaves younger ones for the time after.
+        """
+        await self._until(lambda: not self._offered, patience)
+
+    async def calm(self, patience: float) -> None:
+        """Wait, for so many seconds, until all facts are durable: then the decisions are on their way.
+
+        The next records to be handled would hold them up for as long as that takes.
+        """
+        await self._until(lambda: not any(lane.writing for lane in self.lanes.values()), patience)
+
+    async def _until(self, condition: Callable[[], bool], patience: float) -> None:
+        if condition():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not condition():
+                    self._moved.clear()
+                    await self._moved.wait()
 
     def _lane_of(self, taken: RecordList) -> Lane | None:
         """Return the lane that has to handle a list; None if there is nothing in it that could be handled now."""
@@ -212,7 +239,7 @@ class Serving:
         lane.expected[tp] = offset
         lane.launch(Emits(), {tp: offset}, 0)
 
-    def _on_landed(self, size: int) -> None:
+    def _on_moved(self, size: int) -> None:
         self._under_way -= size
         self._moved.set()
 
