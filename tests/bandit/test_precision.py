@@ -23,10 +23,15 @@ def made(context: object, cross: object, arms: object) -> Precision:
     return Precision(**parts)
 
 
-def close(actual: NDArray[np.floating], expected: NDArray[np.floating], precision: Precision) -> None:
-    """Demand 1e-10 relative, or what the condition of A leaves of 53 bits to any method."""
+def close(
+    actual: NDArray[np.floating], expected: NDArray[np.floating], precision: Precision, *, least: float = 1e-3
+) -> None:
+    """Demand 1e-10 relative, or what the condition of A leaves of 53 bits to any method.
+
+    Of entries below `least` times the largest, only so much is demanded as of one of that size.
+    """
     bits = 16 * np.finfo(float).eps * np.linalg.cond(dense(precision))
-    scale = np.maximum(np.abs(expected), 1e-3 * np.abs(expected).max())
+    scale = np.maximum(np.abs(expected), least * np.abs(expected).max())
     assert float((np.abs(actual - expected) / scale).max()) <= max(1e-10, min(bits, 1e-8))
 
 
@@ -71,7 +76,9 @@ def test_solve_is_the_dense_solution(scene: Scene) -> None:
     precision = scene.precision
     right = scene.generator.normal(size=precision.dim + len(precision.arms))
     context, arms = precision.solve(right[: precision.dim], right[precision.dim :])
-    close(np.concatenate([context, arms]), inverse(dense(precision)) @ right, precision)
+    # As a whole: no method finds small entries better than the large ones allow. Where this one misses them by 3 times
+    # what `close` demands of them, LAPACK's dense solution misses others by 7 times.
+    close(np.concatenate([context, arms]), inverse(dense(precision)) @ right, precision, least=1)
 
 
 @given(scenes())
@@ -103,7 +110,8 @@ def test_the_covariance_of_a_draw_is_exactly_the_inverse(scene: Scene) -> None:
     unit = np.eye(precision.dim + len(precision.arms))
     context, arms = precision.draw(unit[:, : precision.dim], unit[:, precision.dim :])
     through = np.hstack([context, arms])
-    close(through.T @ through, inverse(dense(precision)), precision)
+    # As a whole, as above: LAPACK's dense inverse misses the small entries as far as this does, by 4 times.
+    close(through.T @ through, inverse(dense(precision)), precision, least=1)
 
 
 def test_draws_scatter_as_the_inverse_says() -> None:
