@@ -21,7 +21,7 @@ from worker.errors import FailedError
 from worker.runners.faust import driver, pins, store
 from worker.runners.faust.broadcast import Broadcast
 from worker.runners.faust.connection import Connection
-from worker.runners.faust.memory import collect_rarely
+from worker.runners.faust.memory import collect_rarely, give_back_now_and_then
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.outlets import Outlets
 from worker.runners.faust.ports import PartitionTask, Ports
@@ -265,6 +265,7 @@ class _Worker(faust.Worker):
 def run(app: WorkerApp) -> int:
     """Run the app until SIGTERM or SIGINT (0) or a failure (1). Logging is the caller's."""
     collect_rarely()
+    give_back_now_and_then()
     worker = _Worker(app, loop=asyncio.new_event_loop(), override_logging=False, quiet=True, redirect_stdouts=False)
     worker.spinner = None
     try:

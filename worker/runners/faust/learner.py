@@ -27,7 +27,7 @@ from aiokafka.structs import TopicPartition
 from worker.errors import FailedError
 from worker.runners.faust.broadcast import Broadcast
 from worker.runners.faust.connection import Connection
-from worker.runners.faust.memory import collect_rarely
+from worker.runners.faust.memory import collect_rarely, give_back_now_and_then
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.ports import Learner, Lessons, ParametersSink, Report
 from worker.runners.faust.records import next_records
@@ -51,6 +51,7 @@ def run(connection: Connection, names: TopicNames, sink: ParametersSink, learn: 
         signal.signal(ignored, signal.SIG_IGN)
     threading.Thread(target=_end_with_input, daemon=True).start()
     collect_rarely()
+    give_back_now_and_then()
     try:
         asyncio.run(_fold(connection, names, sink, learn))
     except FailedError as error:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import threading
+import time
+
+#: Seconds between two times that what is free is given back to the system.
+GIVE_BACK = 10.0
 
 
 def collect_rarely() -> None:
@@ -14,3 +20,20 @@ def collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+
+
+def give_back_now_and_then() -> None:
+    """Give free memory back to the system every few seconds, where the C library can (glibc).
+
+    It keeps what a process once needed, for the next time: after a worker was far behind that is a lot.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return
+
+    def give_back() -> None:
+        while True:
+            time.sleep(GIVE_BACK)
+            trim(0)
+
+    threading.Thread(target=give_back, name="give-back", daemon=True).start()
