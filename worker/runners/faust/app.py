@@ -50,10 +50,10 @@ class Options:
     drain_timeout: float = 8.0
     write_patience: float = 120.0
     stop_patience: float = 10.0
-    pace: float = 0.010
+    pace: float = 0.006
     freshness: float = 0.004
     fetch_wait_ms: int = 100
-    fetch_bytes: int = 512 << 10
+    fetch_bytes: int = 1 << 20
     poll_records: int = 2048
     batch_bytes: int = 512 << 10
     under_way: int = 8_192

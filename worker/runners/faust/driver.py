@@ -113,6 +113,7 @@ class Client(SameLoopConsumer):
         max_records: int | None = None,
     ) -> Any:
         """Return what has been fetched, or wait for it."""
+        options, serving = self.consumer.worker.options, self.consumer.worker.serving
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout or 0.0)
         # After a poll with records, the next comes a little later: what arrives meanwhile comes in one list. Unread
@@ -120,7 +121,7 @@ class Client(SameLoopConsumer):
         # 260 µs a record. The first record after a silence does not wait.
         if (pause := self._paced_until - loop.time()) > 0:
             await asyncio.sleep(pause)
-        await self.consumer.worker.serving.rested(REST)
+        await serving.rested(REST)
         fetcher = consumer._fetcher
         subscriptions = fetcher._subscriptions
         assignment = subscriptions.subscription and subscriptions.subscription.assignment
@@ -133,12 +134,12 @@ class Client(SameLoopConsumer):
                     raise ConsumerStoppedError
                 lists = await self._drain(fetcher, assignment, active_partitions)
                 if lists:
-                    if found_waiting and all(map(self.consumer.is_input, lists)):
-                        await self._await_fetch(fetcher, self.consumer.worker.options.freshness)
-                        await self.consumer.worker.serving.calm(self.consumer.worker.options.freshness)
+                    if found_waiting and self._is_small(lists):
+                        await self._await_fetch(fetcher, options.freshness)
+                        await serving.calm(options.freshness)
                         if self._still_in(subscriptions, assignment):
                             lists = self._joined(lists, await self._drain(fetcher, assignment, active_partitions))
-                    self._paced_until = loop.time() + self.consumer.worker.options.pace
+                    self._paced_until = loop.time() + options.pace
                     return lists
                 remaining = deadline - loop.time()
                 if remaining <= 0:
@@ -164,6 +165,11 @@ class Client(SameLoopConsumer):
             waiter.cancel()
         else:
             waiter.result()  # the coordinator passes its errors this way
+
+    def _is_small(self, lists: dict[TP, RecordList]) -> bool:
+        """Say whether there are only inputs, and not so many of them that the worker must be behind."""
+        records = sum(len(taken.records) for taken in lists.values())
+        return records < self.consumer.worker.options.poll_records and all(map(self.consumer.is_input, lists))
 
     def _joined(self, lists: dict[TP, RecordList], later: dict[TP, RecordList]) -> dict[TP, RecordList]:
         # A busy worker comes back for more only some time after the last fetch was answered: what it finds waiting is
