@@ -52,6 +52,7 @@ class Options:
     stop_patience: float = 10.0
     pace: float = 0.006
     freshness: float = 0.004
+    calm: float = 0.010
     fetch_wait_ms: int = 100
     fetch_bytes: int = 1 << 20
     poll_records: int = 2048

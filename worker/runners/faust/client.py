@@ -112,10 +112,11 @@ class Client(SameLoopConsumer):
                     raise ConsumerStoppedError
                 lists = await self._drain(fetcher, assignment, active_partitions)
                 if lists:
-                    if found_waiting and self._is_small(lists):
-                        # Nothing is lost by it: meanwhile the decisions on what was handled last are sent.
-                        await self._await_fetch(fetcher, options.freshness)
-                        await serving.calm(options.freshness)
+                    if self._is_small(lists):
+                        if found_waiting:
+                            await self._await_fetch(fetcher, options.freshness)
+                        # Else the decisions on what was handled last would be sent only after these are handled.
+                        await serving.calm(options.calm)
                         if self._still_in(subscriptions, assignment):
                             lists = self._joined(lists, await self._drain(fetcher, assignment, active_partitions))
                     self._paced_until = loop.time() + options.pace
