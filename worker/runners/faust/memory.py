@@ -8,7 +8,7 @@ import threading
 import time
 
 #: Seconds between two times that what is free is given back to the system.
-GIVE_BACK = 10.0
+GIVE_BACK = 2.0
 
 
 def collect_rarely() -> None:
