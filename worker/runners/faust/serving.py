@@ -163,9 +163,7 @@ class Serving:
                 work.setdefault(lane, []).append(fresh)
         if work:
             self._handle(work)
-        while self._under_way > self._limit and self._open:
-            self._moved.clear()
-            await self._moved.wait()
+        await self._until(lambda: self._under_way <= self._limit or not self._open)
         self._offered = False
         self._moved.set()
 
@@ -187,7 +185,8 @@ class Serving:
         """
         await self._until(lambda: not any(lane.writing for lane in self.lanes.values()), patience)
 
-    async def _until(self, condition: Callable[[], bool], patience: float) -> None:
+    async def _until(self, condition: Callable[[], bool], patience: float | None = None) -> None:
+        """Wait for something that changes only when a list moves on; for so many seconds, if that is said."""
         if condition():
             return
         with suppress(TimeoutError):
