@@ -1,9 +1,13 @@
 import asyncio
 import json
 import signal
+import struct
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from worker.cli import main
@@ -14,6 +18,7 @@ from worker.lab import bench_kafka_traffic as traffic
 from worker.lab.bench_kafka_children import Coded, Task, Wire
 from worker.lab.bench_kafka_live import Heard
 from worker.lab.bench_kafka_processes import Child, broker
+from worker.lab.bench_kafka_reader import FirstDecisions
 from worker.lab.bench_kafka_sender import LOOK, Sender, Sent
 from worker.lab.bench_kafka_soak import Sample
 from worker.lab.bench_kafka_topics import inputs
@@ -70,11 +75,11 @@ def test_the_part_of_the_first_sessions_has_their_clicks_and_no_others(recording
 def test_a_session_keeps_to_one_partition(recording):
     names = TopicNames("t")
     where = {}
-    for (topic, partition), pairs in inputs(names, recording).items():
+    for (topic, partition), pairs in inputs(names, recording, 5).items():
         assert topic in names.inputs
         for key, _ in pairs:
             assert where.setdefault(key, partition) == partition
-    assert len(set(where.values())) == traffic.PARTITIONS
+    assert len(set(where.values())) == 5
 
 
 def test_a_script_played_live_says_the_same_as_what_was_recorded(recording):
@@ -167,7 +172,7 @@ def test_with_the_codec_it_writes_records_that_can_be_read(recording):
 def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recording):
     script = max(recording.scripts, key=lambda one: len(one.clicks))
     names = TopicNames("t")
-    sender = Sender(names, [script])
+    sender = Sender(names, 5, [script])
     first = sender.due(0, 2, START)
     assert {topic for topic, _ in first} == {names.arrivals}
     assert not sender.due(LOOK - 1, 2, START)
@@ -176,6 +181,76 @@ def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recordin
         assert [key[0] for key in due] == [names.clicks] * 2
         assert all(script.clicks[place] in value for pairs in due.values() for _, value in pairs)
     assert not sender.due(LOOK * 10, 2, START)
+
+
+class Answers:
+    """A broker that has these batches, and then no more."""
+
+    def __init__(self, batches, error=0):
+        self.cluster = self
+        self.asked = []
+        self._batches = batches
+        self._error = error
+
+    def leader_for_partition(self, _):
+        return 7
+
+    async def send(self, leader, request):
+        assert leader == 7
+        if not self._batches:
+            await asyncio.Event().wait()
+        self.asked.append(request._topics)
+        parts = [(partition, self._error, 0, b"", packed) for partition, packed in self._batches.pop(0)]
+        return SimpleNamespace(topics=[("d", parts)])
+
+
+def batch(first, records):
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=0,
+        batch_size=9999,
+    )
+    for offset, (key, value) in enumerate(records):
+        builder.append(offset, timestamp=None, key=key, value=value, headers=[])
+    packed = builder.build()
+    return struct.pack(">q", first) + bytes(packed[8:])
+
+
+def decisions_of(recording, kind):
+    """Return decisions as each of the three writes them, for sessions 0, 1, … and positions 1, 2, 1, 2, …"""
+    session = decode_state(recording.states[0])
+    for number in range(6):
+        key, session.passed = b"live-%d" % number, number % 2
+        if kind == "agent":
+            yield key, json.dumps({"position": session.passed + 1, "rest": "x" * 90}, separators=(",", ":")).encode()
+        elif kind == "wire":
+            yield key, (b'{"position":%d,' % (session.passed + 1)).ljust(300)
+        else:
+            yield key, session.decision(key.decode(), None)
+
+
+@pytest.mark.parametrize("kind", ["worker", "wire", "agent"])
+def test_the_reader_finds_first_decisions_in_packed_batches_and_goes_on_behind_them(recording, kind):
+    records = list(decisions_of(recording, kind))
+    whole, rest = batch(10, records[:4]), batch(14, records[4:])
+    answers = Answers([[(0, whole + rest[:50]), (1, b"")], [(0, rest), (1, None)], [(0, b"")]])
+    reader = FirstDecisions(SimpleNamespace(_client=answers), {TopicPartition("d", 0): 10, TopicPartition("d", 1): 3})
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(reader.read(), 0.05))
+    assert reader.sessions == [0, 2, 4]
+    assert len(reader.moments) == 3
+    positions = [{partition: position for partition, position, _ in parts} for [(_, parts)] in answers.asked]
+    assert positions == [{0: 10, 1: 3}, {0: 14, 1: 3}, {0: 16, 1: 3}]
+
+
+def test_a_reader_that_is_refused_says_so():
+    reader = FirstDecisions(SimpleNamespace(_client=Answers([[(0, b"")]], error=3)), {TopicPartition("d", 0): 0})
+    with pytest.raises(FailedError, match="error 3"):
+        asyncio.run(reader.read())
 
 
 def test_what_is_taken_live_is_the_highest_rate_before_clients_wait():
@@ -204,7 +279,7 @@ def test_only_what_was_sent_after_the_warm_up_counts():
 
 def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(recording):
     names = TopicNames("t")
-    parts = standing.backlog(recording, names, 500, START)
+    parts = standing.backlog(recording, names, 500, START, partitions=5)
     serving = Serving(Versions(recording.parameters), topics=names)
     serving.restore([pair for (topic, _), pairs in parts.items() if topic == names.changelog for pair in pairs])
     records = [
@@ -266,10 +341,17 @@ def test_a_worker_that_does_not_catch_up_is_found_out():
 # ── on a real broker ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_bench_kafka_measures_every_figure_of_the_issue(monkeypatch, address, tmp_path, capsys):  # noqa: F811
+def make_small(monkeypatch):
     measure = bench_kafka.measure
-    monkeypatch.setattr(bench_kafka, "measure", lambda given: measure(given, SMALL))
-    assert main(["bench", "kafka", "--broker", address, "--json", str(tmp_path / "kafka.json")]) == 0
+    monkeypatch.setattr(
+        bench_kafka, "measure", lambda given, scale: measure(given, replace(SMALL, partitions=scale.partitions))
+    )
+
+
+def test_bench_kafka_measures_every_figure_of_the_issue(monkeypatch, address, tmp_path, capsys):  # noqa: F811
+    make_small(monkeypatch)
+    told = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]
+    assert main(["bench", "kafka", *told]) == 0
     figures = json.loads((tmp_path / "kafka.json").read_text())["figures"]
     assert len(figures) == bench_kafka.FIGURES
     assert all(figure["value"] > 0 for figure in figures)
@@ -286,7 +368,6 @@ def test_bench_kafka_measures_every_figure_of_the_issue(monkeypatch, address, tm
 
 
 def test_a_broker_that_is_not_there_is_one_clear_line(monkeypatch, capsys):
-    measure = bench_kafka.measure
-    monkeypatch.setattr(bench_kafka, "measure", lambda given: measure(given, SMALL))
+    make_small(monkeypatch)
     assert main(["bench", "kafka", "--broker", "127.0.0.1:1"]) == 1
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith("adcascade: cannot use Kafka at 127.0.0.1:1")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from worker.console import JSON, check_writable, note, progress, say, write_json
 from worker.lab.bench import Figure, busy, figures_table, machine, one_blas_thread
-from worker.settings import Command, Option
+from worker.settings import Command, Option, integer
 
 
 def _measured(
@@ -56,10 +56,14 @@ def run_kafka(options: argparse.Namespace) -> int:
     if options.soak:
         from worker.lab import bench_kafka_soak as long
 
-        return _measured("kafka soak", "soaking", lambda: long.soak(options.broker), long.FIGURES, options.json)
-    from worker.lab.bench_kafka import FIGURES, measure
+        def soak() -> Iterator[Figure | str]:
+            return long.soak(options.broker, count=options.partitions)
 
-    return _measured("kafka", "measuring on Kafka", lambda: measure(options.broker), FIGURES, options.json)
+        return _measured("kafka soak", "soaking", soak, long.FIGURES, options.json)
+    from worker.lab.bench_kafka import FIGURES, Scale, measure
+
+    scale = Scale(partitions=options.partitions)
+    return _measured("kafka", "measuring on Kafka", lambda: measure(options.broker, scale), FIGURES, options.json)
 
 
 CORE = Command(
@@ -92,6 +96,13 @@ KAFKA = Command(
     ),
     options=(
         Option(name="broker", help="the broker to measure on, host:port [one started for it]", metavar="HOST:PORT"),
+        Option(
+            name="partitions",
+            help="of every topic that can have more than one",
+            parse=integer(least=1, most=100),
+            default=4,
+            metavar="N",
+        ),
         Option(
             name="soak",
             help="a long run instead: 1,000,000 events, a slow worker in the middle, its memory",

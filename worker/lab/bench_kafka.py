@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from aiokafka import TopicPartition
 
 from worker.errors import FailedError
 from worker.lab import bench_kafka_open as standing
@@ -32,7 +33,7 @@ from worker.lab.bench_kafka_children import Task
 from worker.lab.bench_kafka_live import LONG, WARM, Heard, Latency, live
 from worker.lab.bench_kafka_processes import Child, broker
 from worker.lab.bench_kafka_topics import Usage, clear, ends, fill, inputs, partitions, prepare
-from worker.lab.bench_kafka_traffic import PARTITIONS, Recording
+from worker.lab.bench_kafka_traffic import Recording
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.kafka_client import converse
@@ -52,6 +53,7 @@ class Scale:
     rising_seconds: float = 10.0
     live_seconds: float = 7.0
     open_sessions: int = 100_000
+    partitions: int = traffic.PARTITIONS
 
 
 FULL = Scale()
@@ -104,6 +106,12 @@ class Bench:
         self._made += 1
         return TopicNames(f"{self._prefix}-{self._made}")
 
+    def _all(self, topic: str) -> list[TopicPartition]:
+        return partitions(topic, self._scale.partitions)
+
+    async def _created(self, names: TopicNames, recording: Recording | None = None) -> None:
+        await prepare(self._connection, names, self._scale.partitions, recording=recording)
+
     # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _worker(self, names: TopicNames) -> Child:
@@ -128,7 +136,7 @@ class Bench:
             broker=self._address,
             inputs=read.prefix,
             outputs=written.prefix,
-            partitions=PARTITIONS,
+            partitions=self._scale.partitions,
             opened=sizes.opened,
             feedback=sizes.feedback,
             changelog=sizes.changelog,
@@ -144,15 +152,14 @@ class Bench:
 
     def backlog(self) -> Iterator[Figure | str]:
         """Measure each of the three on records that all wait already."""
-        scale, connection = self._scale, self._connection
+        scale = self._scale
+        yield "backlog, for the broker to warm up"
+        self._once()
+        for usages in self._usages.values():
+            usages.clear()
         for turn in range(scale.rounds):
             yield f"backlog, round {turn + 1} of {scale.rounds}"
-            names = self._names()
-            converse(connection, self._prepared(names, self._recording))
-            outputs = converse(connection, self._worker_on_backlog(names))
-            for kind in ("raw", "wire"):
-                converse(connection, self._raw_on_backlog(kind, names, outputs))
-            converse(connection, self._agent_on_backlog())
+            self._once()
         for kind, name in _NAMES.items():
             usages = self._usages[kind]
             rates = sorted(usage.rate for usage in usages)
@@ -171,23 +178,31 @@ class Bench:
             name="(c) / (a)", value=self._rate("worker") / self._rate("raw"), unit="×", least=0.5, detail="in events/s"
         )
 
+    def _once(self) -> None:
+        names, connection = self._names(), self._connection
+        converse(connection, self._prepared(names, self._recording))
+        outputs = converse(connection, self._worker_on_backlog(names))
+        for kind in ("raw", "wire"):
+            converse(connection, self._raw_on_backlog(kind, names, outputs))
+        converse(connection, self._agent_on_backlog())
+
     def _rate(self, kind: str) -> float:
         return statistics.median(usage.rate for usage in self._usages[kind])
 
     async def _prepared(self, names: TopicNames, recording: Recording) -> None:
-        await prepare(self._connection, names, recording=recording)
-        await fill(self._connection, inputs(names, recording))
+        await self._created(names, recording)
+        await fill(self._connection, inputs(names, recording, self._scale.partitions))
 
     async def _worker_on_backlog(self, names: TopicNames) -> Outputs:
         recording = self._recording
         async with ends(self._connection) as look:
             with self._worker(names) as child:
                 # A partition writes its progress when all before it is acknowledged, so with that it is done.
-                facts = recording.events + PARTITIONS
+                facts = recording.events + self._scale.partitions
                 self._usages["worker"].append(await look.usage(partitions(names.journal, 1), facts, child))
             outputs = Outputs(
-                changes=await look.count(partitions(names.changelog)),
-                decisions=await look.count(partitions(names.decisions)),
+                changes=await look.count(self._all(names.changelog)),
+                decisions=await look.count(self._all(names.decisions)),
             )
             dead = await look.count(partitions(names.dead_letters, 1))
         if dead:
@@ -197,7 +212,7 @@ class Bench:
     async def _raw_on_backlog(self, kind: str, names: TopicNames, outputs: Outputs) -> None:
         events, written = self._recording.events, self._names()
         changes, decisions = outputs.changes / events, outputs.decisions / events
-        await prepare(self._connection, written)
+        await self._created(written)
         async with ends(self._connection) as look:
             with self._other(kind, names, written, (changes, changes), (decisions, decisions)) as child:
                 journal = partitions(written.journal, 1)
@@ -208,7 +223,7 @@ class Bench:
         await self._prepared(names, recording)
         async with ends(self._connection) as look:
             with self._other("agent", names, names, _EACH, _EACH) as child:
-                decisions = partitions(names.decisions)
+                decisions = self._all(names.decisions)
                 self._usages["agent"].append(await look.usage(decisions, recording.events, child))
 
     # ── a full table ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -233,18 +248,18 @@ class Bench:
 
     async def _stand(self, count: int) -> tuple[float, Usage]:
         names, now = self._names(), time.time_ns() // 1_000_000
-        await prepare(self._connection, names, recording=self._recording)
-        parts = standing.backlog(self._recording, names, count, now)
+        await self._created(names, self._recording)
+        parts = standing.backlog(self._recording, names, count, now, partitions=self._scale.partitions)
         await fill(self._connection, parts)
         events = sum(len(pairs) for (topic, _), pairs in parts.items() if topic in names.inputs)
         async with ends(self._connection) as look:
             began = time.monotonic()
             with self._worker(names) as child:
                 (answered, _), usage = await asyncio.gather(
-                    look.reached(partitions(names.decisions), 1, child),
+                    look.reached(self._all(names.decisions), 1, child),
                     look.usage(partitions(names.journal, 1), events, child),
                 )
-                await look.reached(partitions(names.decisions), events, child)
+                await look.reached(self._all(names.decisions), events, child)
         return answered - began, usage
 
     # ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,10 +312,12 @@ class Bench:
 
     async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
         names = self._names()
-        await prepare(self._connection, names, recording=self._recording)
+        await self._created(names, self._recording)
         decisions = 1.0, self._recording.sizes.decisions_per_click
         with self._worker(names) if kind == "worker" else self._other(kind, names, names, _EACH, decisions) as child:
-            return await live(self._connection, names, child, self._recording, rates, seconds, self._folder)
+            return await live(
+                self._connection, names, child, self._recording, rates, seconds, self._folder, self._scale.partitions
+            )
 
 
 _NAMES = {"raw": "(a) raw aiokafka", "agent": "(b) idiomatic Faust agent", "worker": "(c) adcascade worker"}

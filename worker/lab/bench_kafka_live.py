@@ -1,12 +1,13 @@
 """Live traffic at a given rate, and how long a client waits for the decision after its arrival.
 
-The sender is a process of its own (see `bench_kafka_sender`), and the reader looks at no more than it needs: what they
-take of the machine the worker lacks. The sender says afterwards when each tick was sent; Linux has one monotonic clock
-for all processes.
+The sender is a process of its own (see `bench_kafka_sender`), and the reader looks at no more than it needs (see
+`bench_kafka_reader`): what they take of the machine the worker lacks. The sender says afterwards when each tick was
+sent; Linux has one monotonic clock for all processes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +15,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from aiokafka import AIOKafkaConsumer
 
 from worker.errors import FailedError
 from worker.lab.bench_kafka_processes import Child
-from worker.lab.bench_kafka_sender import NAME, TICK, Play, Sent
+from worker.lab.bench_kafka_reader import FirstDecisions
+from worker.lab.bench_kafka_sender import TICK, Play, Sent
 from worker.lab.bench_kafka_topics import ends, fill, partitions
-from worker.lab.bench_kafka_traffic import PARTITIONS, Recording, live_arrival
+from worker.lab.bench_kafka_traffic import Recording, live_arrival
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
-from worker.runners.faust.records import next_records
 from worker.runners.kafka_client import reader
 
 WARM = 3.0  # seconds that do not count
@@ -31,8 +31,8 @@ STRETCH = 0.5  # seconds of a rising rate that are looked at together
 LONG = 100.0  # milliseconds; who lets half of the clients wait for longer does not keep up
 SCRIPTS = 2_000  # sessions that are played over and over
 SILENCE = 3.0  # seconds without a decision, then no more are waited for
+LOOK = 0.1  # seconds between two looks at what was read
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-_FIRST = b'"position":1,'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +99,13 @@ async def live(
     rates: tuple[float, float],
     seconds: float,
     folder: Path,
+    count: int,
 ) -> Heard:
-    """Let a child serve so many events per second, at first and at last; return what its clients see."""
-    await _probe(connection, names, child, recording)
+    """Let a child serve so many events per second, at first and at last; return what its clients see.
+
+    `count` is the number of partitions.
+    """
+    await _probe(connection, names, child, recording, count)
     scripts = recording.scripts[:SCRIPTS]
     file = folder / "scripts.msgpack"
     file.write_bytes(msgspec.msgpack.encode(scripts))
@@ -109,55 +113,59 @@ async def live(
     play = Play(
         broker=connection.servers[0],
         prefix=names.prefix,
+        partitions=count,
         scripts=str(file),
         first=rates[0] / per_session,
         last=rates[1] / per_session,
         seconds=seconds,
     )
     async with reader(connection) as consumer:
-        tps = partitions(names.decisions)
-        consumer.assign(tps)
-        await consumer.seek_to_end(*tps)
-        for tp in tps:
-            await consumer.position(tp)  # only now it stands there
+        tps = partitions(names.decisions, count)
+        decisions = FirstDecisions(consumer, await consumer.end_offsets(tps))
         with Child("sender", ["worker.lab.bench_kafka_sender", msgspec.json.encode(play).decode()], folder) as sender:
-            return await _listen(consumer, child, sender)
+            return await _listen(decisions, child, sender)
 
 
-async def _probe(connection: Connection, names: TopicNames, child: Child, recording: Recording) -> None:
+async def _probe(connection: Connection, names: TopicNames, child: Child, recording: Recording, count: int) -> None:
     """Wait until a child serves every partition."""
     now = time.time_ns() // 1_000_000
     script = recording.scripts[0]
-    first = [f"probe-{place}".encode() for place in range(PARTITIONS)]
+    first = [f"probe-{place}".encode() for place in range(count)]
     await fill(
         connection,
         {(names.arrivals, place): [(name, live_arrival(script, name, now))] for place, name in enumerate(first)},
     )
     async with ends(connection) as look:
-        await look.reached(partitions(names.decisions), PARTITIONS, child)
+        await look.reached(partitions(names.decisions, count), count, child)
 
 
-async def _listen(consumer: AIOKafkaConsumer, child: Child, sender: Child) -> Heard:
-    sessions: list[int] = []
-    moments: list[int] = []
-    last = time.monotonic()
+async def _listen(decisions: FirstDecisions, child: Child, sender: Child) -> Heard:
+    reading = asyncio.create_task(decisions.read())
+    try:
+        sent = await _until_answered(decisions, child, sender, reading)
+    finally:
+        reading.cancel()
+    if len(decisions.sessions) < sent.sessions[-1] / 10:
+        raise FailedError(
+            f"{child.name} answered {len(decisions.sessions)} of {sent.sessions[-1]} arrivals: {child.last_words()}"
+        )
+    return Heard(sent=sent, sessions=decisions.sessions, moments=decisions.moments)
+
+
+async def _until_answered(decisions: FirstDecisions, child: Child, sender: Child, reading: asyncio.Task[None]) -> Sent:
+    """Wait until everybody is answered, or nobody is any more; return what was sent."""
+    last, answered = time.monotonic(), 0
     sent: Sent | None = None
-    while sent is None or (len(sessions) < sent.sessions[-1] and time.monotonic() - last < SILENCE):
-        fetched = await next_records(consumer, seconds=0.2)
-        now = time.monotonic_ns()
-        for records in fetched.values():
-            first = [record.key or b"" for record in records if _FIRST in (record.value or b"")]
-            sessions += [int(key[len(NAME) :]) for key in first]
-            moments += [now] * len(first)
-            last = now / 1e9
+    while sent is None or (answered < sent.sessions[-1] and time.monotonic() - last < SILENCE):
+        await asyncio.wait([reading], timeout=LOOK)
+        if reading.done():
+            reading.result()
+        if len(decisions.sessions) > answered:
+            last, answered = time.monotonic(), len(decisions.sessions)
         child.check()
         if sent is None and sender.process.poll() is not None:
             sent = _told(sender)
-    if len(sessions) < sent.sessions[-1] / 10:
-        raise FailedError(
-            f"{child.name} answered {len(sessions)} of {sent.sessions[-1]} arrivals: {child.last_words()}"
-        )
-    return Heard(sent=sent, sessions=sessions, moments=moments)
+    return sent
 
 
 def _told(sender: Child) -> Sent:

@@ -17,21 +17,23 @@ from worker.stream.events import Feedback
 from worker.stream.sessions import Session, decode_state, encode_state
 
 
-def backlog(recording: Recording, names: TopicNames, count: int, now: int) -> dict[tuple[str, int], list[Pair]]:
+def backlog(
+    recording: Recording, names: TopicNames, count: int, now: int, *, partitions: int
+) -> dict[tuple[str, int], list[Pair]]:
     """Return a changelog with so many sessions, a pass for each, and as many arrivals beside them as users bring."""
     parts: dict[tuple[str, int], list[Pair]] = {}
     arrivals = len(recording.arrivals) / len(recording.clicks)
     for number, session in enumerate(open_sessions(recording.states, count, now)):
         name = f"open-{number}"
         key = name.encode()
-        place = traffic.partition_of(key)
+        place = traffic.partition_of(key, partitions)
         answer = Feedback(session_id=name, occurred_at=now, position=1, arm=session.slate[0], clicked=False)
         parts.setdefault((names.changelog, place), []).append((key, encode_state(session)))
         parts.setdefault((names.clicks, place), []).append((key, encode_feedback(answer)))
         if int((number + 1) * arrivals) > int(number * arrivals):
             new = b"new-%d" % number
             script = recording.scripts[number % len(recording.scripts)]
-            place = traffic.partition_of(new)
+            place = traffic.partition_of(new, partitions)
             parts.setdefault((names.arrivals, place), []).append((new, traffic.live_arrival(script, new, now)))
     return parts
 

@@ -20,7 +20,10 @@ BROKER = Path(worker.__file__).parents[1] / "deploy/kafka/broker"
 
 @contextmanager
 def broker(given: str | None) -> Iterator[str]:
-    """Yield the address of the broker that was given, else of one that runs for as long as this."""
+    """Yield the address of the broker that was given, else of one that runs for as long as this.
+
+    Its compiler is the one that brokers in production have.
+    """
     if given is not None:
         yield given
         return
@@ -28,7 +31,7 @@ def broker(given: str | None) -> Iterator[str]:
         raise InputError(f"there is no {BROKER} to start a broker with: say where one runs (--broker host:port)")
     folder = tempfile.mkdtemp(prefix="adcascade-bench-")
     try:
-        yield _run(str(BROKER), "start", "--port", "0", "--data-dir", f"{folder}/kafka")
+        yield _run(str(BROKER), "start", "--port", "0", "--data-dir", f"{folder}/kafka", "--compiler", "full")
     finally:
         _run(str(BROKER), "stop", "--kill", "--data-dir", f"{folder}/kafka")
         shutil.rmtree(folder, ignore_errors=True)

@@ -19,7 +19,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.protocol.produce import ProduceRequest
 
 from worker.errors import FailedError
-from worker.lab.bench_kafka_traffic import PARTITIONS, Script, live_arrival, live_click
+from worker.lab.bench_kafka_traffic import Script, live_arrival, live_click
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.outlets import Outlets
 
@@ -35,6 +35,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
 
     broker: str
     prefix: str
+    partitions: int
     scripts: str
     first: float
     last: float
@@ -43,7 +44,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
     def begun(self, elapsed: float) -> int:
         """Return how many sessions begin within so many seconds.
 
-        >>> play = Play(broker="", prefix="", scripts="", first=10, last=30, seconds=4)
+        >>> play = Play(broker="", prefix="", partitions=1, scripts="", first=10, last=30, seconds=4)
         >>> play.begun(2), play.begun(4)
         (30, 80)
         """
@@ -64,8 +65,9 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 class Sender:
     """Plays sessions: an arrival, then its clicks, one look after the other."""
 
-    def __init__(self, names: TopicNames, scripts: list[Script]) -> None:
+    def __init__(self, names: TopicNames, partitions: int, scripts: list[Script]) -> None:
         self._names = names
+        self._partitions = partitions
         self._scripts = scripts
         self._later: dict[int, list[tuple[bytes, Script, int, int]]] = defaultdict(list)
         self.sessions = 0
@@ -79,7 +81,7 @@ class Sender:
             if place + 1 < len(script.clicks):
                 self._later[tick + LOOK].append((name, script, place + 1, partition))
         for number in range(self.sessions, sessions):
-            script, partition = self._scripts[number % len(self._scripts)], number % PARTITIONS
+            script, partition = self._scripts[number % len(self._scripts)], number % self._partitions
             name = NAME + b"%d" % number
             parts[arrivals, partition].append((name, live_arrival(script, name, now)))
             if script.clicks:
@@ -116,7 +118,7 @@ class Tick(NamedTuple):
 
 async def prepare(producer: AIOKafkaProducer, play: Play, scripts: list[Script], start: int) -> list[Tick]:
     """Make the requests of a play that begins at `start`."""
-    sender = Sender(TopicNames(play.prefix), scripts)
+    sender = Sender(TopicNames(play.prefix), play.partitions, scripts)
     ticks = []
     events = 0
     for tick in range(int(play.seconds / TICK)):

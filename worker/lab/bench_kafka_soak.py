@@ -25,7 +25,7 @@ from worker.errors import FailedError
 from worker.lab.bench import Figure
 from worker.lab.bench_kafka_processes import Child, broker
 from worker.lab.bench_kafka_topics import PATIENCE, Ends, clear, ends, partitions, prepare
-from worker.lab.bench_kafka_traffic import ARMS, DIM, HORIZON
+from worker.lab.bench_kafka_traffic import ARMS, DIM, HORIZON, PARTITIONS
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.kafka_client import administrator, converse
@@ -49,11 +49,11 @@ class Sample:
     memory: int
 
 
-def soak(address: str | None = None, events: int = EVENTS) -> Iterator[Figure | str]:
-    """Yield the figures of a long run."""
+def soak(address: str | None = None, events: int = EVENTS, count: int = PARTITIONS) -> Iterator[Figure | str]:
+    """Yield the figures of a long run on topics of so many partitions."""
     yield "starting the broker"
     with broker(address) as reached, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
-        run = Soak(reached, Path(folder), events)
+        run = Soak(reached, Path(folder), events, count)
         try:
             yield f"{events:,} events"
             samples = converse(run.connection, run.samples())
@@ -65,18 +65,19 @@ def soak(address: str | None = None, events: int = EVENTS) -> Iterator[Figure | 
 class Soak:
     """One long run."""
 
-    def __init__(self, address: str, folder: Path, events: int) -> None:
+    def __init__(self, address: str, folder: Path, events: int, count: int) -> None:
         self.connection = Connection(servers=(address,))
         self.names = TopicNames(f"bench-{uuid.uuid4().hex[:8]}")
         self._folder = folder
         self._events = events
+        self._partitions = count
         self._common = ["--broker", address, "--prefix", self.names.prefix]
         self._size = ["--dim", str(DIM), "--horizon", str(HORIZON)]
-        self._inputs = partitions(self.names.arrivals) + partitions(self.names.clicks)
+        self._inputs = partitions(self.names.arrivals, count) + partitions(self.names.clicks, count)
 
     async def samples(self) -> list[Sample]:
         """Run until all events are sent and committed."""
-        await prepare(self.connection, self.names)
+        await prepare(self.connection, self.names, self._partitions)
         catalog = self._folder / "arms.json"
         written = self._traffic("--write-arms", str(catalog))
         await asyncio.to_thread(written.process.wait)

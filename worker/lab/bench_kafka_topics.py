@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from worker.errors import FailedError
 from worker.lab.bench_kafka_processes import Child
-from worker.lab.bench_kafka_traffic import PARTITIONS, Recording, partition_of
+from worker.lab.bench_kafka_traffic import Recording, partition_of
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.outlets import Outlets
@@ -28,9 +28,9 @@ LOOK = 0.01  # seconds between two looks at the end of a topic
 PATIENCE = 120.0  # seconds without anything new, then it counts as failed
 
 
-async def prepare(connection: Connection, names: TopicNames, *, recording: Recording | None = None) -> None:
-    """Create topics; with a recording, publish its parameters."""
-    await create(connection, names, Plan(partitions=PARTITIONS))
+async def prepare(connection: Connection, names: TopicNames, count: int, *, recording: Recording | None = None) -> None:
+    """Create topics with so many partitions; with a recording, publish its parameters."""
+    await create(connection, names, Plan(partitions=count))
     if recording is not None:
         value = encode_parameters(recording.parameters)
         await fill(connection, {(names.parameters, 0): [(b"1", value)]})
@@ -44,12 +44,12 @@ async def clear(connection: Connection, prefix: str) -> None:
             await admin.delete_topics(ours)
 
 
-def inputs(names: TopicNames, recording: Recording) -> dict[tuple[str, int], list[Pair]]:
-    """Return the arrivals and clicks of a recording by topic and partition."""
+def inputs(names: TopicNames, recording: Recording, count: int) -> dict[tuple[str, int], list[Pair]]:
+    """Return the arrivals and clicks of a recording by topic and partition, of which there are so many."""
     parts: dict[tuple[str, int], list[Pair]] = {}
     for topic, records in ((names.arrivals, recording.arrivals), (names.clicks, recording.clicks)):
         for sent in records:
-            parts.setdefault((topic, partition_of(sent.key)), []).append((sent.key, sent.value))
+            parts.setdefault((topic, partition_of(sent.key, count)), []).append((sent.key, sent.value))
     return parts
 
 
@@ -128,7 +128,7 @@ async def ends(connection: Connection) -> AsyncIterator[Ends]:
         yield Ends(consumer)
 
 
-def partitions(topic: str, count: int = PARTITIONS) -> list[TopicPartition]:
+def partitions(topic: str, count: int) -> list[TopicPartition]:
     """Return the partitions of a topic.
 
     >>> partitions("t", 1)

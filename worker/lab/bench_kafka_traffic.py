@@ -21,7 +21,8 @@ from worker.stream.serving import Serving
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
-DIM, ARMS, HORIZON, PARTITIONS = 16, 50, 5, 8
+DIM, ARMS, HORIZON = 16, 50, 5
+PARTITIONS = 4  # of every topic that has more than one; as many workers could share the work of this one
 SECOND = 1_000
 RATE = 1_000  # users per second of event time
 LEARNED_FROM = 6 * SECOND  # event time from which the version is learned
@@ -77,9 +78,9 @@ class Recording:
         )
 
 
-def partition_of(key: bytes) -> int:
+def partition_of(key: bytes, partitions: int) -> int:
     """Return the partition that Kafka's own partitioner gives a key."""
-    return int((murmur2(key) & 0x7FFFFFFF) % PARTITIONS)
+    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
 
 
 def world() -> Environment:
@@ -143,7 +144,7 @@ def learned() -> Parameters:
     )
     habits = replace(TIDY, look=(50, 200), transit=(1, 5))
     users = Users(world(), [arm.arm for arm in arms()], horizon=HORIZON, rate=RATE, period=SECOND, habits=habits)
-    served = Embedded(settings, arms(), partitions=PARTITIONS)
+    served = Embedded(settings, arms())
     for second in range(LEARNED_FROM // SECOND):
         now = users.start + (second + 1) * SECOND
         due = list(users.arrivals(second))
