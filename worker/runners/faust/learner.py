@@ -94,7 +94,7 @@ class Fold:
 
     #: Seconds to rest after fewer than so many records: a round trip for each handful is dear, and nobody waits for
     #: what is learned.
-    rest, worthwhile = 0.25, 1000
+    rest, worthwhile = 0.08, 1000
 
     def __init__(
         self,
