@@ -93,7 +93,8 @@ class Fold:
     """Folds the journal from where the newest version says."""
 
     #: Seconds to rest after fewer than so many records: a round trip for each handful is dear, and nobody waits for
-    #: what is learned.
+    #: what is learned. But what comes in a longer rest is folded in one go, and whoever is served from the same cores
+    #: waits meanwhile: with 0.25 s their p99 was 87 instead of 52 ms (27,500 events/s on two cores).
     rest, worthwhile = 0.08, 1000
 
     def __init__(
