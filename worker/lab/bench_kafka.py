@@ -9,7 +9,7 @@ live the broker and the clients need the same few processors.
 
 Everything is counted from outside, by the ends of the topics and by the kernel, so for all three alike.
 
-The broker is compiled as brokers in production are, and has done a round of work before anything counts.
+The broker, if none is given, is compiled as brokers in production are; any has done a round of work before it counts.
 """
 
 from __future__ import annotations
@@ -47,24 +47,25 @@ MOST_LIVE = 150_000.0  # events/s that the sender is asked for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is measured: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic."""
+    """How much is measured: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic.
 
+    `partitions` is of every topic that can have more than one.
+    """
+
+    partitions: int
     sessions: int = 56_000
     agent_sessions: int = 1_500
     rounds: int = 3
     rising_seconds: float = 10.0
     live_seconds: float = 7.0
     open_sessions: int = 100_000
-    partitions: int = traffic.PARTITIONS
 
-
-FULL = Scale()
 
 #: How many an arrival and a click lead to, on average.
 Shares = tuple[float, float]
 
 
-def measure(address: str | None = None, scale: Scale = FULL) -> Iterator[Figure | str]:
+def measure(address: str | None, scale: Scale) -> Iterator[Figure | str]:
     """Yield the figures, and between them what is being done."""
     yield "recording the traffic"
     recording = traffic.record(scale.sessions, time.time_ns() // 1_000_000 - BEFORE)

@@ -12,6 +12,7 @@ from worker.lab import bench_kafka_traffic as traffic
 from worker.lab.bench_kafka_topics import Pair
 from worker.lab.bench_kafka_traffic import Recording
 from worker.runners.faust.names import TopicNames
+from worker.runners.kafka_traffic import partition_of
 from worker.stream.codec import encode_feedback
 from worker.stream.events import Feedback
 from worker.stream.sessions import Session, decode_state, encode_state
@@ -26,14 +27,14 @@ def backlog(
     for number, session in enumerate(open_sessions(recording.states, count, now)):
         name = f"open-{number}"
         key = name.encode()
-        place = traffic.partition_of(key, partitions)
+        place = partition_of(key, partitions)
         answer = Feedback(session_id=name, occurred_at=now, position=1, arm=session.slate[0], clicked=False)
         parts.setdefault((names.changelog, place), []).append((key, encode_state(session)))
         parts.setdefault((names.clicks, place), []).append((key, encode_feedback(answer)))
         if int((number + 1) * arrivals) > int(number * arrivals):
             new = b"new-%d" % number
             script = recording.scripts[number % len(recording.scripts)]
-            place = traffic.partition_of(new, partitions)
+            place = partition_of(new, partitions)
             parts.setdefault((names.arrivals, place), []).append((new, traffic.live_arrival(script, new, now)))
     return parts
 

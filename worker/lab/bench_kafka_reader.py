@@ -62,8 +62,7 @@ class FirstDecisions:
                     self._look_through(TopicPartition(topic, partition), packed or b"", now)
 
     def _look_through(self, tp: TopicPartition, packed: bytes, now: int) -> None:
-        start = self._positions[tp]
-        whole, self._positions[tp] = measured(packed, start)
+        whole, self._positions[tp] = measured(packed, self._positions[tp])
         found = FIRST.findall(packed, 0, whole)
         self.sessions += map(int, found)
         self.moments += [now] * len(found)

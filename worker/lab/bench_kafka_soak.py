@@ -25,7 +25,7 @@ from worker.errors import FailedError
 from worker.lab.bench import Figure
 from worker.lab.bench_kafka_processes import Child, broker
 from worker.lab.bench_kafka_topics import PATIENCE, Ends, clear, ends, partitions, prepare
-from worker.lab.bench_kafka_traffic import ARMS, DIM, HORIZON, PARTITIONS
+from worker.lab.bench_kafka_traffic import ARMS, DIM, HORIZON
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.kafka_client import administrator, converse
@@ -49,7 +49,7 @@ class Sample:
     memory: int
 
 
-def soak(address: str | None = None, events: int = EVENTS, count: int = PARTITIONS) -> Iterator[Figure | str]:
+def soak(address: str | None, *, count: int, events: int = EVENTS) -> Iterator[Figure | str]:
     """Yield the figures of a long run on topics of so many partitions."""
     yield "starting the broker"
     with broker(address) as reached, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:

@@ -12,12 +12,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from worker.errors import FailedError
 from worker.lab.bench_kafka_processes import Child
-from worker.lab.bench_kafka_traffic import Recording, partition_of
+from worker.lab.bench_kafka_traffic import Recording
 from worker.runners.faust.connection import Connection
 from worker.runners.faust.names import TopicNames
 from worker.runners.faust.outlets import Outlets
 from worker.runners.kafka_client import administrator, reader
 from worker.runners.kafka_topics import Plan, create
+from worker.runners.kafka_traffic import partition_of
 from worker.stream.parameters import encode_parameters
 
 Pair = tuple[bytes, bytes]

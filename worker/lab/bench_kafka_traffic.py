@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from aiokafka.partitioner import murmur2
 
 from worker.lab.environments import Environment, make_environment
 from worker.lab.users import TIDY, Sent, Users
@@ -22,7 +21,6 @@ from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
 DIM, ARMS, HORIZON = 16, 50, 5
-PARTITIONS = 4  # of every topic that has more than one; as many workers could share the work of this one
 SECOND = 1_000
 RATE = 1_000  # users per second of event time
 LEARNED_FROM = 6 * SECOND  # event time from which the version is learned
@@ -76,11 +74,6 @@ class Recording:
             arrivals=self.arrivals[:sessions],
             clicks=tuple(sent for sent in self.clicks if sent.key in kept),
         )
-
-
-def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition that Kafka's own partitioner gives a key."""
-    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
 
 
 def world() -> Environment:

@@ -61,6 +61,15 @@ class Crowd(Protocol):
         """Whether all is said."""
 
 
+def partition_of(key: bytes, partitions: int) -> int:
+    """Return the partition that Kafka's own partitioner gives a key.
+
+    >>> partition_of(b"s-1", 8)
+    7
+    """
+    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
+
+
 class KeyedSender:
     """Sends records to the partitions of their keys, in batches that fill while others are under way."""
 
@@ -80,7 +89,7 @@ class KeyedSender:
         partitions = self._partitions
         for record in records:
             key = record.key
-            parts[record.topic, (murmur2(key) & 0x7FFFFFFF) % partitions].append((key, record.value))
+            parts[record.topic, partition_of(key, partitions)].append((key, record.value))
         for (topic, partition), pairs in parts.items():
             for batch in self._outlets.to(self._names[topic], partition).pairs(pairs):
                 self._under_way[batch.future] = None
