@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from worker.runners.faust.memory import collect_rarely
-from worker.stream.codec import Limits, decode_arrival, decode_feedback, encode_feedback_fact, write_opened
+from worker.stream.codec import Limits, decode_arrival, decode_feedback, encode_feedback_fact, encode_opened
 from worker.stream.contexts import unpack_context
+from worker.stream.events import Opened
 from worker.stream.sessions import Session, decode_state, encode_state
 
 Pair = tuple[bytes, bytes]
@@ -123,7 +125,16 @@ class Coded(Wire):
         for record in records:
             if arrivals:
                 event = decode_arrival(record.value, limits=limits, dim=len(context), timestamp=record.timestamp)
-                fact = write_opened(event.session_id, event.occurred_at, context, one.slate, one.modes, (), one.version)
+                opened = Opened(
+                    session_id=event.session_id,
+                    arrived_at=event.occurred_at,
+                    context=context,
+                    slate=one.slate,
+                    modes=one.modes,
+                    exclude=(),
+                    parameters_version=one.version,
+                )
+                fact = encode_opened(opened)
             else:
                 fact = encode_feedback_fact(
                     decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
@@ -136,7 +147,7 @@ class Coded(Wire):
 
     def _decisions(self, records: list[Any], arrivals: bool) -> list[Pair]:
         self._session.passed = 0 if arrivals else 1
-        return [(record.key, self._session.decision(record.key.decode(), None)) for record in records]
+        return [(record.key, orjson.dumps(self._session.decision(record.key.decode(), None))) for record in records]
 
 
 def _decision(task: Task, position: int) -> bytes:

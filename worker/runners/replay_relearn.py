@@ -36,8 +36,8 @@ from worker.stream.codec import (
     decode_journal,
     encode_feedback_fact,
     encode_journal,
+    encode_opened,
     encode_progress,
-    write_opened,
 )
 from worker.stream.contexts import pack_context
 from worker.stream.events import ArmChange, Arrival, Command, Decision, Mode, Opened, Progress
@@ -287,14 +287,16 @@ class Relearner:
 
     def _pin(self, arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> None:
         self._fact(
-            write_opened(
-                arrival.session_id,
-                arrival.occurred_at,
-                arrival.context,
-                slate,
-                modes,
-                arrival.exclude,
-                version,
+            encode_opened(
+                Opened(
+                    session_id=arrival.session_id,
+                    arrived_at=arrival.occurred_at,
+                    context=arrival.context,
+                    slate=slate,
+                    modes=modes,
+                    exclude=arrival.exclude,
+                    parameters_version=version,
+                )
             )
         )
 

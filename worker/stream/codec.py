@@ -35,9 +35,8 @@ from worker.stream.encoding import (
     encode_journal,
     encode_opened,
     encode_progress,
+    opened_document,
     session_key,
-    write_decision,
-    write_opened,
 )
 
 __all__ = [
@@ -59,7 +58,6 @@ __all__ = [
     "encode_journal",
     "encode_opened",
     "encode_progress",
+    "opened_document",
     "session_key",
-    "write_decision",
-    "write_opened",
 ]

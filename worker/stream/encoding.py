@@ -71,73 +71,25 @@ def encode_decision(event: Decision) -> bytes:
     return orjson.dumps(record)
 
 
-def write_decision(
-    session_id: str,
-    arrived_at: int,
-    position: int,
-    slate: tuple[str, ...],
-    mode: Mode,
-    propensity: float,
-    parameters_version: int,
-    value: float,
-    tokens: tuple[str, ...] | None,
-) -> bytes:
-    """Write a decision that has not been made an event: serving writes one or more per record that comes."""
-    if not isfinite(propensity + value):
-        _refuse_not_finite((propensity, value), "propensity, value")
-    record = {
-        "session_id": session_id,
-        "arrived_at": arrived_at,
-        "position": position,
-        "arm": slate[0] if slate else None,
-        "slate": slate,
-        "mode": mode,
-        "propensity": propensity,
-        "parameters_version": parameters_version,
-        "value": value,
-    }
-    if tokens is not None:
-        record["tokens"] = tokens
-    return orjson.dumps(record)
-
-
 def encode_opened(event: Opened) -> bytes:
     """Write the journal's fact that a session was opened."""
-    return write_opened(
-        event.session_id,
-        event.arrived_at,
-        event.context,
-        event.slate,
-        event.modes,
-        event.exclude,
-        event.parameters_version,
-    )
+    return orjson.dumps(opened_document(event))
 
 
-def write_opened(
-    session_id: str,
-    arrived_at: int,
-    context: tuple[float, ...],
-    slate: tuple[str, ...],
-    modes: tuple[Mode, ...],
-    exclude: tuple[str, ...],
-    parameters_version: int,
-) -> bytes:
-    """Write `opened` without making it an event first."""
-    if not isfinite(sum(context)):
-        _refuse_not_finite(context, "context")
-    return orjson.dumps(
-        {
-            "kind": "opened",
-            "session_id": session_id,
-            "arrived_at": arrived_at,
-            "context": context,
-            "slate": slate,
-            "modes": modes,
-            "exclude": exclude,
-            "parameters_version": parameters_version,
-        }
-    )
+def opened_document(event: Opened) -> dict[str, Any]:
+    """Return the fact that a session was opened, as it is to be written."""
+    if not isfinite(sum(event.context)):
+        _refuse_not_finite(event.context, "context")
+    return {
+        "kind": "opened",
+        "session_id": event.session_id,
+        "arrived_at": event.arrived_at,
+        "context": event.context,
+        "slate": event.slate,
+        "modes": event.modes,
+        "exclude": event.exclude,
+        "parameters_version": event.parameters_version,
+    }
 
 
 def encode_feedback_fact(event: FeedbackFact | Feedback) -> bytes:

@@ -17,18 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import TypeAlias
+from operator import itemgetter
+from typing import Any, TypeAlias
 
-from worker.stream.codec import (
-    Limits,
-    Rejected,
-    decode_arrival,
-    decode_feedback,
-    encode_feedback_fact,
-    write_opened,
-)
+from worker.stream.bulk import Heard, read_arrivals, read_feedback, write_decisions, write_facts
+from worker.stream.codec import Limits, Rejected, decode_feedback
 from worker.stream.contexts import pack_context
-from worker.stream.events import Arrival, Feedback
+from worker.stream.events import Arrival, Feedback, Opened
 from worker.stream.sessions import Parked, ParkedRecord, Session, State, decode_state, encode_state
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.tokens import Secret, check_token, slate_tokens
@@ -37,6 +32,8 @@ from worker.stream.versions import Versions
 
 #: Feedback records kept for one session whose arrival has not come; an honest client sends one or two per position.
 MOST_PARKED = 64
+
+_mode_and_position = itemgetter("mode", "position")
 
 _TICK = 1000  # milliseconds; values fall due in steps of this
 
@@ -57,13 +54,18 @@ def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Em
 
 @dataclass(slots=True)
 class _Batch:
-    """Records of one partition on their way."""
+    """Records of one partition on their way.
+
+    `touched` says of each session that they concern whether its value has changed; `facts` are for the journal.
+    """
 
     serving: Serving
     records: Sequence[Record]
-    events: Sequence[Arrival | Feedback | None]
+    events: Sequence[Arrival | Heard | Rejected]
     emits: Emits
     planned: Planned = field(default_factory=dict)
+    touched: dict[str, bool] = field(default_factory=dict)
+    facts: list[Opened | Heard] = field(default_factory=list)
 
 
 def _plan(batches: Sequence[_Batch]) -> None:
@@ -167,35 +169,28 @@ class Serving:
         return _Batch(self, records, self._decoded(records, emits), emits)
 
     def _step(self, batch: _Batch) -> Emits:
-        emits, planned = batch.emits, batch.planned
-        touched: dict[str, bool] = {}  # session → whether its value changed
         for record, event in zip(batch.records, batch.events, strict=True):
-            if type(event) is Feedback:
-                self._hear(record, event, touched, emits)
+            if type(event) is Heard:
+                self._hear(record, event, batch)
             elif type(event) is Arrival:
-                self._arrive(record, event, planned, touched, emits)
-        self._answer(touched, emits)
-        return emits
+                self._arrive(record, event, batch)
+        self._tell(batch)
+        self._answer(batch)
+        return batch.emits
 
-    def _decoded(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
-        settings, limits = self._versions.newest.settings, self._limits
-        dim, horizon, topic = settings.dim, settings.horizon, self._arrivals
-        events: list[Arrival | Feedback | None] = []
-        arrivals = 0
-        for record in records:
-            try:
-                if record.topic == topic:
-                    arrivals += 1
-                    events.append(decode_arrival(record.value, limits=limits, dim=dim, timestamp=record.timestamp))
-                else:
-                    events.append(
-                        decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
-                    )
-            except Rejected as rejected:
-                self._bury(record, rejected.reason, rejected.error, emits)
-                events.append(None)
-        emits.tally.arrivals += arrivals
-        emits.tally.feedback += len(records) - arrivals
+    def _decoded(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Heard | Rejected]:
+        settings, limits, topic = self._versions.newest.settings, self._limits, self._arrivals
+        arrivals = [record for record in records if record.topic == topic]
+        feedback = [record for record in records if record.topic != topic]
+        emits.tally.arrivals += len(arrivals)
+        emits.tally.feedback += len(feedback)
+        first = iter(read_arrivals(arrivals, limits=limits, dim=settings.dim))
+        second = iter(read_feedback(feedback, limits=limits, horizon=settings.horizon))
+        events = [next(first) if record.topic == topic else next(second) for record in records]
+        if Rejected in set(map(type, events)):
+            for record, event in zip(records, events, strict=True):
+                if type(event) is Rejected:
+                    self._bury(record, event.reason, event.error, emits)
         return events
 
     def _bury(self, record: Record, reason: str, error: str, emits: Emits) -> None:
@@ -215,10 +210,8 @@ class Serving:
                 first.setdefault(event.session_id, event)
         return first.values()
 
-    def _arrive(
-        self, record: Record, arrival: Arrival, planned: Planned, touched: dict[str, bool], emits: Emits
-    ) -> None:
-        session_id = arrival.session_id
+    def _arrive(self, record: Record, arrival: Arrival, batch: _Batch) -> None:
+        session_id, emits, touched = arrival.session_id, batch.emits, batch.touched
         before = self.table.get(session_id)
         if type(before) is Session:
             session = before
@@ -232,7 +225,7 @@ class Serving:
             emits.tally.repeated += 1
             touched.setdefault(session_id, False)
         else:
-            planner, context, slate = planned[session_id]
+            planner, context, slate = batch.planned[session_id]
             parameters = planner.parameters
             deadline = arrival.occurred_at + parameters.settings.session_timeout
             session = Session(arrival.occurred_at, deadline, context, arrival.exclude, parameters.version, *slate)
@@ -244,16 +237,17 @@ class Serving:
             touched[session_id] = True
             if type(before) is Parked:
                 self._join(session_id, session, before, emits)
-        opened = write_opened(
-            session_id,
-            session.arrived_at,
-            arrival.context,
-            session.slate,
-            session.modes,
-            session.exclude,
-            session.version,
+        batch.facts.append(
+            Opened(
+                session_id=session_id,
+                arrived_at=session.arrived_at,
+                context=arrival.context,
+                slate=session.slate,
+                modes=session.modes,
+                exclude=session.exclude,
+                parameters_version=session.version,
+            )
         )
-        emits.journal.append((session_id.encode(), opened))
 
     def _join(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
         """Apply what came before the arrival; it is in the journal already."""
@@ -274,28 +268,28 @@ class Serving:
                 continue
             self._apply(record, feedback, session, emits)
 
-    def _hear(self, record: Record, feedback: Feedback, touched: dict[str, bool], emits: Emits) -> None:
-        session_id = feedback.session_id
+    def _hear(self, record: Record, feedback: Heard, batch: _Batch) -> None:
+        session_id, touched = feedback.session_id, batch.touched
         state = self.table.get(session_id)
         session = state if type(state) is Session else None
         if self._secret is not None and not self._has_token(feedback, session):
-            self._bury(record, "token", "$.token is missing or does not belong to this display", emits)
+            self._bury(record, "token", "$.token is missing or does not belong to this display", batch.emits)
             return
         if session is not None and feedback.arm in session.slate:
-            emits.journal.append((session_id.encode(), encode_feedback_fact(feedback)))
-            if self._apply(record, feedback, session, emits):
+            batch.facts.append(feedback)
+            if self._apply(record, feedback, session, batch.emits):
                 touched[session_id] = True
-            else:
-                touched.setdefault(session_id, False)
+            elif session_id not in touched:
+                touched[session_id] = False
             return
         if feedback.arm not in self._versions.newest_arms:
-            self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", emits)
+            self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
-        emits.journal.append((session_id.encode(), encode_feedback_fact(feedback)))
+        batch.facts.append(feedback)
         if session is None:
-            self._park(record, feedback, state if type(state) is Parked else None, touched, emits)
+            self._park(record, feedback, state if type(state) is Parked else None, batch)
         else:
-            self._apply(record, feedback, session, emits)
+            self._apply(record, feedback, session, batch.emits)
             touched.setdefault(session_id, False)
 
     def _has_token(self, feedback: Feedback, session: Session | None) -> bool:
@@ -330,10 +324,8 @@ class Serving:
             self._bury(record, "arm-mismatch", "$.arm is not what was shown at that position", emits)
         return False
 
-    def _park(
-        self, record: Record, feedback: Feedback, parked: Parked | None, touched: dict[str, bool], emits: Emits
-    ) -> None:
-        session_id = feedback.session_id
+    def _park(self, record: Record, feedback: Feedback, parked: Parked | None, batch: _Batch) -> None:
+        session_id, emits = feedback.session_id, batch.emits
         latest = feedback.occurred_at
         if parked is None:
             if self._parked_until(latest) + self._versions.newest.settings.lateness <= self._progress:
@@ -353,28 +345,28 @@ class Serving:
             parked.records.append(ParkedRecord(record.offset, record.timestamp, value))
             parked.latest = max(parked.latest, latest)
             self.parked += 1
-            touched[session_id] = True
+            batch.touched[session_id] = True
 
-    def _answer(self, touched: dict[str, bool], emits: Emits) -> None:
-        table, decisions, secret = self.table, emits.decisions, self._secret
-        given: list[tuple[str, int]] = []
-        for session_id, changed in touched.items():
+    def _tell(self, batch: _Batch) -> None:
+        keys = [fact.session_id.encode() for fact in batch.facts]
+        batch.emits.journal += zip(keys, write_facts(batch.facts), strict=True)
+
+    def _answer(self, batch: _Batch) -> None:
+        table, emits, secret, keep_changelog = self.table, batch.emits, self._secret, self._keep_changelog
+        keys: list[bytes] = []
+        decisions: list[dict[str, Any]] = []
+        for session_id, changed in batch.touched.items():
             state = table[session_id]
             key = session_id.encode()
-            if changed and self._keep_changelog:
+            if changed and keep_changelog:
                 emits.changelog.append((key, encode_state(state)))
-            if type(state) is not Session or state.clicked:
+            # An exhausted slate calls for nothing more, an empty one for the answer that there is nothing.
+            if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
                 continue
-            at, slate = state.passed, state.slate
-            if at < len(slate):
-                given.append((state.modes[at], at + 1))
-            elif slate:
-                continue
-            else:
-                given.append(("none", 1))
-            tokens = None if secret is None else self._tokens(session_id, state)
-            decisions.append((key, state.decision(session_id, tokens)))
-        emits.tally.decisions.update(given)
+            keys.append(key)
+            decisions.append(state.decision(session_id, None if secret is None else self._tokens(session_id, state)))
+        emits.decisions += zip(keys, write_decisions(decisions), strict=True)
+        emits.tally.decisions.update(map(_mode_and_position, decisions))
 
     def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
         if self._secret is None:

@@ -14,11 +14,11 @@ Rules that hold in this file; everything that affects a session's state lives he
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from math import isfinite
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from worker.stream.codec import write_decision
 from worker.stream.events import Feedback, Mode
 
 #: How a session ended, told when its value is deleted.
@@ -81,22 +81,32 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
             changed = True
         return "applied" if changed else "redundant"
 
-    def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> bytes:
-        """Return what to show now, as it is written; `tokens` are those of the positions from here on."""
-        at = self.passed
-        if not self.slate:
-            return write_decision(session_id, self.arrived_at, 1, (), "none", 1.0, self.version, 0.0, tokens)
-        return write_decision(
-            session_id,
-            self.arrived_at,
-            at + 1,
-            self.slate[at:] if at else self.slate,
-            self.modes[at],
-            1.0 if self.propensities is None else self.propensities[at],
-            self.version,
-            self.values[at],
-            tokens,
-        )
+    def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> dict[str, Any]:
+        """Return what to show now, as it is to be written; `tokens` are those of the positions from here on."""
+        at, slate = self.passed, self.slate
+        if not slate:
+            arm: str | None = None
+            mode: Mode = "none"
+            propensity, value = 1.0, 0.0
+        else:
+            arm, mode, value = slate[at], self.modes[at], self.values[at]
+            propensity = 1.0 if self.propensities is None else self.propensities[at]
+        if not isfinite(propensity + value):
+            raise ValueError(f"propensity {propensity}, value {value}: cannot be written as JSON")
+        document = {
+            "session_id": session_id,
+            "arrived_at": self.arrived_at,
+            "position": at + 1,
+            "arm": arm,
+            "slate": slate[at:] if at else slate,
+            "mode": mode,
+            "propensity": propensity,
+            "parameters_version": self.version,
+            "value": value,
+        }
+        if tokens is not None:
+            document["tokens"] = tokens
+        return document
 
 
 class ParkedRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
