@@ -5,6 +5,7 @@ import struct
 from dataclasses import replace
 from types import SimpleNamespace
 
+import orjson
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -230,7 +231,7 @@ def decisions_of(recording, kind):
         elif kind == "wire":
             yield key, (b'{"position":%d,' % (session.passed + 1)).ljust(300)
         else:
-            yield key, session.decision(key.decode(), None)
+            yield key, orjson.dumps(session.decision(key.decode(), None))
 
 
 @pytest.mark.parametrize("kind", ["worker", "wire", "agent"])

@@ -8,9 +8,10 @@ Only what is plain is done here. If anything about some records is not, they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import compress
 from math import hypot
-from operator import itemgetter
+from operator import itemgetter, not_
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -22,9 +23,35 @@ from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
 from worker.stream.topology import Record
 
 E = TypeVar("E")
+T = TypeVar("T")
+U = TypeVar("U")
 
 #: Records read in one call: few enough that a bad one among them sends few to be read one by one.
 AT_ONCE: Final = 256
+
+# ── two kinds ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def apart(items: Sequence[T], are_first: Sequence[bool]) -> tuple[list[T], list[T]]:
+    """Return the items of the first kind, and those of the second.
+
+    >>> apart("aBCd", [False, True, True, False])
+    (['B', 'C'], ['a', 'd'])
+    """
+    return list(compress(items, are_first)), list(compress(items, map(not_, are_first)))
+
+
+def together(first: Sequence[T], second: Sequence[U], are_first: Sequence[bool]) -> list[T | U]:
+    """Return what was set apart in the order it had.
+
+    >>> together("BC", "ad", [False, True, True, False])
+    ['a', 'B', 'C', 'd']
+    """
+    if all(are_first[: len(first)]):
+        return [*first, *second]  # as workers on Kafka have them
+    ones, others = iter(first), iter(second)
+    return [next(ones) if is_first else next(others) for is_first in are_first]
+
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -35,18 +62,17 @@ def read_arrivals(records: Sequence[Record], *, limits: Limits, dim: int) -> lis
     def one(record: Record) -> Arrival:
         return decode_arrival(record.value, limits=limits, dim=dim, timestamp=record.timestamp)
 
-    def are_plain(events: Sequence[Arrival], latest: int) -> bool:
+    def are_fine(events: Sequence[Arrival], latest: int) -> bool:
         for event in events:
             if len(event.context) != dim or not hypot(1.0, *event.context) <= limits.max_norm:
                 return False
             if event.exclude:
                 check_exclude(event.exclude, limits)
-        return (
-            _are_plain([event.session_id for event in events], limits.max_session_id)
-            and max([event.occurred_at for event in events]) <= latest
+        return max([event.occurred_at for event in events]) <= latest and _are_short(
+            [event.session_id for event in events], limits.max_session_id
         )
 
-    return _read(records, _arrivals, limits, one, are_plain)
+    return _read(records, _arrivals, limits, one, are_fine)
 
 
 class Heard(Feedback, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="feedback"):
@@ -60,17 +86,17 @@ def read_feedback(records: Sequence[Record], *, limits: Limits, horizon: int) ->
         event = decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
         return Heard(**msgspec.structs.asdict(event))
 
-    def are_plain(events: Sequence[Heard], latest: int) -> bool:
+    def are_fine(events: Sequence[Heard], latest: int) -> bool:
         positions = {event.position for event in events}
         return (
-            _are_plain([event.session_id for event in events], limits.max_session_id)
-            and _are_plain({event.arm for event in events}, limits.max_arm_id)
-            and max([event.occurred_at for event in events]) <= latest
+            max([event.occurred_at for event in events]) <= latest
+            and _are_short([event.session_id for event in events], limits.max_session_id)
+            and _are_short({event.arm for event in events}, limits.max_arm_id)
             and min(positions) >= 1
             and max(positions) <= horizon
         )
 
-    return _read(records, _heard, limits, one, are_plain)
+    return _read(records, _heard, limits, one, are_fine)
 
 
 def _read(
@@ -78,19 +104,19 @@ def _read(
     decode: Callable[[bytes], list[E]],
     limits: Limits,
     one: Callable[[Record], E],
-    are_plain: Callable[[Sequence[E], int], bool],
+    are_fine: Callable[[Sequence[E], int], bool],
 ) -> list[E | Rejected]:
     events: list[E | Rejected] = []
     for first in range(0, len(records), AT_ONCE):
         some = records[first : first + AT_ONCE]
         try:
-            together = _read_together([record.value for record in some], decode, limits.max_record_bytes)
-            latest = min([record.timestamp for record in some]) + limits.max_ahead_ms
-            if are_plain(together, latest):
+            together = decode(_joined([record.value for record in some], limits.max_record_bytes))
+            latest = min(map(_timestamp, some)) + limits.max_ahead_ms
+            if len(together) == len(some) and are_fine(together, latest):
                 events += together
                 continue
-        except Exception:  # noqa: S110 - whatever it is, it comes again, by itself
-            pass
+        except Exception:
+            pass  # whatever it is, it comes again, by itself
         events += [_read_one(record, one) for record in some]
     return events
 
@@ -102,33 +128,30 @@ def _read_one(record: Record, one: Callable[[Record], E]) -> E | Rejected:
         return rejected
 
 
-def _read_together(values: Sequence[bytes | None], decode: Callable[[bytes], list[E]], most: int) -> list[E]:
-    """Read values as the items of one JSON array, or raise.
+def _joined(values: Sequence[Any], most: int) -> bytes:
+    """Return an array of JSON objects, if each value is one of them and has no text that needs a closer look; or raise.
 
-    Each has to be one JSON object by itself, which is more than that all together make an array of as many objects: a
-    value could end in the middle of an object that the next one completes. So each begins with a brace and has no other.
-    Then as many objects as braces means that each brace begins an object of the array, and what lies from one brace to
-    the comma before the next is that object and nothing else.
+    Each has to be one object by itself, which is more than that the array then has as many: a value could end in the
+    middle of an object that the next one completes. So each begins with a brace and has no other. Then as many objects
+    as braces means that each brace begins an object of the array, and that what lies between it and the comma before
+    the next is this object and nothing else.
+
+    Texts in ASCII without escapes have no control characters but possibly DEL.
     """
     if max(map(len, values)) > min(most, 2 * MAX_DEPTH) or set(map(_first, values)) != _BRACES:
         raise ValueError
     joined = b",".join(values)
-    if joined.count(b"{") != len(values):
+    if joined.count(b"{") != len(values) or not joined.isascii() or b"\\" in joined or b"\x7f" in joined:
         raise ValueError
-    if not joined.isascii():
-        joined.decode()
-    events = decode(b"[%b]" % joined)
-    if len(events) != len(values):
-        raise ValueError
-    return events
+    return b"[%b]" % joined
 
 
-def _are_plain(texts: Sequence[str] | set[str], most: int) -> bool:
-    """Whether none of these ids is empty, too long, or in need of a closer look at its characters."""
-    return all(texts) and max(map(len, texts)) <= most and "".join(texts).isprintable()
+def _are_short(texts: Collection[str], most: int) -> bool:
+    return all(texts) and max(map(len, texts)) <= most
 
 
 _first: Final = itemgetter(0)
+_timestamp: Final = itemgetter(Record._fields.index("timestamp"))
 _BRACES: Final = {ord("{")}
 _arrivals: Final = msgspec.json.Decoder(list[Arrival]).decode
 _heard: Final = msgspec.json.Decoder(list[Heard]).decode
@@ -149,12 +172,13 @@ def write_decisions(documents: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 def write_facts(facts: Sequence[Opened | Heard]) -> list[bytes]:
     """Write facts of the journal."""
-    heard = _write_heard([fact for fact in facts if type(fact) is Heard])
-    if len(heard) == len(facts):
-        return heard
-    opened = _write([opened_document(fact) for fact in facts if type(fact) is Opened], b'{"kind":')
-    first, second = iter(opened), iter(heard)
-    return [next(first) if type(fact) is Opened else next(second) for fact in facts]
+    are_opened = [type(fact) is Opened for fact in facts]
+    opened, heard = apart(facts, are_opened)
+    return together(
+        _write([opened_document(fact) for fact in opened], b'{"kind":'),  # type: ignore[arg-type]
+        _write_heard(heard),  # type: ignore[arg-type]
+        are_opened,
+    )
 
 
 def _write_heard(heard: Sequence[Heard]) -> list[bytes]:

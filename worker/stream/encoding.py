@@ -21,7 +21,6 @@ from worker.stream.events import (
     Feedback,
     FeedbackFact,
     JournalEvent,
-    Mode,
     Opened,
     Progress,
 )

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from worker.stream.bulk import Heard, read_arrivals, read_feedback, write_decisions, write_facts
+from worker.stream.bulk import Heard, apart, read_arrivals, read_feedback, together, write_decisions, write_facts
 from worker.stream.codec import Limits, Rejected, decode_feedback
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Feedback, Opened
@@ -180,13 +180,15 @@ class Serving:
 
     def _decoded(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Heard | Rejected]:
         settings, limits, topic = self._versions.newest.settings, self._limits, self._arrivals
-        arrivals = [record for record in records if record.topic == topic]
-        feedback = [record for record in records if record.topic != topic]
+        are_arrivals = [record.topic == topic for record in records]
+        arrivals, feedback = apart(records, are_arrivals)
         emits.tally.arrivals += len(arrivals)
         emits.tally.feedback += len(feedback)
-        first = iter(read_arrivals(arrivals, limits=limits, dim=settings.dim))
-        second = iter(read_feedback(feedback, limits=limits, horizon=settings.horizon))
-        events = [next(first) if record.topic == topic else next(second) for record in records]
+        events = together(
+            read_arrivals(arrivals, limits=limits, dim=settings.dim),
+            read_feedback(feedback, limits=limits, horizon=settings.horizon),
+            are_arrivals,
+        )
         if Rejected in set(map(type, events)):
             for record, event in zip(records, events, strict=True):
                 if type(event) is Rejected:
