@@ -198,7 +198,11 @@ def test_plain_records_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_what_is_not_plain_among_plain_feedback(fields: dict[str, Any]) -> None:
     plain = json.loads(encode_feedback(FEEDBACK[0]))
-    values = [json.dumps(plain).encode(), json.dumps(plain | fields, ensure_ascii=False).encode(), json.dumps(plain).encode()]
+    values = [
+        json.dumps(plain).encode(),
+        json.dumps(plain | fields, ensure_ascii=False).encode(),
+        json.dumps(plain).encode(),
+    ]
     check_reading(records(values))
 
 
