@@ -2,10 +2,11 @@
 
     python -m worker.lab.bench_kafka_children '{"kind": "raw", …}'
 
-`raw` is aiokafka's `getmany`, then `create_batch` and `send_batch`: it decodes what it reads and encodes what it writes
-as the worker does, writes as many records of the same sizes, and knows nothing. `wire` leaves out the codec too: bytes
-in, other bytes out. `agent` is what one writes first with Faust, under Faust's own settings: an
-agent over both topics, JSON, a table write and a `send` for each event.
+`raw` is aiokafka's `getmany`, then `create_batch` and `send_batch`: it decodes what it reads and encodes what it
+writes, one record after the other with the functions of `worker.stream.codec` (the worker does it in bulk), writes as
+many records of the same sizes as the worker, and knows nothing. `wire` leaves out the codec too: bytes in, other bytes
+out. `agent` is what one writes first with Faust, under Faust's own settings: an agent over both topics, JSON, a table
+write and a `send` for each event.
 """
 
 from __future__ import annotations

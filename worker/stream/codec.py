@@ -9,7 +9,8 @@ Rules that hold here, in `worker.stream.decoding` (in) and in `worker.stream.enc
 - The same event gives the same bytes, always; decoding them gives the same event. A field that is optional and absent
   is left out. A number that is not finite is refused, because orjson would write `null` in its place.
 
-Most of these functions run once or more per event; what looks repetitive in them is so to spare a call.
+Most of these functions run once or more per event; what looks repetitive in them is so to spare a call. For many
+records at a time there is `worker.stream.bulk`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from worker.stream.encoding import (
     encode_journal,
     encode_opened,
     encode_progress,
-    opened_document,
     session_key,
 )
 
@@ -58,6 +58,5 @@ __all__ = [
     "encode_journal",
     "encode_opened",
     "encode_progress",
-    "opened_document",
     "session_key",
 ]
