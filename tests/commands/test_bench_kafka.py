@@ -33,7 +33,14 @@ from worker.stream.versions import Versions
 START = 1_790_000_000_000
 # More than a worker takes in one poll, so that there is something between the first record and the last.
 SMALL = bench_kafka.Scale(
-    partitions=4, sessions=5_000, agent_sessions=20, rounds=1, rising_seconds=2.0, live_seconds=1.0, open_sessions=200
+    partitions=4,
+    sessions=5_000,
+    agent_sessions=20,
+    backlog_rounds=1,
+    rounds=1,
+    rising_seconds=2.0,
+    live_seconds=1.0,
+    open_sessions=200,
 )
 
 

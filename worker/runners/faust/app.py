@@ -55,9 +55,9 @@ class Options:
     calm: float = 0.010
     fetch_wait_ms: int = 100
     fetch_bytes: int = 1 << 20
-    poll_records: int = 4096
+    poll_records: int = 2048
     batch_bytes: int = 512 << 10
-    under_way: int = 8_192
+    under_way: int = 4_096
 
 
 class WorkerApp(faust.App):
