@@ -16,6 +16,7 @@ from worker.stream.codec import Limits, Rejected, decode_arrival, decode_feedbac
 from worker.stream.contexts import pack_context, stack_contexts, stack_packed, unpack_context
 from worker.stream.events import (
     DEAD_LETTER_REASONS,
+    MOST,
     ArmChange,
     Arrival,
     Decision,
@@ -24,6 +25,7 @@ from worker.stream.events import (
     FeedbackFact,
     Opened,
 )
+from worker.stream.sessions import Session
 
 NOW = 1_700_000_000_000
 ARRIVAL = {"session_id": "s-1", "occurred_at": NOW, "context": [0.5, -1.0]}
@@ -91,6 +93,71 @@ def test_the_fact_of_feedback_is_written_alike_from_the_fact_and_from_the_feedba
     fact = data.draw(next(kind.draw for kind in kinds if kind.event is FeedbackFact))
     feedback = Feedback(**msgspec.structs.asdict(fact), token="t")
     assert codec.encode_feedback_fact(feedback) == codec.encode_feedback_fact(fact)
+
+
+#: Texts that look like what lies between two documents.
+tricky = st.sampled_from([',{"session_id":', ",{", '"', "\\", ',{"kind":', "},{", "\n", '\n{"kind":', "zoë", "\u2028"])
+texts = tricky | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
+
+
+@given(data=st.data())
+def test_facts_written_together_are_as_each_by_itself(kinds: Any, data: st.DataObject) -> None:
+    draws = {kind.event: kind.draw for kind in kinds}
+    documents, expected = [], []
+    for event in data.draw(st.lists(draws[Opened] | draws[FeedbackFact], max_size=8)):
+        event = msgspec.structs.replace(event, session_id=data.draw(texts))
+        if isinstance(event, Opened):
+            event = msgspec.structs.replace(event, slate=tuple(data.draw(st.lists(texts, max_size=3))))
+            documents.append(codec.opened_document(*msgspec.structs.astuple(event)))
+        else:
+            event = msgspec.structs.replace(event, arm=data.draw(texts))
+            documents.append(codec.feedback_document(event))
+        expected.append(codec.encode_journal(event))
+    assert codec.encode_many(documents) == expected
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> Session:
+    slate = tuple(draw(st.lists(texts, max_size=3)))
+    return Session(
+        draw(st.integers(0, MOST)),
+        0,
+        b"",
+        (),
+        draw(st.integers(0, MOST)),
+        slate,
+        tuple(draw(st.sampled_from(["explore", "exploit", "random"])) for _ in slate),
+        draw(st.none() | st.tuples(*[st.floats(0.01, 1.0) for _ in slate])),
+        tuple(draw(st.floats(allow_nan=False, allow_infinity=False)) for _ in slate),
+        0,
+        draw(st.integers(0, max(0, len(slate) - 1))),
+    )
+
+
+@given(st.lists(st.tuples(texts, sessions(), st.none() | st.just(("t",))), max_size=5))
+def test_decisions_written_together_are_as_each_by_itself(
+    shown: list[tuple[str, Session, tuple[str, ...] | None]],
+) -> None:
+    values = codec.encode_many([session.decision(session_id, tokens) for session_id, session, tokens in shown])
+    for (session_id, session, tokens), value in zip(shown, values, strict=True):
+        decision = codec.decode_decision(value)
+        assert codec.encode_decision(decision) == value
+        assert (decision.session_id, decision.tokens) == (session_id, tokens)
+        assert decision.slate == session.slate[session.passed :]
+        assert decision.arm == (decision.slate[0] if decision.slate else None)
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1000])
+def test_any_number_of_documents_is_written(count: int) -> None:
+    values = codec.encode_many([{"n": number, "text": ',{"n":'} for number in range(count)])
+    assert [json.loads(value) for value in values] == [{"n": number, "text": ',{"n":'} for number in range(count)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_decision_without_a_finite_value_is_refused(value: float) -> None:
+    session = Session(1, 2, b"", (), 3, ("a",), ("exploit",), None, (value,))
+    with pytest.raises(ValueError, match="cannot be written"):
+        session.decision("s", None)
 
 
 @given(

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from tests.stream.broken import MARK, MUTATIONS, NOW, flip_bits
 from worker.stream import codec
 from worker.stream.codec import Limits, Rejected
 from worker.stream.events import (
@@ -29,7 +29,10 @@ from worker.stream.events import (
 
 RECORDS = int(os.environ.get("ADCASCADE_FUZZ", "50000"))
 SEED = 20_251_116
+NOW = 1_700_000_000_000
 LIMITS = Limits(max_record_bytes=16_384)
+# In every text of every record; must never turn up in an error.
+MARK = "PAYLOAD"
 
 
 def decode_arrival(value: bytes) -> Arrival:
@@ -138,6 +141,189 @@ TRAFFIC: tuple[tuple[Reader, Writer, tuple[Any, ...]], ...] = (
         ),
     ),
 )
+
+# ── ways to break a record ───────────────────────────────────────────────────────────────────────────────────────────
+
+TOKENS = (
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"nan",
+    b"null",
+    b"true",
+    b"1e999",
+    b"-1e999",
+    b"1e-999",
+    b"9" * 400,
+    b"-" + b"9" * 5_000,
+    b"0x10",
+    b"01",
+    b"1.",
+    b".5",
+    b"+1",
+    b"-0",
+    b"1E400",
+    b"18446744073709551616",
+    b"9007199254740993",
+    b'"\\ud800"',
+    b'"\\udc00\\ud800"',
+    b'"\\u0000"',
+    b'"\\x41"',
+    b'"',
+    b"'a'",
+    b"[",
+    b"]",
+    b"{}",
+    b"/**/",
+    b",",
+    b":",
+    b"\x00",
+)
+
+BAD_UTF8 = (b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\x80", b"\xef\xbb\xbf")
+
+SWAPS: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    6,
+    2**31,
+    2**53 + 1,
+    10**40,
+    NOW + 60_001,
+    0.5,
+    5.0,
+    1e300,
+    -1e300,
+    "",
+    "5",
+    MARK * 40,
+    f"{MARK}\n",
+    "\x00",
+    [],
+    [[]],
+    [MARK],
+    [1, 2, 3, 4],
+    [1, 2, 3],
+    [1e300] * 4,
+    [1] * 3_000,
+    [MARK] * 1_001,
+    {},
+    {MARK: MARK},
+    {"kind": "opened"},
+)
+
+
+def flip_bits(rng: Random, record: bytes, other: bytes) -> bytes:
+    broken = bytearray(record)
+    for _ in range(rng.choice((1, 1, 1, 2, 8))):
+        broken[rng.randrange(len(broken))] ^= 1 << rng.randrange(8)
+    return bytes(broken)
+
+
+def replace_bytes(rng: Random, record: bytes, other: bytes) -> bytes:
+    broken = bytearray(record)
+    for _ in range(rng.choice((1, 2, 4))):
+        broken[rng.randrange(len(broken))] = rng.choice(b'{}[]":,\\-+.eE0159ntf \t\n\x00\x7f\x80\xff')
+    return bytes(broken)
+
+
+def truncate(rng: Random, record: bytes, other: bytes) -> bytes:
+    start, end = sorted((rng.randrange(len(record)), rng.randrange(len(record) + 1)))
+    return record[:end] if rng.random() < 0.7 else record[start:end]
+
+
+def splice(rng: Random, record: bytes, other: bytes) -> bytes:
+    return record[: rng.randrange(len(record))] + other[rng.randrange(len(other)) :]
+
+
+def repeat_a_piece(rng: Random, record: bytes, other: bytes) -> bytes:
+    start, end = sorted((rng.randrange(len(record)), rng.randrange(len(record) + 1)))
+    return record[:end] + record[start:end] * rng.choice((1, 1, 3, 200)) + record[end:]
+
+
+def insert_token(rng: Random, record: bytes, other: bytes) -> bytes:
+    at = rng.randrange(len(record))
+    return record[:at] + rng.choice(TOKENS) + record[at + rng.choice((0, 1, 4)) :]
+
+
+def replace_a_number(rng: Random, record: bytes, other: bytes) -> bytes:
+    digits = [i for i in range(len(record)) if record[i : i + 1].isdigit()]
+    if not digits:
+        return record + rng.choice(TOKENS)
+    start = end = rng.choice(digits)
+    while record[end : end + 1].isdigit():
+        end += 1
+    return record[:start] + rng.choice(TOKENS) + record[end:]
+
+
+def spoil_utf8(rng: Random, record: bytes, other: bytes) -> bytes:
+    at = rng.randrange(len(record))
+    return record[:at] + rng.choice(BAD_UTF8) + record[at:]
+
+
+def swap_a_value(rng: Random, record: bytes, other: bytes) -> bytes:
+    document = json.loads(record)
+    name = rng.choice(list(document))
+    if isinstance(document[name], list) and document[name] and rng.random() < 0.5:
+        document[name][rng.randrange(len(document[name]))] = rng.choice(SWAPS)
+    else:
+        document[name] = rng.choice(SWAPS)
+    return json.dumps(document, ensure_ascii=rng.random() < 0.5).encode()
+
+
+def drop_or_add_fields(rng: Random, record: bytes, other: bytes) -> bytes:
+    document = json.loads(record)
+    if rng.random() < 0.5:
+        document.pop(rng.choice(list(document)))
+    else:
+        document.update(json.loads(other))
+    document[rng.choice(("x", "kind", "token", MARK))] = rng.choice(SWAPS)
+    return json.dumps(document).encode()
+
+
+def duplicate_a_key(rng: Random, record: bytes, other: bytes) -> bytes:
+    document = json.loads(record)
+    name = rng.choice(list(document))
+    again = json.dumps({name: rng.choice((document[name], rng.choice(SWAPS)))}).encode()
+    return again[:-1] + b"," + record[1:] if rng.random() < 0.5 else record[:-1] + b"," + again[1:]
+
+
+def nest(rng: Random, record: bytes, other: bytes) -> bytes:
+    depth = rng.choice((3, 100, codec.MAX_DEPTH - 2, codec.MAX_DEPTH + 2, 1_200, 4_000))
+    opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"":', b"}]")))
+    nested = opening * depth + b"0" + closing * rng.choice((depth, depth, depth - 1, 0))
+    name = rng.choice((b'"x"', b'"context"', b'"session_id"', b'"kind"'))
+    return record[:-1] + b"," + name + b":" + nested + b"}"
+
+
+def noise(rng: Random, record: bytes, other: bytes) -> bytes:
+    return rng.randbytes(rng.choice((0, 1, 7, 64, 300)))
+
+
+# The dear one (records of many kilobytes) comes less often.
+MUTATIONS = (
+    *(
+        flip_bits,
+        replace_bytes,
+        truncate,
+        splice,
+        repeat_a_piece,
+        insert_token,
+        replace_a_number,
+        spoil_utf8,
+        swap_a_value,
+        drop_or_add_fields,
+        duplicate_a_key,
+    )
+    * 4,
+    noise,
+    nest,
+)
+
 
 # ── the test ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,7 +3,7 @@
     python -m worker.lab.bench_kafka_children '{"kind": "raw", …}'
 
 `raw` is aiokafka's `getmany`, then `create_batch` and `send_batch`: it decodes what it reads and encodes what it
-writes, one record after the other with the functions of `worker.stream.codec` (the worker does it in bulk), writes as
+writes, record by record with the functions of `worker.stream.codec` (the worker encodes many in one call), writes as
 many records of the same sizes as the worker, and knows nothing. `wire` leaves out the codec too: bytes in, other bytes
 out. `agent` is what one writes first with Faust, under Faust's own settings: an agent over both topics, JSON, a table
 write and a `send` for each event.
@@ -22,9 +22,8 @@ import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from worker.runners.faust.memory import collect_rarely
-from worker.stream.codec import Limits, decode_arrival, decode_feedback, encode_feedback_fact, encode_opened
+from worker.stream.codec import Limits, decode_arrival, decode_feedback, encode_feedback_fact, opened_document
 from worker.stream.contexts import unpack_context
-from worker.stream.events import Opened
 from worker.stream.sessions import Session, decode_state, encode_state
 
 Pair = tuple[bytes, bytes]
@@ -126,16 +125,10 @@ class Coded(Wire):
         for record in records:
             if arrivals:
                 event = decode_arrival(record.value, limits=limits, dim=len(context), timestamp=record.timestamp)
-                opened = Opened(
-                    session_id=event.session_id,
-                    arrived_at=event.occurred_at,
-                    context=context,
-                    slate=one.slate,
-                    modes=one.modes,
-                    exclude=(),
-                    parameters_version=one.version,
+                opened = opened_document(
+                    event.session_id, event.occurred_at, context, one.slate, one.modes, (), one.version
                 )
-                fact = encode_opened(opened)
+                fact = orjson.dumps(opened)
             else:
                 fact = encode_feedback_fact(
                     decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)

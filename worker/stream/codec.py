@@ -9,8 +9,7 @@ Rules that hold here, in `worker.stream.decoding` (in) and in `worker.stream.enc
 - The same event gives the same bytes, always; decoding them gives the same event. A field that is optional and absent
   is left out. A number that is not finite is refused, because orjson would write `null` in its place.
 
-Most of these functions run once or more per event; what looks repetitive in them is so to spare a call. For many
-records at a time there is `worker.stream.bulk`.
+Most of these functions run once or more per event; what looks repetitive in them is so to spare a call.
 """
 
 from __future__ import annotations
@@ -34,8 +33,11 @@ from worker.stream.encoding import (
     encode_feedback,
     encode_feedback_fact,
     encode_journal,
+    encode_many,
     encode_opened,
     encode_progress,
+    feedback_document,
+    opened_document,
     session_key,
 )
 
@@ -56,7 +58,10 @@ __all__ = [
     "encode_feedback",
     "encode_feedback_fact",
     "encode_journal",
+    "encode_many",
     "encode_opened",
     "encode_progress",
+    "feedback_document",
+    "opened_document",
     "session_key",
 ]

@@ -69,7 +69,7 @@ def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: 
     if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
         _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
     if event.exclude:
-        check_exclude(event.exclude, limits)
+        _check_exclude(event.exclude, limits)
     if event.occurred_at > timestamp + limits.max_ahead_ms:
         _reject_future(event.occurred_at, timestamp, limits)
     context = event.context
@@ -223,8 +223,7 @@ def _check_identifier(text: str, most: int, path: str) -> None:
         raise Rejected("invalid", f"{path} has a control character")
 
 
-def check_exclude(exclude: tuple[str, ...], limits: Limits) -> None:
-    """Raise `Rejected` if there are too many, or one that cannot be an arm."""
+def _check_exclude(exclude: tuple[str, ...], limits: Limits) -> None:
     if len(exclude) > limits.max_exclude:
         raise Rejected("invalid", f"$.exclude has {len(exclude)} arms, more than {limits.max_exclude}")
     for index, arm in enumerate(exclude):

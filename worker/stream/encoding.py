@@ -5,7 +5,7 @@ One dictionary display per event that comes often: the order of its fields is wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -21,6 +21,7 @@ from worker.stream.events import (
     Feedback,
     FeedbackFact,
     JournalEvent,
+    Mode,
     Opened,
     Progress,
 )
@@ -72,37 +73,58 @@ def encode_decision(event: Decision) -> bytes:
 
 def encode_opened(event: Opened) -> bytes:
     """Write the journal's fact that a session was opened."""
-    return orjson.dumps(opened_document(event))
+    return orjson.dumps(
+        opened_document(
+            event.session_id,
+            event.arrived_at,
+            event.context,
+            event.slate,
+            event.modes,
+            event.exclude,
+            event.parameters_version,
+        )
+    )
 
 
-def opened_document(event: Opened) -> dict[str, Any]:
-    """Return the fact that a session was opened, as it is to be written."""
-    if not isfinite(sum(event.context)):
-        _refuse_not_finite(event.context, "context")
+def opened_document(
+    session_id: str,
+    arrived_at: int,
+    context: tuple[float, ...],
+    slate: tuple[str, ...],
+    modes: tuple[Mode, ...],
+    exclude: tuple[str, ...],
+    parameters_version: int,
+) -> dict[str, Any]:
+    """Return `opened` as it is to be written, without making it an event first."""
+    if not isfinite(sum(context)):
+        _refuse_not_finite(context, "context")
     return {
         "kind": "opened",
-        "session_id": event.session_id,
-        "arrived_at": event.arrived_at,
-        "context": event.context,
-        "slate": event.slate,
-        "modes": event.modes,
-        "exclude": event.exclude,
-        "parameters_version": event.parameters_version,
+        "session_id": session_id,
+        "arrived_at": arrived_at,
+        "context": context,
+        "slate": slate,
+        "modes": modes,
+        "exclude": exclude,
+        "parameters_version": parameters_version,
     }
 
 
 def encode_feedback_fact(event: FeedbackFact | Feedback) -> bytes:
     """Write the journal's fact that feedback came, from the fact or from the feedback itself."""
-    return orjson.dumps(
-        {
-            "kind": "feedback",
-            "session_id": event.session_id,
-            "occurred_at": event.occurred_at,
-            "position": event.position,
-            "arm": event.arm,
-            "clicked": event.clicked,
-        }
-    )
+    return orjson.dumps(feedback_document(event))
+
+
+def feedback_document(event: FeedbackFact | Feedback) -> dict[str, Any]:
+    """Return the fact that feedback came, as it is to be written."""
+    return {
+        "kind": "feedback",
+        "session_id": event.session_id,
+        "occurred_at": event.occurred_at,
+        "position": event.position,
+        "arm": event.arm,
+        "clicked": event.clicked,
+    }
 
 
 def encode_progress(event: Progress) -> bytes:
@@ -159,6 +181,32 @@ def _encode_rare(event: msgspec.Struct) -> bytes:
             _refuse_not_finite(value if isinstance(value, tuple) else (value,), field.name)
         record[field.name] = value
     return orjson.dumps(record)
+
+
+def encode_many(documents: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Write documents that all begin with the same field and have no others in them, each as if by itself.
+
+    orjson takes a kilobyte for every result and then shrinks it. For results that are kept by the hundred, as those of
+    a batch are, that takes ten times as long as to write them: 2 to 3 µs each. In one call it is a quarter of one.
+
+    >>> encode_many([{"session_id": "a", "position": 1}, {"session_id": "b", "position": 2}])
+    [b'{"session_id":"a","position":1}', b'{"session_id":"b","position":2}']
+    """
+    values: list[bytes] = []
+    if not documents:
+        return values
+    # Within a text a quote has a backslash before it, and behind the quote that ends one comes no letter. So this, a
+    # brace, a quote and a letter, stands where a document begins and nowhere else. JSON has no newlines of its own.
+    head = b'{"%b":' % next(iter(documents[0])).encode()
+    for first in range(0, len(documents), _AT_ONCE):
+        together = orjson.dumps(documents[first : first + _AT_ONCE])
+        lines = together[1:-1].replace(b"," + head, b"\n" + head).split(b"\n")
+        values += lines
+    return values
+
+
+#: Documents written in one call: what they take together should stay in the processor's cache.
+_AT_ONCE = 256
 
 
 def _refuse_not_finite(numbers: Sequence[float], name: str) -> None:

@@ -20,10 +20,17 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from worker.stream.bulk import Heard, apart, read_arrivals, read_feedback, together, write_decisions, write_facts
-from worker.stream.codec import Limits, Rejected, decode_feedback
+from worker.stream.codec import (
+    Limits,
+    Rejected,
+    decode_arrival,
+    decode_feedback,
+    encode_many,
+    feedback_document,
+    opened_document,
+)
 from worker.stream.contexts import pack_context
-from worker.stream.events import Arrival, Feedback, Opened
+from worker.stream.events import Arrival, Feedback
 from worker.stream.sessions import Parked, ParkedRecord, Session, State, decode_state, encode_state
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.tokens import Secret, check_token, slate_tokens
@@ -61,11 +68,11 @@ class _Batch:
 
     serving: Serving
     records: Sequence[Record]
-    events: Sequence[Arrival | Heard | Rejected]
+    events: Sequence[Arrival | Feedback | None]
     emits: Emits
     planned: Planned = field(default_factory=dict)
     touched: dict[str, bool] = field(default_factory=dict)
-    facts: list[Opened | Heard] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
 
 
 def _plan(batches: Sequence[_Batch]) -> None:
@@ -170,7 +177,7 @@ class Serving:
 
     def _step(self, batch: _Batch) -> Emits:
         for record, event in zip(batch.records, batch.events, strict=True):
-            if type(event) is Heard:
+            if type(event) is Feedback:
                 self._hear(record, event, batch)
             elif type(event) is Arrival:
                 self._arrive(record, event, batch)
@@ -178,21 +185,25 @@ class Serving:
         self._answer(batch)
         return batch.emits
 
-    def _decoded(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Heard | Rejected]:
-        settings, limits, topic = self._versions.newest.settings, self._limits, self._arrivals
-        are_arrivals = [record.topic == topic for record in records]
-        arrivals, feedback = apart(records, are_arrivals)
-        emits.tally.arrivals += len(arrivals)
-        emits.tally.feedback += len(feedback)
-        events = together(
-            read_arrivals(arrivals, limits=limits, dim=settings.dim),
-            read_feedback(feedback, limits=limits, horizon=settings.horizon),
-            are_arrivals,
-        )
-        if Rejected in set(map(type, events)):
-            for record, event in zip(records, events, strict=True):
-                if type(event) is Rejected:
-                    self._bury(record, event.reason, event.error, emits)
+    def _decoded(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
+        settings, limits = self._versions.newest.settings, self._limits
+        dim, horizon, topic = settings.dim, settings.horizon, self._arrivals
+        events: list[Arrival | Feedback | None] = []
+        arrivals = 0
+        for record in records:
+            try:
+                if record.topic == topic:
+                    arrivals += 1
+                    events.append(decode_arrival(record.value, limits=limits, dim=dim, timestamp=record.timestamp))
+                else:
+                    events.append(
+                        decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
+                    )
+            except Rejected as rejected:
+                self._bury(record, rejected.reason, rejected.error, emits)
+                events.append(None)
+        emits.tally.arrivals += arrivals
+        emits.tally.feedback += len(records) - arrivals
         return events
 
     def _bury(self, record: Record, reason: str, error: str, emits: Emits) -> None:
@@ -240,14 +251,14 @@ class Serving:
             if type(before) is Parked:
                 self._join(session_id, session, before, emits)
         batch.facts.append(
-            Opened(
-                session_id=session_id,
-                arrived_at=session.arrived_at,
-                context=arrival.context,
-                slate=session.slate,
-                modes=session.modes,
-                exclude=session.exclude,
-                parameters_version=session.version,
+            opened_document(
+                session_id,
+                session.arrived_at,
+                arrival.context,
+                session.slate,
+                session.modes,
+                session.exclude,
+                session.version,
             )
         )
 
@@ -270,7 +281,7 @@ class Serving:
                 continue
             self._apply(record, feedback, session, emits)
 
-    def _hear(self, record: Record, feedback: Heard, batch: _Batch) -> None:
+    def _hear(self, record: Record, feedback: Feedback, batch: _Batch) -> None:
         session_id, touched = feedback.session_id, batch.touched
         state = self.table.get(session_id)
         session = state if type(state) is Session else None
@@ -278,7 +289,7 @@ class Serving:
             self._bury(record, "token", "$.token is missing or does not belong to this display", batch.emits)
             return
         if session is not None and feedback.arm in session.slate:
-            batch.facts.append(feedback)
+            batch.facts.append(feedback_document(feedback))
             if self._apply(record, feedback, session, batch.emits):
                 touched[session_id] = True
             elif session_id not in touched:
@@ -287,7 +298,7 @@ class Serving:
         if feedback.arm not in self._versions.newest_arms:
             self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
-        batch.facts.append(feedback)
+        batch.facts.append(feedback_document(feedback))
         if session is None:
             self._park(record, feedback, state if type(state) is Parked else None, batch)
         else:
@@ -350,8 +361,8 @@ class Serving:
             batch.touched[session_id] = True
 
     def _tell(self, batch: _Batch) -> None:
-        keys = [fact.session_id.encode() for fact in batch.facts]
-        batch.emits.journal += zip(keys, write_facts(batch.facts), strict=True)
+        keys = [fact["session_id"].encode() for fact in batch.facts]
+        batch.emits.journal += zip(keys, encode_many(batch.facts), strict=True)
 
     def _answer(self, batch: _Batch) -> None:
         table, emits, secret, keep_changelog = self.table, batch.emits, self._secret, self._keep_changelog
@@ -367,7 +378,7 @@ class Serving:
                 continue
             keys.append(key)
             decisions.append(state.decision(session_id, None if secret is None else self._tokens(session_id, state)))
-        emits.decisions += zip(keys, write_decisions(decisions), strict=True)
+        emits.decisions += zip(keys, encode_many(decisions), strict=True)
         emits.tally.decisions.update(map(_mode_and_position, decisions))
 
     def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
