@@ -365,14 +365,15 @@ class Serving:
         batch.emits.journal += zip(keys, encode_many(batch.facts), strict=True)
 
     def _answer(self, batch: _Batch) -> None:
-        table, emits, secret, keep_changelog = self.table, batch.emits, self._secret, self._keep_changelog
+        table, secret, keep_changelog = self.table, self._secret, self._keep_changelog
+        emits, changelog = batch.emits, batch.emits.changelog
         keys: list[bytes] = []
         decisions: list[dict[str, Any]] = []
         for session_id, changed in batch.touched.items():
             state = table[session_id]
             key = session_id.encode()
             if changed and keep_changelog:
-                emits.changelog.append((key, encode_state(state)))
+                changelog.append((key, encode_state(state)))
             # An exhausted slate calls for nothing more, an empty one for the answer that there is nothing.
             if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
                 continue

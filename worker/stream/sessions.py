@@ -14,8 +14,9 @@ Rules that hold in this file; everything that affects a session's state lives he
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isfinite
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -126,13 +127,10 @@ class Parked(msgspec.Struct, array_like=True, tag=2):
 
 State: TypeAlias = Session | Parked
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Session | Parked)
 
-
-def encode_state(state: State) -> bytes:
-    """Return a table value."""
-    return _encoder.encode(state)
+#: Returns a table value.
+encode_state: Final[Callable[[State], bytes]] = msgspec.msgpack.Encoder().encode
 
 
 def decode_state(value: bytes) -> State:
