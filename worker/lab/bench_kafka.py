@@ -49,7 +49,7 @@ MOST_LIVE = 150_000.0  # events/s that the sender is asked for
 class Scale:
     """How much is measured: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic.
 
-    `partitions` is of every topic that can have more than one.
+    `partitions` is of every topic that can have more than one; `rounds` are of all but the backlog.
     """
 
     partitions: int

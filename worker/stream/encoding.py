@@ -183,6 +183,10 @@ def _encode_rare(event: msgspec.Struct) -> bytes:
     return orjson.dumps(record)
 
 
+#: Documents written in one call: what they take together should stay in the processor's cache.
+_AT_ONCE = 256
+
+
 def encode_many(documents: Sequence[Mapping[str, Any]]) -> list[bytes]:
     """Write documents that all begin with the same field and have no others in them, each as if by itself.
 
@@ -200,13 +204,8 @@ def encode_many(documents: Sequence[Mapping[str, Any]]) -> list[bytes]:
     head = b'{"%b":' % next(iter(documents[0])).encode()
     for first in range(0, len(documents), _AT_ONCE):
         together = orjson.dumps(documents[first : first + _AT_ONCE])
-        lines = together[1:-1].replace(b"," + head, b"\n" + head).split(b"\n")
-        values += lines
+        values += together[1:-1].replace(b"," + head, b"\n" + head).split(b"\n")
     return values
-
-
-#: Documents written in one call: what they take together should stay in the processor's cache.
-_AT_ONCE = 256
 
 
 def _refuse_not_finite(numbers: Sequence[float], name: str) -> None:

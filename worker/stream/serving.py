@@ -292,8 +292,8 @@ class Serving:
             batch.facts.append(feedback_document(feedback))
             if self._apply(record, feedback, session, batch.emits):
                 touched[session_id] = True
-            elif session_id not in touched:
-                touched[session_id] = False
+            else:
+                touched.setdefault(session_id, False)
             return
         if feedback.arm not in self._versions.newest_arms:
             self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
