@@ -13,9 +13,6 @@ from typing import Any, Protocol
 import orjson
 
 from worker.errors import FailedError, InputError
-from worker.settings import Option
-
-JSON = Option(name="json", help="write the result as JSON to FILE, or - for standard output", metavar="FILE")
 
 
 class Progress(Protocol):

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from worker.cli import COMMANDS, load
-from worker.settings import CONFIG, Command, build_parser, resolve
+from worker.cli.main import COMMANDS, load
+from worker.cli.options.parser import CONFIG, Command, build_parser, resolve
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

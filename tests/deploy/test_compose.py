@@ -26,11 +26,11 @@ from tests.deploy.files import (
     settings_of,
 )
 from tests.programs import needs
-from worker.commands.learning import read_arms
-from worker.commands.traffic import _settings as traffic_settings
-from worker.runners.faust.app import Options
-from worker.runners.faust.connection import Connection
-from worker.runners.web import operations
+from worker.cli.options.learning import read_arms
+from worker.cli.traffic import _settings as traffic_settings
+from worker.kafka.connection import Connection
+from worker.kafka.faust.app import Options
+from worker.web.server import operations
 
 SERVICES: dict[str, Any] = compose()["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}

@@ -23,12 +23,12 @@ from tests.deploy.files import (
     package_folder,
     settings_of,
 )
-from worker.commands.learning import read_arms
-from worker.runners import kafka_topics
-from worker.runners.faust.app import Options
-from worker.runners.faust.connection import Connection
-from worker.runners.faust.names import TopicNames
-from worker.runners.web import operations
+from worker.cli.options.learning import read_arms
+from worker.kafka import topics as kafka_topics
+from worker.kafka.connection import Connection
+from worker.kafka.faust.app import Options
+from worker.kafka.names import TopicNames
+from worker.web.server import operations
 
 STATEFUL_SET = manifest("StatefulSet")
 POD = STATEFUL_SET["spec"]["template"]["spec"]

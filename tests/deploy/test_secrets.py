@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.files import DEPLOY, KUBERNETES, all_variables, compose, documents, manifests
-from worker.cli import COMMANDS, load
+from worker.cli.main import COMMANDS, load
 
 FILES = sorted(
     path for path in DEPLOY.rglob("*") if path.is_file() and not re.search(r"/(\.|__pycache__)", path.as_posix())

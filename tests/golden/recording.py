@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from worker.runners.embedded import Embedded
-from worker.runners.logs import LogWriter
+from worker.embedded.runner import Embedded
+from worker.logs.format import LogWriter
 from worker.stream.codec import encode_arrival, encode_feedback
 from worker.stream.events import ArmChange, Arrival, Command, Feedback
 from worker.stream.parameters import Arm, LearningSettings

@@ -19,16 +19,16 @@ from urllib.request import urlopen
 import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
+from tests.embedded.traffic import ARMS, Sent, settings
 from tests.kafka.world import ROOT, eventually
-from tests.runners.traffic import ARMS, Sent, settings
-from worker.runners.faust.connection import Connection
-from worker.runners.faust.names import TopicNames
-from worker.runners.kafka_client import converse
-from worker.runners.kafka_control import KafkaControl
-from worker.runners.kafka_topics import Plan, create
+from worker.kafka.clients import converse
+from worker.kafka.connection import Connection
+from worker.kafka.control import KafkaControl
+from worker.kafka.names import TopicNames
+from worker.kafka.topics import Plan, create
 from worker.stream.parameters import LearningSettings
 
-#: The settings of tests/runners/traffic.py as flags.
+#: The settings of tests/embedded/traffic.py as flags.
 TIMES = ("window", "session_timeout", "lateness")
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import orjson
 
+from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, settings
 from tests.kafka.fleet import Fleet
 from tests.kafka.world import eventually
-from tests.runners.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, settings
-from worker.runners.embedded import Embedded, Headers
+from worker.embedded.runner import Embedded, Headers
 from worker.stream.topology import Record
 
 #: Event time passes in steps of this; a version is in force a lateness after it was made, so no step may be longer.

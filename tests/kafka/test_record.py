@@ -16,8 +16,8 @@ import pytest
 
 from tests.kafka.fleet import Fleet
 from tests.kafka.world import ROOT, World, eventually
-from worker.cli import main
-from worker.runners.logs import Line, LogReader
+from worker.cli.main import main
+from worker.logs.format import Line, LogReader
 from worker.stream.events import TOPICS
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ import orjson
 import pytest
 import yaml
 
+from tests.embedded.traffic import SECOND, START, Sent, arrivals
 from tests.kafka.fleet import Fleet
 from tests.kafka.guarded import Guarded, guarded_broker
 from tests.kafka.world import ROOT, eventually
-from tests.runners.traffic import SECOND, START, Sent, arrivals
-from worker.cli import main
+from worker.cli.main import main
 from worker.stream.tokens import Secret, make_token
 
 pytestmark = pytest.mark.slow

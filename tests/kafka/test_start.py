@@ -11,8 +11,8 @@ import pytest
 
 from tests.kafka.conftest import BROKER
 from worker.errors import FailedError, InputError
-from worker.runners.faust import pins
-from worker.runners.faust.connection import Connection
+from worker.kafka.connection import Connection
+from worker.kafka.faust import compat as pins
 
 
 def test_the_installed_libraries_are_the_ones_this_was_written_against() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from worker.cli import main
-from worker.runners.kafka_topics import known
+from worker.cli.main import main
+from worker.kafka.topics import known
 
 
 class Broker:

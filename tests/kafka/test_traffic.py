@@ -18,8 +18,8 @@ from aiokafka.partitioner import murmur2
 
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.world import ROOT, eventually
-from worker.cli import main
-from worker.lab.poison import KINDS
+from worker.cli.main import main
+from worker.simulation.poison import KINDS
 
 pytestmark = pytest.mark.slow
 

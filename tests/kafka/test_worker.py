@@ -9,10 +9,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.embedded.traffic import SECOND, START, arrivals, settings
 from tests.kafka.fleet import Fleet
 from tests.kafka.golden import Golden, play
 from tests.kafka.world import eventually
-from tests.runners.traffic import SECOND, START, arrivals, settings
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.embedded.traffic import ARMS, SECOND, START, arrivals
 from tests.kafka.fleet import Fleet
 from tests.kafka.world import eventually
-from tests.runners.traffic import ARMS, SECOND, START, arrivals
-from worker.cli import main
+from worker.cli.main import main
 from worker.stream.parameters import Arm, encode_parameters
 
 pytestmark = pytest.mark.slow

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.embedded.test_reliability import poison
+from tests.embedded.traffic import START
 from tests.kafka.conftest import broker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.golden import Golden, play
 from tests.kafka.world import eventually
-from tests.runners.test_reliability import poison
-from tests.runners.traffic import START
 
 pytestmark = pytest.mark.slow
 

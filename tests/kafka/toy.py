@@ -21,13 +21,14 @@ from typing import Any
 import orjson
 from mode import Service
 
-from worker.runners.faust import driver, learner
-from worker.runners.faust.app import Options, WorkerApp, build, partition_count, run
-from worker.runners.faust.connection import Connection
-from worker.runners.faust.lanes import Lane
-from worker.runners.faust.names import TopicNames
-from worker.runners.faust.outlets import Outlet
-from worker.runners.faust.ports import DeadLetter, Emits, Lessons, Ports, Publication, Record
+from worker.kafka import learner
+from worker.kafka.connection import Connection
+from worker.kafka.faust import driver
+from worker.kafka.faust.app import Options, WorkerApp, build, partition_count, run
+from worker.kafka.names import TopicNames
+from worker.kafka.pipeline import Lane
+from worker.kafka.transport import DeadLetter, Emits, Lessons, Ports, Publication, Record
+from worker.kafka.writer import Outlet
 
 
 class Joins:

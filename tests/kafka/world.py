@@ -19,7 +19,7 @@ import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
-from worker.runners.faust.names import TopicNames
+from worker.kafka.names import TopicNames
 
 ROOT = Path(__file__).parents[2]
 _T = TypeVar("_T")

@@ -25,7 +25,7 @@ from worker.stream.events import (
     FeedbackFact,
     Opened,
 )
-from worker.stream.sessions import Session
+from worker.stream.session import Session
 
 NOW = 1_700_000_000_000
 ARRIVAL = {"session_id": "s-1", "occurred_at": NOW, "context": [0.5, -1.0]}

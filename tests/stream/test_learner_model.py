@@ -28,17 +28,17 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-import worker.stream.episodes as episodes_module
 import worker.stream.learner as learner_module
+import worker.stream.windows as episodes_module
 from worker.bandit.model import Posterior
 from worker.errors import FailedError
 from worker.stream.codec import encode_journal
-from worker.stream.episodes import ClosedWindow, OpenWindows, agreed
 from worker.stream.events import ArmChange, Command, FeedbackFact, JournalEvent, Opened, Progress
 from worker.stream.folding import Folded
 from worker.stream.learner import Learner, should_publish
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.versions import KEPT
+from worker.stream.windows import ClosedWindow, OpenWindows, agreed
 
 SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "1600"))
 

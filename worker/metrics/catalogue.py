@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from worker import __version__
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
-from worker.stream.sessions import ENDINGS
+from worker.stream.session import ENDINGS
 
 #: Positions that have a label of their own; all beyond share one, so that the set stays closed for any horizon.
 MOST_POSITIONS: Final = 20

@@ -25,7 +25,7 @@ from worker.metrics.catalogue import (
 from worker.metrics.history import History, Mark, Snapshot
 from worker.stream.events import DEAD_LETTER_REASONS, MODES, Episode
 from worker.stream.parameters import Parameters
-from worker.stream.sessions import ENDINGS
+from worker.stream.session import ENDINGS
 from worker.stream.topology import Emits, Tally
 
 Series: TypeAlias = Mapping[tuple[str, ...], float]

@@ -1,1 +1,4 @@
-"""Events, sessions, episodes and the topology. No I/O, no clock."""
+"""The stream logic: events and their codec, sessions, serving, the journal's fold into versions.
+
+Functions from records to records, the same in every runner. No I/O, no clock, no Kafka.
+"""

@@ -24,9 +24,9 @@ from worker.bandit.precision import Floats, Ints
 from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
 from worker.errors import AdcascadeError
 from worker.stream.contexts import stack_packed
-from worker.stream.episodes import ClosedWindow, Plan
 from worker.stream.folding import one_thread, planner_of, sample
 from worker.stream.parameters import Parameters
+from worker.stream.windows import ClosedWindow, Plan
 
 #: Contexts looked at for the two regrets, and contexts × arms (× draws) that bound memory and time.
 MOST_BOUNDED, BOUNDED_ELEMENTS = 2000, 4_000_000

@@ -31,8 +31,8 @@ from worker.bandit.precision import Floats
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.contexts import stack_packed
-from worker.stream.episodes import ClosedWindow, Plan
 from worker.stream.parameters import Parameters
+from worker.stream.windows import ClosedWindow, Plan
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
 MOST_SCORED = 20_000_000

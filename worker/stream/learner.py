@@ -30,13 +30,13 @@ from typing import Final
 
 from worker.errors import EstimationError, FailedError, InputError
 from worker.stream.assessment import Assessment, assess
-from worker.stream.catalog import Refusal, change_arm, obey, under
+from worker.stream.catalogue import Refusal, change_arm, obey, under
 from worker.stream.codec import Rejected, decode_journal
-from worker.stream.episodes import ClosedWindow, OpenWindows
 from worker.stream.events import ArmChange, Command, Episode, FeedbackFact, Opened, Progress
 from worker.stream.folding import fold
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.versions import KEPT
+from worker.stream.windows import ClosedWindow, OpenWindows
 
 #: Windows without a version after which the newest one is published again.
 REPUBLISH: Final = 10

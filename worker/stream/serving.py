@@ -31,7 +31,7 @@ from worker.stream.codec import (
 )
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Feedback
-from worker.stream.sessions import Parked, ParkedRecord, Session, State, decode_state, encode_state
+from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state, encode_state
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.tokens import Secret, check_token, slate_tokens
 from worker.stream.topology import Emits, Record, Tally, Topics, dead_letter

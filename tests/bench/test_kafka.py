@@ -1,0 +1,383 @@
+import asyncio
+import json
+import signal
+import struct
+from dataclasses import replace
+from types import SimpleNamespace
+
+import orjson
+import pytest
+from aiokafka import ConsumerRecord, TopicPartition
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from tests.kafka.conftest import address  # noqa: F401 (a fixture)
+from worker.bench.kafka import comparison as bench_kafka
+from worker.bench.kafka import open_sessions as standing
+from worker.bench.kafka import processes as bench_kafka_processes
+from worker.bench.kafka import recording as traffic
+from worker.bench.kafka import soak as bench_kafka_soak
+from worker.bench.kafka.children import Coded, Task, Wire
+from worker.bench.kafka.live import Heard
+from worker.bench.kafka.processes import Child, broker
+from worker.bench.kafka.reader import FirstDecisions
+from worker.bench.kafka.sender import LOOK, Sender, Sent
+from worker.bench.kafka.soak import Sample
+from worker.bench.kafka.topics import inputs
+from worker.cli.main import main
+from worker.errors import FailedError, InputError
+from worker.kafka.names import TopicNames
+from worker.stream.codec import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.serving import Serving
+from worker.stream.session import decode_state
+from worker.stream.topology import Record, Topics
+from worker.stream.versions import Versions
+
+START = 1_790_000_000_000
+# More than a worker takes in one poll, so that there is something between the first record and the last.
+SMALL = bench_kafka.Scale(
+    partitions=4,
+    sessions=5_000,
+    agent_sessions=20,
+    backlog_rounds=1,
+    rounds=1,
+    rising_seconds=2.0,
+    live_seconds=1.0,
+    open_sessions=200,
+)
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return traffic.record(300, START)
+
+
+def handled(records):
+    serving = Serving(Versions(traffic.learned()), topics=Topics())
+    return serving.handle([Record(f"ads.{one.topic}", 0, 0, one.time, one.key, one.value) for one in records])
+
+
+# ── the traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_recorded_clicks_answer_the_very_slates_that_the_published_version_plans(recording):
+    emits = handled((*recording.arrivals, *recording.clicks))
+    assert emits.tally.opened == 300
+    assert emits.tally.applied == len(recording.clicks) > 600
+    assert not emits.dead_letters
+    assert set(emits.tally.decisions) <= {("explore", h) for h in range(1, 6)} | {("exploit", h) for h in range(1, 6)}
+
+
+def test_records_are_in_the_order_of_their_times_and_sizes_are_those_of_the_outputs(recording):
+    for records in (recording.arrivals, recording.clicks):
+        assert [one.time for one in records] == sorted(one.time for one in records)
+    opened = [len(value) for _, value in handled(recording.arrivals).journal]
+    assert recording.sizes.opened == round(sum(opened) / len(opened))
+    assert 0 < recording.sizes.decisions_per_click < 1
+
+
+def test_the_part_of_the_first_sessions_has_their_clicks_and_no_others(recording):
+    part = recording.first(10)
+    assert len(part.arrivals) == 10
+    assert {one.key for one in part.clicks} <= {one.key for one in part.arrivals}
+    assert part.events < recording.events
+
+
+def test_a_session_keeps_to_one_partition(recording):
+    names = TopicNames("t")
+    where = {}
+    for (topic, partition), pairs in inputs(names, recording, 5).items():
+        assert topic in names.inputs
+        for key, _ in pairs:
+            assert where.setdefault(key, partition) == partition
+    assert len(set(where.values())) == 5
+
+
+def test_a_script_played_live_says_the_same_as_what_was_recorded(recording):
+    script, first = recording.scripts[0], recording.arrivals[0]
+    arrival = decode_arrival(
+        traffic.live_arrival(script, b"live-1", START), limits=Limits(), dim=traffic.DIM, timestamp=START
+    )
+    recorded = decode_arrival(first.value, limits=Limits(), dim=traffic.DIM, timestamp=first.time)
+    assert (arrival.session_id, arrival.occurred_at, arrival.context) == ("live-1", START, recorded.context)
+    click = decode_feedback(
+        traffic.live_click(script, 0, b"live-1", START), limits=Limits(), horizon=traffic.HORIZON, timestamp=START
+    )
+    assert (click.session_id, click.position) == ("live-1", 1)
+
+
+def test_open_sessions_have_just_begun(recording):
+    sessions = list(standing.open_sessions(recording.states, 700, START))
+    assert len(sessions) == 700
+    assert all(session.is_open and session.arrived_at == START for session in sessions)
+
+
+# ── the children ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Builder:
+    def __init__(self):
+        self.values = []
+
+    def append(self, *, timestamp, key, value):
+        if len(self.values) == 4:
+            return None
+        self.values.append((key, value))
+        return True
+
+
+class Producer:
+    def __init__(self):
+        self.sent = []
+
+    def create_batch(self):
+        return Builder()
+
+    async def send_batch(self, builder, topic, *, partition):
+        self.sent.append((topic, partition, builder.values))
+
+    def records(self, topic):
+        return [pair for name, _, pairs in self.sent if name == topic for pair in pairs]
+
+
+def task(**changes):
+    given = {"kind": "wire", "broker": "", "inputs": "i", "outputs": "o", "partitions": 1, "state": b""}
+    sizes = {"opened": 50, "feedback": 30, "changelog": 20, "decision": 40}
+    return Task(**{**given, **sizes, "changes": (1.0, 0.5), "decisions": (1.0, 0.25), **changes})
+
+
+def fetched(records):
+    """Return records as aiokafka gives them, by partition."""
+    parts = {}
+    for one in records:
+        record = ConsumerRecord(one.topic, 0, 0, START, 0, one.key, one.value, None, 0, 0, ())
+        parts.setdefault(TopicPartition(f"i.{one.topic}", 0), []).append(record)
+    return parts
+
+
+def test_the_wire_writes_as_many_records_of_the_sizes_as_it_is_told(recording):
+    producer = Producer()
+    wire = Wire(task(), producer)
+    for _ in range(2):
+        asyncio.run(wire.handle(fetched([*recording.arrivals[:3], *recording.clicks[:9]])))
+    assert [len(value) for _, value in producer.records("o.journal")] == [50] * 3 + [30] * 9 + [50] * 3 + [30] * 9
+    assert [len(value) for _, value in producer.records("o.sessions-changelog")] == [20] * (6 + 9)
+    decisions = producer.records("o.decisions")
+    assert len(decisions) == 6 + 4
+    first = [key for key, value in decisions if b'"position":1,' in value]
+    assert first == [one.key for one in recording.arrivals[:3]] * 2
+
+
+def test_with_the_codec_it_writes_records_that_can_be_read(recording):
+    producer = Producer()
+    coded = Coded(task(kind="raw", state=recording.states[0]), producer)
+    asyncio.run(coded.handle(fetched([*recording.arrivals[:3], *recording.clicks[:8]])))
+    facts = [decode_journal(value) for _, value in producer.records("o.journal")]
+    assert [fact.session_id for fact in facts[:3]] == [one.key.decode() for one in recording.arrivals[:3]]
+    assert len(facts) == 11
+    assert {decode_state(value).slate for _, value in producer.records("o.sessions-changelog")} == {facts[0].slate}
+    decisions = [decode_decision(value) for _, value in producer.records("o.decisions")]
+    assert [decision.position for decision in decisions] == [1, 1, 1, 2, 2]
+
+
+def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recording):
+    script = max(recording.scripts, key=lambda one: len(one.clicks))
+    names = TopicNames("t")
+    sender = Sender(names, 5, [script])
+    first = sender.due(0, 2, START)
+    assert {topic for topic, _ in first} == {names.arrivals}
+    assert not sender.due(LOOK - 1, 2, START)
+    for place in range(len(script.clicks)):
+        due = sender.due(LOOK * (place + 1), 2, START)
+        assert [key[0] for key in due] == [names.clicks] * 2
+        assert all(script.clicks[place] in value for pairs in due.values() for _, value in pairs)
+    assert not sender.due(LOOK * 10, 2, START)
+
+
+class Answers:
+    """A broker that has these batches, and then no more."""
+
+    def __init__(self, batches, error=0):
+        self.cluster = self
+        self.asked = []
+        self._batches = batches
+        self._error = error
+
+    def leader_for_partition(self, _):
+        return 7
+
+    async def send(self, leader, request):
+        assert leader == 7
+        if not self._batches:
+            await asyncio.Event().wait()
+        self.asked.append(request._topics)
+        parts = [(partition, self._error, 0, b"", packed) for partition, packed in self._batches.pop(0)]
+        return SimpleNamespace(topics=[("d", parts)])
+
+
+def batch(first, records):
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=0,
+        batch_size=9999,
+    )
+    for offset, (key, value) in enumerate(records):
+        builder.append(offset, timestamp=None, key=key, value=value, headers=[])
+    packed = builder.build()
+    return struct.pack(">q", first) + bytes(packed[8:])
+
+
+def decisions_of(recording, kind):
+    """Return decisions as each of the three writes them, for sessions 0, 1, … and positions 1, 2, 1, 2, …"""
+    session = decode_state(recording.states[0])
+    for number in range(6):
+        key, session.passed = b"live-%d" % number, number % 2
+        if kind == "agent":
+            yield key, json.dumps({"position": session.passed + 1, "rest": "x" * 90}, separators=(",", ":")).encode()
+        elif kind == "wire":
+            yield key, (b'{"position":%d,' % (session.passed + 1)).ljust(300)
+        else:
+            yield key, orjson.dumps(session.decision(key.decode(), None))
+
+
+@pytest.mark.parametrize("kind", ["worker", "wire", "agent"])
+def test_the_reader_finds_first_decisions_in_packed_batches_and_goes_on_behind_them(recording, kind):
+    records = list(decisions_of(recording, kind))
+    whole, rest = batch(10, records[:4]), batch(14, records[4:])
+    answers = Answers([[(0, whole + rest[:50]), (1, b"")], [(0, rest), (1, None)], [(0, b"")]])
+    reader = FirstDecisions(SimpleNamespace(_client=answers), {TopicPartition("d", 0): 10, TopicPartition("d", 1): 3})
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(reader.read(), 0.05))
+    assert reader.sessions == [0, 2, 4]
+    assert len(reader.moments) == 3
+    positions = [{partition: position for partition, position, _ in parts} for [(_, parts)] in answers.asked]
+    assert positions == [{0: 10, 1: 3}, {0: 14, 1: 3}, {0: 16, 1: 3}]
+
+
+def test_a_reader_that_is_refused_says_so():
+    reader = FirstDecisions(SimpleNamespace(_client=Answers([[(0, b"")]], error=3)), {TopicPartition("d", 0): 0})
+    with pytest.raises(FailedError, match="error 3"):
+        asyncio.run(reader.read())
+
+
+def test_what_is_taken_live_is_the_highest_rate_before_clients_wait():
+    # A tick has 100 events more than the one before; from the hundredth on the clients wait too long.
+    sessions = [100 * tick * (tick + 1) // 2 for tick in range(1, 201)]
+    moments = [tick * 10_000_000 for tick in range(200)]
+    sent = Sent(moments=moments, events=sessions, sessions=sessions)
+    starts = [0, *sessions[:-1]]
+    waits = [10_000_000 if tick < 100 else 400_000_000 for tick in range(200)]
+    heard = Heard(sent=sent, sessions=starts, moments=[m + w for m, w in zip(moments, waits, strict=True)])
+    between = (sessions[100] - sessions[50]) / 0.5
+    assert heard.taken() == pytest.approx(between)
+    assert Heard(sent=sent, sessions=starts, moments=[m + 10**9 for m in moments]).taken() == 0
+
+
+def test_only_what_was_sent_after_the_warm_up_counts():
+    moments = [0, 4_000_000_000]
+    heard = Heard(
+        sent=Sent(moments=moments, events=[5, 8], sessions=[1, 2]), sessions=[1, 0], moments=[4_007_000_000, 10**9]
+    )
+    latency = heard.latency()
+    assert latency.waits.tolist() == [7.0]
+    assert latency.rate == 2
+    assert latency.quantile(0.5) == 7
+
+
+def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(recording):
+    names = TopicNames("t")
+    parts = standing.backlog(recording, names, 500, START, partitions=5)
+    serving = Serving(Versions(recording.parameters), topics=names)
+    serving.restore([pair for (topic, _), pairs in parts.items() if topic == names.changelog for pair in pairs])
+    records = [
+        Record(topic, 0, 0, START, key, value)
+        for (topic, _), pairs in parts.items()
+        if topic in names.inputs
+        for key, value in pairs
+    ]
+    emits = serving.handle(records)
+    assert emits.tally.applied == 500
+    assert emits.tally.opened == int(500 * len(recording.arrivals) / len(recording.clicks))
+    assert len(emits.decisions) == len(emits.changelog) == len(emits.journal) == len(records)
+
+
+def test_a_child_that_ends_is_told_with_its_last_words(tmp_path):
+    with Child("a child", ["worker", "bench", "nothing"], tmp_path) as child:
+        child.process.wait(60)
+        with pytest.raises(FailedError, match=r"a child ended with 2: .*nothing"):
+            child.check()
+
+
+def test_a_child_that_runs_tells_what_it_uses(tmp_path):
+    with Child("a child", ["http.server", "0"], tmp_path) as child:
+        assert child.resident_memory() > 0
+        assert child.processor_seconds() >= 0
+        child.check()
+    assert child.process.returncode == -signal.SIGKILL
+
+
+def test_without_the_script_a_broker_has_to_be_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_kafka_processes, "BROKER", tmp_path / "none")
+    with pytest.raises(InputError, match="--broker"), broker(None):
+        pass
+    with broker("there:9092") as given:
+        assert given == "there:9092"
+
+
+# ── the long run ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def samples(grown, behind_at_the_end=0):
+    steps = [Sample(events=n * 10_000, behind=5_000, memory=100_000_000 + n * 10_000 * grown) for n in range(101)]
+    return [*steps, Sample(events=1_000_000, behind=behind_at_the_end, memory=steps[-1].memory)]
+
+
+def test_memory_that_grows_with_the_events_is_found_out():
+    flat, *_ = bench_kafka_soak.figures(samples(0))
+    growing, *_ = bench_kafka_soak.figures(samples(20))  # bytes per event: 2 MB per 100,000
+    assert (flat.value, flat.met) == (0, True)
+    assert growing.value == pytest.approx(2, rel=0.02)
+    assert growing.met is False
+
+
+def test_a_worker_that_does_not_catch_up_is_found_out():
+    assert [one.met for one in bench_kafka_soak.figures(samples(0, behind_at_the_end=7))] == [True, None, False]
+    assert len(list(bench_kafka_soak.figures(samples(0)))) == bench_kafka_soak.FIGURES
+
+
+# ── on a real broker ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_small(monkeypatch):
+    measure = bench_kafka.measure
+    monkeypatch.setattr(
+        bench_kafka, "measure", lambda given, scale: measure(given, replace(SMALL, partitions=scale.partitions))
+    )
+
+
+def test_bench_kafka_measures_every_figure_of_the_issue(monkeypatch, address, tmp_path, capsys):  # noqa: F811
+    make_small(monkeypatch)
+    told = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]
+    assert main(["bench", "kafka", *told]) == 0
+    figures = json.loads((tmp_path / "kafka.json").read_text())["figures"]
+    assert len(figures) == bench_kafka.FIGURES
+    assert all(figure["value"] > 0 for figure in figures)
+    targets = {one["name"]: one["least"] or one["most"] for one in figures if one["met"] is not None}
+    assert targets == {
+        "(c) / (b)": 20,
+        "(c) / (a)": 0.5,
+        "(c) adcascade worker, live": 25,
+        "(c) / (a), live p99": 5,
+        "recovery of 200 open sessions": 15,
+    }
+    out = capsys.readouterr().out
+    assert all(figure["name"] in out for figure in figures)
+
+
+def test_a_broker_that_is_not_there_is_one_clear_line(monkeypatch, capsys):
+    make_small(monkeypatch)
+    assert main(["bench", "kafka", "--broker", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("adcascade: cannot use Kafka at 127.0.0.1:1")

@@ -1,0 +1,294 @@
+"""`adcascade demo` as people and machines call it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker.cli.main import main
+from worker.logs.format import LogReader
+from worker.simulation import live, report
+from worker.simulation.demo import Demo, DemoSettings
+from worker.stream.codec import decode_decision
+
+QUICK = ("demo", "--episodes", "3", "--users", "20", "--report", "none")
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main([*QUICK, *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def finish(settings: DemoSettings) -> Demo:
+    demo = Demo(settings)
+    while not demo.finished:
+        demo.step()
+    return demo
+
+
+# ── for machines ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_json_on_standard_output_is_alone_there_and_says_what_the_contract_asks_for(capsys):
+    code, out, err = call(capsys, "--json", "-")
+    numbers = json.loads(out)
+    assert code == 0
+    assert set(numbers) >= {
+        "sessions",
+        "decisions",
+        "clicks",
+        "reward",
+        "oracle_reward",
+        "pseudo_regret",
+        "parameters_version",
+        "sha256",
+    }
+    assert set(numbers["pseudo_regret"]) >= {"first_tenth", "last_tenth"}
+    assert numbers["sessions"] > 30
+    assert numbers["oracle_reward"] > numbers["served_reward"] > 0
+    assert re.fullmatch(r"[0-9a-f]{64}", numbers["sha256"])
+    assert (numbers["finished"], numbers["episodes"], numbers["imbalances"]) == (True, 3, {})
+    assert len(err.splitlines()) <= 5
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(capsys, tmp_path: Path):
+    def numbers(*more: str) -> dict[str, object]:
+        file = tmp_path / "numbers.json"
+        call(capsys, "--json", str(file), *more)
+        return {name: value for name, value in json.loads(file.read_text()).items() if name != "seconds"}
+
+    assert numbers() == numbers()
+    assert numbers()["sha256"] != numbers("--seed", "1")["sha256"]
+
+
+@pytest.mark.parametrize("environment", ["uniform", "rare"])
+@pytest.mark.parametrize(
+    "policy",
+    [("--policy", "ucbbp", "--no-repeats"), ("--policy", "epsilon-greedy"), ("--policy", "ucbbp", "--beta", "theory")],
+)
+def test_every_environment_runs_with_any_policy(capsys, environment, policy):
+    code, out, _ = call(capsys, "--environment", environment, *policy, "--json", "-", "--dim", "2", "--arms", "3")
+    assert code == 0
+    assert json.loads(out)["parameters_version"] == 3
+
+
+@pytest.mark.parametrize("name", ["demo.log", "demo.log.gz"])
+def test_the_record_has_all_that_went_over_any_topic(capsys, tmp_path: Path, name):
+    file = tmp_path / name
+    _, out, _ = call(capsys, "--record", str(file), "--json", "-", "--users", "60")
+    numbers = json.loads(out)
+    with LogReader(file) as log:
+        lines = list(log)
+    topics = Counter(line.record.topic for line in lines)
+    assert topics["ads.arrivals"] == numbers["records"]["arrivals"]
+    assert topics["ads.clicks"] == numbers["records"]["feedback"]
+    assert topics["ads.decisions"] == numbers["decisions"]
+    assert topics["ads.dead-letters"] == sum(numbers["dead_letters"].values()) > 0
+    assert topics["ads.episodes"] == 3
+    assert {decode_decision(line.record.value).position for line in lines if line.record.topic == "ads.decisions"} == {
+        1,
+        2,
+        3,
+        4,
+        5,
+    }
+
+
+# ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_summary_is_printed_and_a_pipe_sees_only_a_few_lines_more(capsys):
+    code, out, err = call(capsys)
+    assert code == 0
+    assert out.startswith("adcascade demo: opposite, aucbbp, seed 0\n\nsessions")
+    assert max(map(len, out.splitlines())) <= 80
+    assert err.startswith("metrics: http://127.0.0.1:")
+    assert len(err.splitlines()) <= 5
+    assert "\x1b" not in out + err
+
+
+class Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.images: list[str] = []
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "img":
+            self.images.append(given["src"] or "")
+        self.outside += [value for value in given.values() if value and re.match(r"(https?:)?//", value)]
+
+
+def test_the_report_is_one_page_with_its_pictures_inside(capsys, tmp_path: Path):
+    code, out, _ = call(capsys, "--report", str(tmp_path / "report"))
+    folder = tmp_path / "report"
+    assert code == 0
+    assert out.splitlines()[-1] == f"report: {folder / 'report.html'}"
+    names = ["clicks", "estimates", "exploration", "regret", "revenue"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*(f"{name}.png" for name in names), "report.html"])
+    assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
+    page = Page()
+    page.feed((folder / "report.html").read_text())
+    assert len(page.images) == 5
+    assert all(source.startswith("data:image/png;base64,") for source in page.images)
+    assert page.outside == []
+
+
+def test_with_a_state_folder_the_report_lies_in_it_and_the_current_folder_stays_clean(
+    capsys, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "can_draw", lambda: False)
+    main(["demo", "--episodes", "1", "--users", "10", "--state", "kept"])
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (tmp_path / "kept" / "report" / "report.html").exists()
+
+
+def test_without_matplotlib_there_is_a_report_without_pictures_that_says_why(capsys, tmp_path: Path, monkeypatch):
+    for module in (report, sys.modules["worker.cli.demo"]):
+        monkeypatch.setattr(module, "can_draw", lambda: False)
+    code, out, _ = call(capsys, "--report", str(tmp_path))
+    assert code == 0
+    assert "pip install 'adcascade[lab]'" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert "matplotlib" in (tmp_path / "report.html").read_text()
+
+
+def test_without_rich_a_terminal_gets_the_plain_lines(monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert isinstance(live.live_view("http://here"), live.RichView)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert isinstance(live.live_view("http://here"), live.PlainView)
+
+
+# ── wrong input ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--users", "0"), "--users: must be at least 1"),
+        (("--episodes", "many"), "--episodes: must be a whole number"),
+        (("--policy", "best"), "--policy: unknown value 'best'"),
+        (("--environment", "moon"), "--environment: unknown value 'moon'"),
+        (("--beta", "-1"), "--beta"),
+        (("--speed", "0"), "--speed: must be above 0"),
+        (("--metrics-port", "70000"), "--metrics-port: must be at most 65535"),
+        (("--bonus", "paper", "--no-repeats"), "--bonus paper contradicts --no-repeats"),
+        (("--json", "here.json", "--record", "here.json"), "--json and --record must be different"),
+        (("--json", "missing/numbers.json"), "missing/numbers.json: the folder"),
+        (("--record", "missing/log.gz"), "missing/log.gz: the folder"),
+        (("--report", "missing/deep"), "--report missing/deep: the folder"),
+        (("--report", "file"), "--report file: is a file"),
+        (("--state", "file"), "cannot use file as a state folder"),
+        (("--partition", "3"), "unrecognized arguments"),
+    ],
+)
+def test_wrong_input_is_one_line_and_nothing_is_written(capsys, tmp_path: Path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    code = main(["demo", *arguments])
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_state_folder_of_another_demo_is_refused_before_a_log_is_overwritten(capsys, tmp_path: Path):
+    log = tmp_path / "log"
+    log.write_text("precious")
+    assert call(capsys, "--state", str(tmp_path / "kept"))[0] == 0
+    code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--seed", "5", "--record", str(log))
+    assert code == 2
+    assert "holds a demo with --seed 0, not 5" in err
+    assert log.read_text() == "precious"
+
+
+# ── a process of its own ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "worker", "demo", "--report", "none", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def wait_for(running: subprocess.Popen[str], beginning: str) -> str:
+    """Read what the process says until a line begins like this."""
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.startswith(beginning):
+            return line
+    raise AssertionError(f"it ended without saying {beginning!r}")
+
+
+def scraped(url: str) -> dict[str, float]:
+    with urlopen(url, timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        sums: Counter[str] = Counter()
+        for sample in (sample for family in families for sample in family.samples):
+            sums[sample.name] += sample.value
+        return dict(sums)
+
+
+def test_metrics_are_served_while_it_runs_and_ctrl_c_ends_it_with_the_summary_so_far():
+    with process("--episodes", "40", "--users", "20", "--speed", "400", "--json", "-") as running:
+        url = wait_for(running, "metrics: ").split()[1]
+        early = scraped(url)
+        wait_for(running, " 25%")
+        later = scraped(url)
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=60)
+    assert early["adcascade_build_info"] == 1
+    assert later["adcascade_arrivals_total"] == later["adcascade_arrivals_classified_total"] > 0
+    assert later["adcascade_pseudo_regret_total"] > 0
+    assert later["adcascade_accounting_imbalance"] == 0
+    numbers = json.loads(out)
+    assert running.returncode == 128 + signal.SIGINT
+    assert numbers["finished"] is False
+    assert 8 <= numbers["episodes"] < 40
+
+
+def test_a_kill_in_the_middle_costs_nothing(capsys, tmp_path: Path):
+    settings = DemoSettings(users=30, episodes=12)
+    arguments = ("--episodes", "12", "--users", "30", "--state", str(tmp_path / "kept"))
+    with process(*arguments, "--speed", "200") as running:
+        wait_for(running, " 50%")
+        running.kill()
+        running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGKILL
+    code, out, err = call(capsys, *arguments, "--json", "-")
+    numbers, golden = json.loads(out), finish(settings)
+    assert code == 0
+    assert re.search(r"going on after [3-6] episodes", err)
+    assert numbers["sessions"] == sum(row.score.sessions for row in golden.rows)
+    assert numbers["sha256"] == golden.parameters.sha256
+    assert numbers["imbalances"] == {}
+
+
+def test_two_processes_cannot_share_a_state_folder(capsys, tmp_path: Path):
+    with process("--users", "5", "--speed", "1", "--state", str(tmp_path)) as running:
+        wait_for(running, "metrics: ")
+        code, _, err = call(capsys, "--users", "5", "--state", str(tmp_path))
+    assert code == 1
+    assert "another process uses the state folder" in err

@@ -1,0 +1,195 @@
+"""`adcascade evaluate` on the command line: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from worker.cli.main import COMMANDS, main
+from worker.evaluate.estimators import METHODS
+
+from tests.evaluate.recording import lines_of, record
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "log.jsonl"
+    record(path, random_share=0.6)
+    return path
+
+
+@pytest.fixture(scope="module")
+def certain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that leaves nothing to chance after a short warm-up."""
+    path = tmp_path_factory.mktemp("recorded") / "log.jsonl"
+    record(path, random_share=0.0, users=15, episodes=12)
+    return path
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main(["evaluate", *arguments, "--json", "-"]) == code
+    found: dict[str, Any] = orjson.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the one line that wrong input is answered with."""
+    assert main(["evaluate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_the_command_is_listed() -> None:
+    assert "evaluate" in COMMANDS
+
+
+def test_people_get_a_table_with_a_line_for_each_answer(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(log), "--policy", "greedy"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("greedy, laplace estimator, up to 2 displays; its estimates: as served\n")
+    table = {line.split("  ")[0]: line for line in out.splitlines()}
+    for name in ("as served", *METHODS):
+        assert "…" in table[name]
+    assert "95 % interval" in table["per session"]
+    assert "matching" in table["ips"]
+    assert "a model of" in table["direct"]
+    assert err == ""
+
+
+def test_machines_get_every_number(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, str(log), "--policy", "greedy", "--confidence", "0.9")
+    assert found["confidence"] == 0.9
+    assert found["target"]["policy"] == "greedy"
+    assert found["target"]["estimate"] == "as served"
+    assert [estimate["method"] for estimate in found["estimates"]] == list(METHODS)
+    for estimate in found["estimates"]:
+        revenue = estimate["revenue"]
+        assert revenue["low"] < revenue["estimate"] < revenue["high"]
+        assert estimate["sessions"] > 0
+        assert estimate["refused"] is None
+    assert found["model"]["clicks"] == pytest.approx(found["model"]["expected_clicks"], rel=0.05)
+    assert found["sessions"] == found["served"]["sessions"]
+
+
+def test_less_confidence_is_narrower(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide, narrow = (document(capsys, str(log), "--confidence", c)["served"]["revenue"] for c in ("0.99", "0.8"))
+    assert wide["low"] < narrow["low"] < narrow["high"] < wide["high"]
+
+
+def test_only_the_method_asked_for_is_told(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, str(log), "--method", "dr", "--method", "replay")
+    assert [estimate["method"] for estimate in found["estimates"]] == ["replay", "dr"]
+
+
+def test_a_log_may_be_gzipped_and_come_over_standard_input(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = document(capsys, str(log))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(log.read_bytes())))))
+    assert {**document(capsys, "-"), "log": str(log)} == plain
+
+
+def test_some_answers_are_enough(certain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Myopic slates are not what served, and nothing was left to chance: the model alone answers."""
+    asked = (str(certain), "--policy", "myopic-ucb", "--beta", "0")
+    assert main(["evaluate", *asked]) == 0
+    out, _ = capsys.readouterr()
+    for method in ("replay", "ips", "snips", "dr"):
+        assert f"{method} has no answer: " in out
+    assert "random_share" in out
+
+
+def test_exit_1_if_the_method_asked_for_has_no_answer(certain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (str(certain), "--policy", "myopic-ucb", "--beta", "0", "--method", "ips", "--method", "direct")
+    found = document(capsys, *asked, code=1)
+    assert [estimate["refused"] is None for estimate in found["estimates"]] == [False, True]
+    assert main(["evaluate", *asked]) == 1
+    assert "adcascade: ips has no answer: " in capsys.readouterr().err
+
+
+def test_exit_1_if_nobody_has_an_answer(certain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A minute and a half of few users: no clicks to speak of."""
+    lines = lines_of(certain)
+    start = min(line["ts"] for line in lines if line["topic"] == "ads.arrivals")
+    first = [line for line in lines if line["ts"] < start + 90_000]
+    path = tmp_path / "short.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in first))
+    assert main(["evaluate", str(path)]) == 1
+    assert "no answer" in capsys.readouterr().err
+
+
+def test_a_version_may_be_given(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [line["payload"] for line in lines_of(log) if line["topic"] == "ads.parameters"]
+    path = tmp_path / "version.json"
+    path.write_text(records[-1])
+    found = document(capsys, str(log), "--parameters", str(path), "--policy", "greedy")
+    assert found["target"]["estimate"].startswith("version ")
+    assert found["target"]["policy"] == "greedy"
+    assert found["sessions"] > document(capsys, str(log))["sessions"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--policy", "best"), "unknown value 'best'"),
+        (("--confidence", "1"), "must be below 1"),
+        (("--confidence", "0"), "must be above 0"),
+        (("--policy", "greedy", "--epsilon", "0.1"), "--epsilon is for --policy epsilon-greedy only"),
+        (("--parameters", "/nowhere"), "No such file"),
+        (("--prefix", "other"), "its topics are ads."),
+        (("--json", "/nowhere/out.json"), "does not exist"),
+        (("--horizon", "0"), "must be at least 1"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    log: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], complaint: str
+) -> None:
+    assert complaint in refused(capsys, str(log), *arguments)
+
+
+def test_given_parameters_and_an_estimator_contradict_each_other(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--parameters", str(log), "--estimator", "newton")
+    assert "contradict" in refused(capsys, str(log), *arguments)
+
+
+def test_given_parameters_have_to_fit_the_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "version.json"
+    record: dict[str, Any] = {
+        "arms": [{"arm": "ad-1", "reward": 1.0}],
+        "theta_context": [0.0],
+        "theta_arms": [0.0],
+        "precision": {"context": [[1.0]], "cross": [[0.0]], "arms": [1.0]},
+        "horizon": 2,
+    }
+    path.write_bytes(orjson.dumps(record))
+    assert "have dim 1, the log has 3" in refused(capsys, str(log), "--parameters", str(path))
+
+
+def test_a_horizon_that_nobody_saw_is_a_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(log), "--horizon", "9"]) == 1
+    assert "nobody saw more" in capsys.readouterr().err
+
+
+def test_a_bad_line_is_told_or_passed_over(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"{not json}\n" + log.read_bytes())
+    assert "line 1: not JSON" in refused(capsys, str(path))
+    assert main(["evaluate", str(path), "--skip-bad"]) == 0
+    assert "1 bad lines were passed over" in capsys.readouterr().out
+
+
+def test_the_help_says_what_each_number_means(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["evaluate", "--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    for text in (*METHODS, "against served", "random_share", "Exit 1", "adcascade evaluate demo.jsonl.gz"):
+        assert text in out

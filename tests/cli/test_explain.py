@@ -1,0 +1,201 @@
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from worker.bandit.model import Posterior
+from worker.cli.main import main
+from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
+
+BY_HAND = {
+    "horizon": 2,
+    "policy": "ucbbp",
+    "bonus": "value",
+    "beta": 1.0,
+    "arms": [{"arm": "sure", "reward": 1.0}, {"arm": "dear", "reward": 3.0}],
+    "theta_context": [0.0],
+    "theta_arms": [2.0, -1.0],
+    "precision": {"context": [[1.0]], "cross": [[0.0], [0.0]], "arms": [4.0, 4.0]},
+}
+
+
+def version(**changes):
+    settings = LearningSettings(dim=2, horizon=3, **changes)
+    arms = tuple(Arm(arm=name, reward=reward) for name, reward in (("a", 1.0), ("b", 2.0), ("c", 0.5)))
+    belief = replace(Posterior.prior(dim=2, arms=3, ridge=1.0), theta_arms=np.array([0.0, -2.0, 1.0]))
+    return Parameters(version=4, settings=settings, arms=arms, posterior=belief, folds=4, thresholds=(0.0,) * 3)
+
+
+@pytest.fixture
+def call(capsys, tmp_path, monkeypatch):
+    """Call `explain` in a folder with a record made by the learner (p.json) and one made by hand (hand.json)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.json").write_bytes(encode_parameters(version()))
+    (tmp_path / "hand.json").write_text(json.dumps(BY_HAND))
+
+    def run(*arguments):
+        code = main(["explain", *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_json_has_exactly_the_fields_of_the_contract(call):
+    code, out, err = call("--parameters", "p.json", "--context", "[0.5, -1]", "--json", "-")
+    result = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(result) == {"slate", "positions"}
+    assert len(result["slate"]) == len(result["positions"]) == 3
+    for number, position in enumerate(result["positions"], start=1):
+        assert set(position) == {"position", "continuation", "choice", "mode", "arms"}
+        assert position["position"] == number
+        assert position["choice"] == result["slate"][number - 1]
+        assert position["mode"] == "explore"
+        assert [one["arm"] for one in position["arms"]] == ["a", "b", "c"]
+        assert all(set(one) == {"arm", "probability", "q", "width", "bonus", "score"} for one in position["arms"])
+
+
+def test_a_record_written_by_hand_is_enough(call):
+    code, out, _ = call("--parameters", "hand.json", "--context", "[0]", "--json", "-")
+    result = json.loads(out)
+    assert code == 0
+    sure = 1 / (1 + np.exp(-2.0))
+    last = result["positions"][1]
+    assert last["continuation"] == 0
+    assert last["arms"][0]["probability"] == pytest.approx(sure, abs=1e-15)
+    assert last["arms"][0]["bonus"] == pytest.approx(0.5 * sure * (1 - sure))
+    assert result["positions"][0]["continuation"] == pytest.approx(sure)
+    assert result["slate"] == ["dear", "dear"]
+
+
+def test_overrides_change_the_plan(call):
+    def slate(*more):
+        return json.loads(call("--parameters", "hand.json", "--context", "[0]", "--json", "-", *more)[1])["slate"]
+
+    assert slate("--policy", "greedy") == ["dear", "sure"]
+    assert slate("--beta", "0") == ["dear", "sure"]
+    assert slate("--policy", "greedy", "--horizon", "4") == ["dear", "dear", "dear", "sure"]
+    assert slate("--exclude", "dear") == ["sure", "sure"]
+    assert slate("--exclude", "dear", "--exclude", "sure") == []
+    assert slate("--bonus", "paper") == ["dear", "sure"]  # equal widths: the same bonus for both changes nothing
+
+
+def test_a_context_may_come_from_a_file_or_standard_input(call, tmp_path, monkeypatch):
+    (tmp_path / "x.json").write_text("[0.5, -1]\n")
+    given = call("--parameters", "p.json", "--context", "[0.5, -1]", "--json", "-")
+    assert call("--parameters", "p.json", "--context", "@x.json", "--json", "-") == given
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"[0.5, -1]")))
+    assert call("--parameters", "p.json", "--context", "-", "--json", "-") == given
+
+
+def test_people_read_the_reason_in_words(call):
+    _, out, _ = call("--parameters", "hand.json", "--context", "[0]", "--policy", "greedy")
+    assert "slate: dear → sure" in out
+    assert "position 2, exploit: sure is expected to earn the most, 0.8808 (next: dear, 0.8068)" in out
+    assert "nothing is planned after it" in out
+    _, out, _ = call("--parameters", "hand.json", "--context", "[0]")
+    assert "sure is expected to earn more (0.8808 against 0.8068), but dear may well be better" in out
+
+
+def test_the_warm_up_is_said_on_standard_error_when_json_goes_out(call, tmp_path):
+    (tmp_path / "cold.json").write_bytes(encode_parameters(replace(version(warmup=2), folds=1)))
+    _, out, err = call("--parameters", "cold.json", "--context", "[0, 0]", "--json", "-")
+    assert {position["mode"] for position in json.loads(out)["positions"]} == {"warmup"}
+    assert err.startswith("note: warm-up, 1 of 2 folds: serving draws any eligible arm at random")
+
+
+WRONG_CONTEXTS = {
+    "[1]": "has 1 numbers, the parameters want 2",
+    "[1, 2, 3]": "has 3 numbers",
+    "[]": "has 0 numbers",
+    "[1, NaN]": "JSON list of numbers",
+    "[1, Infinity]": "JSON list of numbers",
+    "[1, 1e999]": "JSON list of numbers",
+    "[1, null]": "number 2 is null",
+    "[1, true]": "number 2 is true or false",
+    '[1, "2"]': "number 2 is a text",
+    "[1, [2]]": "number 2 is a list",
+    '{"x": 1}': "not an object",
+    "1, 2": "JSON list of numbers",
+    "[1e200, 1]": "too large",
+    "@nowhere.json": "No such file",
+}
+
+
+def check_refused(result, said):
+    code, out, err = result
+    assert code == 2
+    assert out == ""
+    assert err.startswith("adcascade: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize("context", WRONG_CONTEXTS)
+def test_a_wrong_context_is_refused(call, tmp_path, context):
+    before = sorted(tmp_path.iterdir())
+    result = call("--parameters", "p.json", "--context", context, "--json", "out.json")
+    check_refused(result, WRONG_CONTEXTS[context])
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_wrong_flags_are_refused(call):
+    base = ("--parameters", "p.json", "--context", "[0, 0]")
+    check_refused(call("--context", "[0, 0]"), "--parameters is missing")
+    check_refused(call("--parameters", "p.json"), "--context is missing")
+    check_refused(call("--parameters", "-", "--context", "-"), "both")
+    check_refused(call("--parameters", "nowhere.json", "--context", "[0, 0]"), "No such file")
+    check_refused(call("--parameters", ".", "--context", "[0, 0]"), "directory")
+    check_refused(call(*base, "--policy", "oracle"), "unknown value 'oracle'")
+    check_refused(call(*base, "--horizon", "0"), "at least 1")
+    check_refused(call(*base, "--beta", "-1"), "at least 0")
+    check_refused(call(*base, "--exclude", "zebra"), "no such arm")
+
+
+def changed(**changes):
+    return json.dumps({**BY_HAND, **changes})
+
+
+WRONG_RECORDS = {
+    "not JSON": "{",
+    "not an object": "[]",
+    "no arrays": "{}",
+    "a negative reward": changed(arms=[{"arm": "sure", "reward": -1.0}, {"arm": "dear", "reward": 3.0}]),
+    "a reward of zero": changed(arms=[{"arm": "sure", "reward": 0}, {"arm": "dear", "reward": 3.0}]),
+    "no arm": changed(arms=[], theta_arms=[], precision={"context": [[1.0]], "cross": [], "arms": []}),
+    "an arm twice": changed(arms=[{"arm": "sure", "reward": 1.0}, {"arm": "sure", "reward": 3.0}]),
+    "arms that are no list": changed(arms=3),
+    "an unknown policy": changed(policy="oracle"),
+    "no display": changed(horizon=0),
+    "half a display": changed(horizon=1.5),
+    "more displays than anybody sees": changed(horizon=2**62),
+    "a horizon in words": changed(horizon="two"),
+    "a number that is not finite": changed(theta_arms=[1e999, 0.0]).replace("Infinity", "1e999"),
+    "too few parameters": changed(theta_arms=[1.0]),
+    "a precision of the wrong shape": changed(precision={"context": [[1.0]], "cross": [[0.0]], "arms": [4.0, 4.0]}),
+    "a precision that is not positive": changed(
+        precision={"context": [[1.0]], "cross": [[9.0], [0.0]], "arms": [4.0, 4.0]}
+    ),
+    "a beta in words": changed(beta="much"),
+    "a negative beta": changed(beta=-1.0),
+    "a beta that is true": changed(beta=True),
+    "repeats in words": changed(repeats="no"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_RECORDS)
+def test_a_wrong_record_is_refused(call, tmp_path, wrong):
+    (tmp_path / "wrong.json").write_text(WRONG_RECORDS[wrong])
+    before = sorted(tmp_path.iterdir())
+    check_refused(call("--parameters", "wrong.json", "--context", "[0]", "--json", "out.json"), "wrong.json")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_record_that_was_changed_after_it_was_made_is_refused(call, tmp_path):
+    record = json.loads((tmp_path / "p.json").read_bytes())
+    record["arms"][0]["reward"] = 100.0
+    (tmp_path / "tampered.json").write_text(json.dumps(record))
+    check_refused(call("--parameters", "tampered.json", "--context", "[0, 0]"), "changed or damaged")

@@ -1,0 +1,216 @@
+"""Options of the Kafka commands: secrets stay secret, credentials stay off the wire, arms files say what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.cli.main import load, main
+from worker.cli.options.brokers import connection
+from worker.cli.options.learning import duration, learning_settings, read_arms
+from worker.cli.options.parser import build_parser, resolve
+from worker.errors import InputError
+from worker.stream.parameters import SETTINGS, Arm
+
+PASSWORD = "hush-hush-hush"
+
+
+def resolved(*arguments: str, command: str = "worker", **environment: str) -> Any:
+    return resolve(build_parser(load(command), f"adcascade {command}").parse_args(arguments), environment)
+
+
+# ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_credentials_without_tls_are_refused_unless_allowed() -> None:
+    given = resolved("--sasl-username", "me", ADCASCADE_SASL_PASSWORD=PASSWORD)
+    with pytest.raises(InputError, match="in clear: add --tls") as refusal:
+        connection(given)
+    assert PASSWORD not in str(refusal.value)
+    allowed = connection(
+        resolved("--sasl-username", "me", "--allow-plaintext-credentials", ADCASCADE_SASL_PASSWORD=PASSWORD)
+    )
+    assert allowed.arguments()["security_protocol"] == "SASL_PLAINTEXT"
+    secured = connection(resolved("--sasl-username", "me", "--tls", ADCASCADE_SASL_PASSWORD=PASSWORD))
+    assert secured.arguments()["security_protocol"] == "SASL_SSL"
+    assert secured.arguments()["sasl_plain_password"] == PASSWORD
+
+
+def test_the_worker_refuses_credentials_in_clear_before_it_connects(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
+    assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2", "--sasl-username", "me"]) == 2
+    err = capsys.readouterr().err
+    assert "--allow-plaintext-credentials" in err
+    assert PASSWORD not in err
+
+
+def test_a_password_is_no_flag_and_is_shown_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="unrecognized"):
+        resolved("--sasl-password", PASSWORD)
+    given = resolved("--sasl-username", "me", "--tls", ADCASCADE_SASL_PASSWORD=PASSWORD)
+    assert PASSWORD not in repr(given)
+    assert PASSWORD not in repr(connection(given))
+    with pytest.raises(SystemExit):
+        main(["worker", "--help"])
+    assert "never a flag: ADCASCADE_SASL_PASSWORD" in capsys.readouterr().out
+
+
+def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text(PASSWORD + "\n")
+    for given in (
+        resolved("--sasl-username", "me", "--tls", ADCASCADE_SASL_PASSWORD_FILE=str(file)),
+        resolved("--sasl-username", "me", "--tls", "--sasl-password-file", str(file)),
+    ):
+        assert connection(given).password == PASSWORD
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "complaint"),
+    [
+        (["--sasl-username", "me"], {}, "needs a password: set ADCASCADE_SASL_PASSWORD"),
+        ([], {"ADCASCADE_SASL_PASSWORD": "x"}, "no user name"),
+        (["--sasl-username", "me"], {"ADCASCADE_SASL_PASSWORD": ""}, "ADCASCADE_SASL_PASSWORD is empty"),
+        (["--sasl-password-file", "/none"], {}, "--sasl-password-file /none: No such file"),
+        (["--sasl-password-file", "/none"], {"ADCASCADE_SASL_PASSWORD": "x"}, "both given"),
+        (["--tls-key", "k.pem"], {}, "--tls-cert is missing"),
+        (["--tls-ca", "/none.pem"], {}, "--tls-ca /none.pem: No such file"),
+        (["--broker", "kafka"], {}, "not a broker address"),
+        (["--broker", ","], {}, "no broker"),
+    ],
+)
+def test_a_connection_that_makes_no_sense_is_told(
+    arguments: list[str], environment: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(InputError, match=complaint):
+        connection(resolved(*arguments, **environment))
+
+
+def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text("no certificate")
+    with pytest.raises(InputError, match=r"--tls-ca .*: not usable as PEM"):
+        connection(resolved("--tls-ca", str(file)))
+    with pytest.raises(InputError, match=r"--tls-cert .*: not usable as PEM"):
+        connection(resolved("--tls-cert", str(file)))
+
+
+def test_a_key_with_a_passphrase_is_told_rather_than_asked_for(tmp_path: Path) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=test",
+         "-keyout", str(key), "-out", str(cert), "-days", "1"],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip("openssl makes no certificate here")
+    with pytest.raises(InputError, match="passphrase"):
+        connection(resolved("--tls-cert", str(cert), "--tls-key", str(key)))
+
+
+def test_several_brokers_are_several() -> None:
+    assert connection(resolved("--broker", "a:1, b:2")).servers == ("a:1", "b:2")
+
+
+# ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_setting_of_the_learner_is_an_option_of_the_worker() -> None:
+    assert set(SETTINGS) <= {option.attribute for option in load("worker").options}
+
+
+def test_flags_variables_and_the_file_reach_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "worker.toml"
+    file.write_text('window = "2m"\n[worker]\nlateness = "750ms"\npolicy = "aucbbp"\n')
+    given = resolved("--config", str(file), "--policy", "greedy", "--no-repeats", ADCASCADE_BETA="theory")
+    settings = learning_settings(given, 7)
+    assert (settings.window, settings.lateness, settings.policy) == (120_000, 750, "greedy")
+    assert (settings.repeats, settings.beta, settings.dim, settings.session_timeout) == (False, "theory", 7, 60_000)
+
+
+@pytest.mark.parametrize("text", ["60", "1.0001s", "-5s", "s", "5 weeks", ""])
+def test_a_time_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        duration(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--beta", "much"], "--beta: must be a number, not 'much' (or theory)"),
+        (["--window", "0"], "window must be a whole number of at least 1"),
+        (["--member-timeout", "1ms"], "--member-timeout must be between"),
+        (["--progress-interval", "2m"], "--progress-interval must be between"),
+        (["--bonus", "paper", "--no-repeats"], "contradicts"),
+        (["--max-norm", "0.5"], "--max-norm: must be at least 1"),
+        (["--prefix", "a b"], "prefix"),
+        (["--token-secret-file", "/none"], "--token-secret-file /none"),
+    ],
+)
+def test_settings_that_make_no_sense_end_the_worker_with_2_before_it_connects(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_short_token_secret_is_refused_without_being_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADCASCADE_TOKEN_SECRET", "too short")
+    assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2"]) == 2
+    err = capsys.readouterr().err
+    assert "at least 16 bytes" in err
+    assert "too short" not in err
+
+
+# ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TWO = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.5, active=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arms"),
+    [
+        ("x.json", '[{"arm": "a", "reward": 1}, {"arm": "b", "reward": 0.5, "active": false}]', TWO),
+        ("x.json", '{"arms": [{"arm": "a", "reward": 1}]}', TWO[:1]),
+        ("x.json", '{"a": 1}', TWO[:1]),
+        ("x.csv", "arm,reward,active\na,1,true\nb,0.5,no\n", TWO),
+        ("x.csv", "reward,arm\n1,a\n", TWO[:1]),
+        (
+            "x.toml",
+            '[[arms]]\narm = "a"\nreward = 1\n[[arms]]\narm = "b"\nreward = 0.5\nactive = false\n',
+            TWO,
+        ),
+        ("x.toml", "[arms]\na = 1\n", TWO[:1]),
+    ],
+)
+def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: str, arms: tuple[Arm, ...]) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_arms(str(tmp_path / name)) == arms
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("x.json", "{", "cannot be read"),
+        ("x.json", "5", "a list of arms"),
+        ("x.json", '[{"arm": "a"}]', "entry 1 must have arm and reward"),
+        ("x.json", '{"a": -1}', "reward must be a finite number above zero"),
+        ("x.json", '{"a": true}', "reward must be a finite number above zero"),
+        ("x.csv", "a,1\n", "the first line must name the columns"),
+        ("x.csv", "arm,reward\na,much\n", "entry 1: could not convert"),
+        ("x.csv", "arm,reward\na,1\na,2\n", "'a' is there twice"),
+        ("x.toml", "arms = 3", "a list of arms"),
+        ("x.json", '{"a\\u0007": 1}', "printable"),
+    ],
+)
+def test_an_arms_file_that_makes_no_sense_is_told(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=complaint):
+        read_arms(str(tmp_path / name))

@@ -1,0 +1,74 @@
+"""The logs of a worker: one object per line, nothing secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from worker.cli import log_format as logs_json
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging() -> Iterator[None]:
+    """Put the root logger back as pytest has it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def test_a_line_is_an_object_with_fields_and_the_error() -> None:
+    stream = io.StringIO()
+    logs_json.configure(format="json", stream=stream)
+    logger = logging.getLogger("worker.test")
+    logger.info("up at %s", "noon", extra={"fields": {"port": 7}})
+    try:
+        raise ValueError("broken\nin two")
+    except ValueError:
+        logger.exception("it failed")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["level"], first["message"], first["port"]) == ("info", "up at noon", 7)
+    assert "ValueError: broken" in second["error"]
+
+
+@pytest.mark.parametrize("format", logs_json.FORMATS)
+def test_a_secret_in_a_message_or_an_error_is_blotted_out(format: str) -> None:
+    stream = io.StringIO()
+    logs_json.configure(format=format, stream=stream, secrets=["hush-hush", 'so "quiet" \\ so', ""])
+    try:
+        raise ValueError("login failed for me:hush-hush")
+    except ValueError:
+        logging.getLogger("any").exception("tried %s and %s", "hush-hush", 'so "quiet" \\ so')
+    assert "hush-hush" not in stream.getvalue()
+    assert "quiet" not in stream.getvalue()
+    assert stream.getvalue().count(logs_json.HIDDEN) >= 3
+
+
+def test_without_a_format_a_pipe_gets_json_and_a_terminal_text() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    pipe, terminal = io.StringIO(), Terminal()
+    for stream in (pipe, terminal):
+        logs_json.configure(format=None, stream=stream)
+        logging.getLogger("any").warning("look")
+    assert json.loads(pipe.getvalue())["message"] == "look"
+    assert terminal.getvalue().endswith("WARNING look\n")
+
+
+def test_libraries_are_heard_from_warnings_on_and_services_not_at_all() -> None:
+    stream = io.StringIO()
+    logs_json.configure(format="json", stream=stream)
+    logging.getLogger("faust.app").info("tables")
+    logging.getLogger("worker.kafka.worker").info("[^--Watch]: Starting...")
+    logging.getLogger("aiokafka").warning("connection lost")
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["connection lost"]
+    assert sys.stderr is not stream

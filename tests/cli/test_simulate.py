@@ -1,0 +1,150 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from worker.cli import simulate
+from worker.cli.main import main
+
+QUICK = ["simulate", "--episodes", "6", "--seeds", "2", "--jobs", "1", "--dim", "2", "--arms", "4", "--horizon", "3"]
+
+
+def call(capsys, *arguments):
+    code = main([*QUICK, *arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_json_on_standard_output_is_alone_there(capsys):
+    code, out, err = call(
+        capsys, "--policy", "ucbbp", "--policy", "greedy", "--users", "5", "--users", "9", "--json", "-"
+    )
+    result = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(result) == {"runs", "settings"}
+    assert [(run["policy"], run["users"], run["seed"]) for run in result["runs"]] == [
+        (policy, users, seed) for policy in ("ucbbp", "greedy") for users in (5, 9) for seed in (0, 1)
+    ]
+    for run in result["runs"]:
+        assert len(run["regret"]) == len(run["reward"]) == 6
+        assert run["theta_error"] > 0
+        assert run["seconds"] > 0
+    assert result["settings"]["environment"] == "opposite"
+    assert result["settings"]["policy"] == ["ucbbp", "greedy"]
+
+
+def test_a_table_for_people_has_a_line_per_policy_and_number_of_users(capsys):
+    code, out, _ = call(capsys, "--policy", "random", "--users", "5", "--users", "9", "--environment", "rare")
+    assert code == 0
+    assert out.startswith("rare: d = 2, K = 4, H = 3, T = 6")
+    assert [line.split()[:2] for line in out.splitlines()[-2:]] == [["random", "5"], ["random", "9"]]
+    assert "2 of 2" in out or "0 of 2" in out or "1 of 2" in out
+
+
+def test_the_same_command_gives_the_same_numbers(capsys):
+    def runs(*more):
+        return [
+            {name: value for name, value in run.items() if name != "seconds"}
+            for run in json.loads(call(capsys, "--json", "-", *more)[1])["runs"]
+        ]
+
+    assert runs() == runs()
+    assert runs("--seed", "1")[0]["regret"] == runs()[1]["regret"]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_pictures_are_drawn_by_their_suffix(capsys, tmp_path, suffix):
+    regret, structure = tmp_path / f"regret.{suffix}", tmp_path / f"structure.{suffix}"
+    code, _, err = call(
+        capsys, "--users", "4", "--users", "8", "--plot", str(regret), "--plot-structure", str(structure)
+    )
+    assert code == 0
+    magic = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix]
+    assert regret.read_bytes().startswith(magic)
+    assert structure.read_bytes().startswith(magic)
+    assert err == f"wrote {regret}\nwrote {structure}\n"
+
+
+def test_a_picture_of_one_number_of_users_says_what_is_left_out(capsys, tmp_path):
+    picture = tmp_path / "regret.svg"
+    _, _, err = call(capsys, "--plot", str(picture))
+    assert "--users is given several times" in err
+    text = picture.read_text()
+    assert "Time-averaged regret" in text
+    assert "Context-averaged" not in text
+    assert all(label in text for label in ("UCBBP", "AUCBBP", "ε-greedy"))
+
+
+WRONG = {
+    "--policy oracle": "unknown value 'oracle'",
+    "--environment mars": "unknown value 'mars'",
+    "--estimator magic": "unknown value 'magic'",
+    "--bonus big": "unknown value 'big'",
+    "--beta nan": "finite",
+    "--beta inf": "finite",
+    "--beta -1": "at least 0",
+    "--beta much": "(or theory)",
+    "--dim 0": "at least 1",
+    "--arms 0": "at least 1",
+    "--horizon 0": "at least 1",
+    "--horizon 2.5": "whole number",
+    "--users 0": "at least 1",
+    "--episodes 1": "at least 2",
+    "--warmup -1": "at least 0",
+    "--warmup 6": "leaves no episode",
+    "--seeds 0": "at least 1",
+    "--seed -1": "at least 0",
+    "--ridge 0": "above 0",
+    "--ridge nan": "finite",
+    "--epsilon 2 --policy epsilon-greedy": "at most 1",
+    "--epsilon 0.2 --policy greedy": "only",
+    "--policy greedy --policy greedy": "given twice",
+    "--users 5 --users 5": "given twice",
+    "--bonus paper --no-repeats": "contradicts",
+    "--plot regret.gif": ".png, .svg, .pdf",
+    "--plot nowhere/regret.png": "does not exist",
+    "--json nowhere/runs.json": "does not exist",
+    "--plot a.png --plot-structure a.png": "different files",
+    "--plot-structure s.png --no-repeats": "with repeats",
+    "--plot-structure s.png --horizon 1": "two",
+    "--config nowhere.toml": "No such file",
+    "--colour red": "unrecognized arguments",
+    "--beta": "expected one argument",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_input_is_one_line_exit_2_and_nothing_written(capsys, tmp_path, monkeypatch, wrong):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, "--json", "runs.json", *wrong.split())
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("adcascade: ")
+    assert WRONG[wrong] in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_one_line_says_what_to_install(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("worker.simulation.plots.importlib.util.find_spec", lambda name: None)
+    code, out, err = call(capsys, "--plot", str(tmp_path / "regret.png"))
+    assert (code, out) == (1, "")
+    assert err == "adcascade: pictures need matplotlib: pip install 'adcascade[lab]'\n"
+
+
+def test_options_come_from_the_environment_and_from_a_file_too(capsys, tmp_path, monkeypatch):
+    config = tmp_path / "lab.toml"
+    config.write_text('[simulate]\npolicy = ["greedy", "random"]\nridge = 2.5\nusers = 7\n')
+    monkeypatch.setenv("ADCASCADE_RIDGE", "3.5")
+    settings = json.loads(call(capsys, "--config", str(config), "--json", "-")[1])["settings"]
+    assert (settings["policy"], settings["users"], settings["ridge"]) == (["greedy", "random"], [7], 3.5)
+
+
+def test_help_shows_examples_and_every_default():
+    shown = subprocess.run(
+        [sys.executable, "-m", "worker", "simulate", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "adcascade simulate --environment rare" in shown
+    for option in simulate.OPTIONS:
+        assert f"--{option.name}" in shown

@@ -1,0 +1,229 @@
+"""Dashboard and alert rules: valid, tested, and about metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.programs import needs
+from worker.metrics import CATALOGUE
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "alerts.yml"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "adcascade.json").read_text())
+
+#: Labels that Prometheus adds, and series that it makes itself.
+SCRAPED = {"job", "instance"}
+MADE_BY_PROMETHEUS = {"up"}
+WORDS = {"by", "on", "ignoring", "group_left", "group_right", "offset", "and", "or", "unless", "bool", "without"}
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def dashboard_queries() -> list[tuple[str, str]]:
+    """Return (where, PromQL) of all panels, Grafana's variables filled in."""
+    return [(panel["title"], filled(target["expr"])) for panel in panels() for target in panel["targets"]]
+
+
+def filled(query: str) -> str:
+    for variable, value in (("$job", "adcascade"), ("$instance", ".*"), ("$__rate_interval", "10s")):
+        query = query.replace(variable, value)
+    assert "$" not in query, f"a variable that is not known: {query}"
+    return query
+
+
+def rule_queries() -> list[tuple[str, str]]:
+    return [(rule["alert"], rule["expr"]) for rule in rules()]
+
+
+QUERIES = [*dashboard_queries(), *rule_queries()]
+
+
+def selectors(query: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the metrics that a query names, each with its label matchers.
+
+    >>> list(selectors('sum by (le) (rate(a_bucket{x="1"}[5m])) > 2'))
+    [('a_bucket', {'x': '1'})]
+    """
+    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", query)
+    bare = re.sub(r"\[[^\]]*\]|\boffset\s+\w+", " ", bare)
+    for found in re.finditer(r"(?<![\w\".])([a-zA-Z_:][\w:]*)\s*(\{[^}]*\})?(\s*\()?", bare):
+        name, matchers, call = found.groups()
+        if call or name in WORDS:
+            continue
+        yield name, dict(re.findall(r"(\w+)\s*(?:=~|=|!=|!~)\s*\"([^\"]*)\"", matchers or ""))
+
+
+def grouping_labels(query: str) -> set[str]:
+    clauses = re.findall(r"\b(?:by|on|without|ignoring|group_left)\s*\(([^)]*)\)", query)
+    return {label.strip() for clause in clauses for label in clause.split(",") if label.strip()}
+
+
+def specs() -> dict[str, Any]:
+    """Return the catalogue by every name that a series can have."""
+    known = {}
+    for spec in CATALOGUE:
+        suffixes = ("_bucket", "_sum", "_count") if spec.kind == "histogram" else ("",)
+        known |= {spec.name + suffix: spec for suffix in suffixes}
+    return known
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("where", "query"), QUERIES, ids=[where for where, _ in QUERIES])
+def test_every_query_names_metrics_and_labels_that_exist(where, query):
+    known = specs()
+    used = list(selectors(query))
+    assert used, "the query names no metric"
+    labels = set(SCRAPED)
+    for name, matchers in used:
+        if name in MADE_BY_PROMETHEUS:
+            continue
+        assert name in known, f"{where}: there is no metric {name}"
+        spec = known[name]
+        labels |= set(spec.labels) | ({"le"} if spec.kind == "histogram" else set())
+        for label, value in matchers.items():
+            assert label in labels, f"{where}: {name} has no label {label}"
+            assert label in SCRAPED or value in spec.labels[label], f"{where}: {label} is never {value}"
+    assert grouping_labels(query) <= labels
+
+
+@pytest.mark.parametrize(("where", "query"), QUERIES, ids=[where for where, _ in QUERIES])
+def test_counters_are_read_as_rates_and_gauges_are_not(where, query):
+    known = specs()
+    for name, _ in selectors(query):
+        spec = known.get(name)
+        rated = re.search(rf"\b(rate|increase)\(\s*{name}\b", query)
+        if rated:
+            assert spec is not None
+            assert spec.kind != "gauge", f"{where}: {name} is a gauge"
+        elif spec is not None and spec.kind != "gauge":
+            assert re.search(rf"\bsum\({name}\b", query), f"{where}: {name} only grows; take its rate or its sum"
+
+
+def test_a_query_about_something_that_does_not_exist_would_be_noticed():
+    assert list(selectors("sum(rate(adcascade_nothing_total[5m]))")) == [("adcascade_nothing_total", {})]
+    assert list(selectors('a{b="c"} > on (x) group_left () max by (x) (d offset 5m)')) == [("a", {"b": "c"}), ("d", {})]
+    assert list(selectors("1.5 * a unless b == 0")) == [("a", {}), ("b", {})]
+
+
+def test_the_dashboard_and_the_rules_leave_no_metric_out():
+    # What the others are made of, or told by another name.
+    indirect = {
+        "adcascade_pseudo_regret_per_session",
+        "adcascade_served_value_total",
+        "adcascade_regret_bound_per_session",
+        "adcascade_regret_posterior_per_session",
+        "adcascade_parameters_effective_timestamp_seconds",
+        "adcascade_sessions_handed_over_total",
+        "adcascade_parked_recovered_total",
+        "adcascade_parked_handed_over_total",
+    }
+    used = {specs()[name].name for _, query in QUERIES for name, _ in selectors(query) if name in specs()}
+    assert {spec.name for spec in CATALOGUE} - used == indirect
+
+
+# ── the dashboard ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_dashboard_has_a_fixed_place_and_a_provisioned_source():
+    assert DASHBOARD["uid"] == "adcascade"
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    sources = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    uids = {source["uid"] for source in sources}
+    assert len(uids) == 1
+    asked = {target["datasource"]["uid"] for panel in panels() for target in panel["targets"]}
+    asked |= {variable["datasource"]["uid"] for variable in DASHBOARD["templating"]["list"]}
+    assert asked == uids
+    providers = yaml.safe_load((provisioning / "dashboards" / "adcascade.yml").read_text())["providers"]
+    assert providers[0]["options"]["path"].startswith("/")
+
+
+def test_regret_and_revenue_come_first():
+    rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+    assert rows == [
+        "Regret and revenue",
+        "Exploration",
+        "Learning health",
+        "Traffic",
+        "Latency",
+        "Lag",
+        "Errors",
+    ]
+
+
+def test_panels_do_not_overlap_and_have_numbers_of_their_own():
+    cells: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        mine = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
+        assert not cells & mine, panel["title"]
+        assert max(x for x, _ in mine) < 24
+        cells |= mine
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert len({panel["title"] for panel in panels()}) == len(panels())
+
+
+def test_every_regret_panel_says_which_regret_it_shows():
+    shown = [panel for panel in panels() if "regret" in panel["title"].lower()]
+    assert len(shown) >= 5
+    for panel in shown:
+        legends = " ".join(target["legendFormat"] for target in panel["targets"])
+        assert re.search("pseudo|posterior|bound|kind|optimistic", (legends + panel["description"]).lower())
+
+
+# ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def promtool(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        [needs("promtool", package="prometheus"), *map(str, arguments)],
+        cwd=RULES.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_promtool_accepts_the_configuration_and_the_rules():
+    assert f"{len(rules())} rules found" in promtool("check", "rules", RULES)
+    assert "SUCCESS" in promtool("check", "config", "prometheus.yml")
+
+
+def test_the_rules_fire_when_they_should_and_only_then():
+    assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml")
+
+
+def test_every_rule_has_a_test_in_which_it_fires():
+    tests = yaml.safe_load((RULES.parent / "alerts_test.yml").read_text())["tests"]
+    checks = [check for test in tests for check in test["promql_expr_test"]]
+    fired = {name for check in checks for name in re.findall(r'alertname="(\w+)"', str(check["exp_samples"]))}
+    assert fired == {rule["alert"] for rule in rules()}
+
+
+def test_every_rule_says_how_bad_it_is_and_what_to_do():
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert len(rule["annotations"]["description"]) > 30
+
+
+def test_what_the_issue_asks_for_is_watched():
+    watched = {rule["alert"].removeprefix("Adcascade") for rule in rules()}
+    assert watched >= {"ParametersStale", "RegretRising", "DeadLetters", "Lag", "LearnerStuck", "AccountingBroken"}

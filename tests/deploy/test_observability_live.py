@@ -1,0 +1,165 @@
+"""A real Prometheus watches a live demo: every query of dashboard and rules is evaluated by the thing itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+from tests.deploy.test_observability import RULES, dashboard_queries, rule_queries, rules
+from tests.programs import needs
+
+PATIENCE = 60.0
+
+
+def asked(url: str, **query: str) -> Any:
+    """Ask Prometheus; an error in the query is told, not raised."""
+    try:
+        with urlopen(f"{url}?{urlencode(query)}", timeout=10) as answer:
+            return json.load(answer)
+    except HTTPError as error:
+        with error:
+            return json.load(error)
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            if found := condition():
+                return found
+        except (URLError, ConnectionError):
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"{condition} did not come true within {PATIENCE:g} s")
+
+
+@contextmanager
+def running(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=10) as answer:
+            return bool(answer.status == 200)
+    except HTTPError as error:
+        error.close()
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Prometheus that has scraped a running demo for some seconds."""
+    program = needs("prometheus", package="prometheus")
+    folder = tmp_path_factory.mktemp("prometheus")
+    demo = [
+        sys.executable,
+        "-m",
+        "worker",
+        "demo",
+        "--report",
+        "none",
+        "--users",
+        "40",
+        "--episodes",
+        "100000",
+    ]
+    with running(*demo, "--speed", "240") as simulated:
+        assert simulated.stderr is not None
+        target = simulated.stderr.readline().removeprefix("metrics: http://").removesuffix("/metrics\n")
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(RULES)],
+            "scrape_configs": [{"job_name": "adcascade", "static_configs": [{"targets": [target]}]}],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        address = f"127.0.0.1:{free_port()}"
+        with running(
+            program,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={address}",
+            "--log.level=error",
+        ):
+            url = f"http://{address}/api/v1"
+            until(lambda: is_ready(f"http://{address}/-/ready"))
+            # Rates need windows that closed between two scrapes.
+            until(lambda: value(url, "min_over_time(adcascade_episodes_closed_total[5s]) > 2 and up offset 5s"))
+            yield url
+
+
+def value(url: str, query: str) -> list[Any]:
+    answer = asked(f"{url}/query", query=query)
+    assert answer["status"] == "success", f"{query}: {answer}"
+    return list(answer["data"]["result"])
+
+
+def test_every_query_of_the_dashboard_has_an_answer(prometheus):
+    for where, query in dashboard_queries():
+        answer = value(prometheus, query)
+        assert answer, f"{where}: no data for {query}"
+        numbers = [float(one["value"][1]) for one in answer]
+        assert any(number == number for number in numbers), f"{where}: only NaN for {query}"
+
+
+def test_every_rule_is_evaluated_without_an_error_and_none_fires_on_a_demo_that_is_well(prometheus):
+    def evaluated() -> list[dict[str, Any]] | None:
+        groups = asked(f"{prometheus}/rules")["data"]["groups"]
+        found = [rule for group in groups for rule in group["rules"]]
+        return found if all(rule["health"] != "unknown" for rule in found) else None
+
+    found = until(evaluated)
+    assert {rule["name"] for rule in found} == {rule["alert"] for rule in rules()}
+    assert [rule["lastError"] for rule in found if rule["health"] != "ok"] == []
+    assert [rule["name"] for rule in found if rule["state"] == "firing"] == []
+    for _, query in rule_queries():
+        value(prometheus, query)
+
+
+def test_the_numbers_make_sense_together(prometheus):
+    def one(query: str) -> float:
+        return float(value(prometheus, query)[0]["value"][1])
+
+    assert one("adcascade_accounting_imbalance{identity='arrivals'}") == 0
+    assert one("sum(adcascade_arrivals_classified_total) - sum(adcascade_arrivals_total)") == 0
+    assert one("adcascade_regret_bound_total > adcascade_regret_posterior_total") > 0
+    assert one("adcascade_oracle_reward_total - adcascade_served_value_total - adcascade_pseudo_regret_total") < 1e-6
+    assert 0.3 < one("adcascade_reward_total / adcascade_expected_reward_total") < 1.2
+    assert one("adcascade_learning") == 1
+
+
+def test_a_query_that_makes_no_sense_would_be_noticed(prometheus):
+    assert asked(f"{prometheus}/query", query="sum by (job adcascade")["status"] == "error"
+    assert value(prometheus, "adcascade_no_such_metric") == []

@@ -1,0 +1,320 @@
+"""What must hold under faults (reliability.md), on the embedded runner: rows 1–3, 5, 6 and 11–13."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
+from worker.embedded.runner import Embedded
+from worker.embedded.state import StateFolder
+from worker.stream.events import Command
+from worker.stream.parameters import Parameters
+from worker.stream.tokens import Secret
+from worker.stream.topology import Record, Tally
+
+SECRET = Secret(b"a secret of enough bytes")
+
+
+def run(sent: list[Sent], *, partitions: int = 4, live: bool = False, **more: Any) -> Embedded:
+    runner = Embedded(settings(), ARMS, partitions=partitions, **more)
+    deliver(runner, sent, live=live)
+    finish(runner)
+    return runner
+
+
+@pytest.fixture(scope="module")
+def golden() -> tuple[list[Sent], str, int]:
+    """An undisturbed run: what was sent, and the hash and number of the last version."""
+    runner = Embedded(settings(), ARMS, partitions=4)
+    sent = deliver(runner, arrivals(300, seconds=60), live=True)
+    finish(runner)
+    newest = runner.versions.newest
+    assert newest.version >= 6
+    return sent, newest.sha256, newest.version
+
+
+def balanced(tally: Tally, runner: Embedded) -> None:
+    open_sessions = sum(task.open_sessions for task in runner.tasks)
+    parked = sum(task.parked for task in runner.tasks)
+    assert tally.arrivals == tally.opened + tally.repeated + tally.dead_arrivals
+    assert tally.opened + tally.recovered == sum(tally.ended.values()) + open_sessions + tally.handed_over
+    settled = tally.applied + tally.redundant + tally.late + tally.outside + tally.dead_feedback
+    assert tally.feedback + tally.recovered_parked == settled + parked + tally.handed_over_parked
+
+
+def untidy(sent: list[Sent], seed: int) -> list[Sent]:
+    """The same records in any order within lateness, almost a third of them twice."""
+    generator = np.random.default_rng(seed)
+    late = generator.integers(0, settings().lateness - SECOND, len(sent)).tolist()
+    moved = [replace(one, at=one.at + delay) for one, delay in zip(sent, late, strict=True)]
+    twice = [one for one in sent if generator.random() < 0.3]
+    again = generator.integers(0, settings().lateness - SECOND, len(twice)).tolist()
+    return moved + [replace(one, at=one.at + delay) for one, delay in zip(twice, again, strict=True)]
+
+
+# ── 1, 2, 5: order, repetition, partitions, accounting ───────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_disorder_and_duplicates_leave_one_hash(golden: tuple[list[Sent], str, int], seed: int) -> None:
+    sent, sha256, _ = golden
+    runner = run(untidy(sent, seed), partitions=1 + seed % 5)
+    assert runner.versions.newest.sha256 == sha256
+    balanced(runner.tally, runner)
+    assert runner.tally.opened == 300
+    assert all(not task.table for task in runner.tasks)
+
+
+@pytest.mark.parametrize("partitions", [1, 4, 12])
+def test_the_number_of_partitions_leaves_one_hash(golden: tuple[list[Sent], str, int], partitions: int) -> None:
+    sent, sha256, version = golden
+    newest = run(sent, partitions=partitions).versions.newest
+    assert (newest.sha256, newest.version) == (sha256, version)
+
+
+def test_the_size_of_batches_leaves_one_hash(golden: tuple[list[Sent], str, int]) -> None:
+    sent, sha256, _ = golden
+    assert run(sent, batch=1).versions.newest.sha256 == sha256
+
+
+# ── 3: the model is never corrupt ────────────────────────────────────────────────────────────────────────────────────
+
+numbers = st.one_of(
+    st.sampled_from([0.0, -0.0, 1e-300, 5e-324, 1e300, -1e300, float("inf"), float("nan"), 577.0, -577.0, 1.0]),
+    st.floats(allow_nan=True, allow_infinity=True),
+)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    contexts=st.lists(st.lists(numbers, min_size=0, max_size=5), min_size=1, max_size=12),
+    estimator=st.sampled_from(["laplace", "newton", "paper"]),
+    same=st.booleans(),
+)
+def test_no_input_makes_a_version_that_is_not_finite_or_not_definite(
+    contexts: list[list[float]], estimator: str, same: bool
+) -> None:
+    runner = Embedded(settings(estimator=estimator, window=2 * SECOND), ARMS, partitions=2)
+    sent = []
+    for i, context in enumerate(contexts * 3):
+        at = START + i * 400
+        body = {"session_id": f"s{i}", "occurred_at": at, "context": contexts[0] if same else context}
+        sent.append(Sent(at, "arrivals", f"s{i}", orjson.dumps(body)))
+        for position in (1, 2, 3):
+            for arm in ARMS:
+                feedback = {"session_id": f"s{i}", "occurred_at": at, "position": position, "arm": arm.arm}
+                sent.append(Sent(at, "clicks", f"s{i}", orjson.dumps({**feedback, "clicked": position == 3})))
+    deliver(runner, sent)
+    finish(runner)
+    for version in runner.versions.history:
+        posterior = version.posterior
+        assert np.isfinite(posterior.theta_context).all()
+        assert np.isfinite(posterior.theta_arms).all()
+        assert posterior.precision.is_positive_definite
+        assert posterior.precision.smallest_eigenvalue > 0
+    balanced(runner.tally, runner)
+
+
+# ── 6: poison ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def poison(count: int) -> Iterator[tuple[str, bytes | None]]:
+    """Bad records of every kind."""
+    good = {"session_id": "p", "occurred_at": START, "context": [0.0, 0.0, 0.0]}
+    heard = {"session_id": "user-0-0", "occurred_at": START, "position": 1, "arm": "ad-0", "clicked": True}
+    kinds: list[tuple[str, bytes | None]] = [
+        ("arrivals", None),
+        ("arrivals", b""),
+        ("arrivals", b"\xff\xfe"),
+        ("arrivals", b"[" * 5_000),
+        ("arrivals", b'{"session_id":"' + b"x" * 70_000 + b'"}'),
+        ("arrivals", orjson.dumps({**good, "context": [0.0]})),
+        ("arrivals", orjson.dumps({**good, "context": [1e9, 0.0, 0.0]})),
+        ("arrivals", orjson.dumps({**good, "occurred_at": START * 2})),
+        ("arrivals", orjson.dumps({**good, "occurred_at": -1})),
+        ("arrivals", orjson.dumps({**good, "session_id": ""})),
+        ("arrivals", b'{"session_id":"p","occurred_at":1,"context":[NaN,0,0]}'),
+        ("clicks", None),
+        ("clicks", b"null"),
+        ("clicks", orjson.dumps({**heard, "position": 0})),
+        ("clicks", orjson.dumps({**heard, "position": 99})),
+        ("clicks", orjson.dumps({**heard, "arm": "no such ad"})),
+        ("clicks", orjson.dumps({**heard, "clicked": "yes"})),
+        ("clicks", orjson.dumps({**heard, "occurred_at": START * 2})),
+    ]
+    for i in range(count):
+        yield kinds[i % len(kinds)]
+
+
+def test_poison_costs_one_dead_letter_each_and_nothing_else(golden: tuple[list[Sent], str, int]) -> None:
+    sent, sha256, _ = golden
+    letters: list[bytes | None] = []
+
+    def tap(record: Record, headers: Any) -> None:
+        if record.topic == "ads.dead-letters":
+            letters.append(record.value)
+
+    bad = list(poison(500))
+    generator = np.random.default_rng(1)
+    times = [sent[i].at for i in generator.integers(0, len(sent), len(bad)).tolist()]
+    mixed = sent + [
+        Sent(at, topic, f"p{i}", value) for i, (at, (topic, value)) in enumerate(zip(times, bad, strict=True))
+    ]
+    runner = run(mixed, tap=tap)
+    assert runner.versions.newest.sha256 == sha256
+    assert sorted(letters, key=repr) == sorted((value for _, value in bad), key=repr)
+    balanced(runner.tally, runner)
+
+
+# ── 2, 11: restarts at any write ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Crash(Exception):  # noqa: N818
+    """The process is gone."""
+
+
+class FragileState(StateFolder):
+    """Dies before or after a commit, as often as it is told to."""
+
+    def __init__(self, path: Path, crash_at: int, after: bool) -> None:
+        self._left, self._after = 10**9, after
+        super().__init__(path)
+        self._left = crash_at
+
+    def commit(self) -> None:
+        self._left -= 1
+        if self._left == 0 and not self._after:
+            raise Crash
+        super().commit()
+        if self._left == 0:
+            raise Crash
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(
+    golden: tuple[list[Sent], str, int], tmp_path: Path, seed: int
+) -> None:
+    sent, sha256, version = golden
+    generator = np.random.default_rng(seed)
+    crashes = 0
+    while True:
+        # Whatever had no answer is sent again: here everything of the last seconds.
+        crash_at = int(generator.integers(1, 30)) if crashes < 12 else 10**9
+        state = FragileState(tmp_path, crash_at, bool(generator.integers(2)))
+        try:
+            runner = Embedded(settings(), ARMS, partitions=1 + seed % 3, state=state)
+            since = runner.time - 2 * SECOND
+            deliver(runner, [one for one in sent if one.at >= since])
+            finish(runner)
+            break
+        except Crash:
+            crashes += 1
+        finally:
+            state.close()
+    assert crashes >= 5
+    assert (runner.versions.newest.version, runner.versions.newest.sha256) == (version, sha256)
+    balanced(runner.tally, runner)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 2)])
+def test_sessions_and_parameters_survive_a_restart(
+    golden: tuple[list[Sent], str, int], tmp_path: Path, before: int, after: int
+) -> None:
+    sent, sha256, _ = golden
+    half = START + 30 * SECOND
+    with StateFolder(tmp_path) as state:
+        first = Embedded(settings(), ARMS, partitions=before, state=state)
+        deliver(first, [one for one in sent if one.at < half])
+        held = {name: session for task in first.tasks for name, session in task.table.items()}
+    assert held
+    with StateFolder(tmp_path) as state:
+        second = Embedded(settings(), ARMS, partitions=after, state=state)
+        assert {name: session for task in second.tasks for name, session in task.table.items()} == held
+        assert second.versions.newest.sha256 == first.versions.newest.sha256
+        deliver(second, [one for one in sent if one.at >= half])
+        finish(second)
+        assert second.versions.newest.sha256 == sha256
+        balanced(second.tally, second)
+
+
+# ── 12: always serves ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def answered(runner: Embedded, sent: list[Sent]) -> set[str]:
+    names = set()
+    for one in sent:
+        runner.send(runner.topics.arrivals, one.value, key=one.session.encode(), timestamp=one.at)
+    for _, value in runner.pump():
+        decision = orjson.loads(value)
+        assert decision["arm"] is not None
+        names.add(decision["session_id"])
+    return names
+
+
+def test_every_arrival_is_answered_before_any_parameters_were_learned() -> None:
+    users = arrivals(50, seconds=5)
+    assert len(answered(Embedded(settings(), ARMS), users)) == 50
+
+
+def test_every_arrival_is_answered_while_learning_is_frozen_or_dead() -> None:
+    runner = Embedded(settings(), ARMS)
+    deliver(runner, arrivals(100, seconds=20), live=True)
+    runner.order(Command(action="freeze"))
+    version = runner.versions.newest.version
+    deliver(runner, [replace(one, at=one.at + 30 * SECOND) for one in arrivals(100, seconds=20, seed=5)], live=True)
+    finish(runner)
+    assert runner.versions.newest.version == version
+    late = [
+        replace(one, at=runner.time, value=orjson.dumps({**orjson.loads(one.value), "occurred_at": runner.time}))
+        for one in arrivals(40, seconds=1, seed=9)
+    ]
+    assert len(answered(runner, late)) == 40
+
+
+# ── 13: forged feedback ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_forged_feedback_does_not_train_the_model() -> None:
+    def signed(forge: bool) -> Parameters:
+        runner = Embedded(settings(), ARMS, secret=SECRET, partitions=2)
+        clock = START
+        for one in arrivals(120, seconds=20):
+            clock = max(clock, one.at)
+            runner.send(runner.topics.arrivals, one.value, key=one.session.encode(), timestamp=one.at)
+            for key, value in runner.pump():
+                decision = orjson.loads(value)
+                body = {
+                    "session_id": decision["session_id"],
+                    "occurred_at": decision["arrived_at"] + 10,
+                    "position": 1,
+                    "arm": decision["arm"],
+                    "clicked": decision["session_id"].endswith("7"),
+                }
+                forged = [
+                    body | {"clicked": True},
+                    body | {"clicked": True, "token": "1.AAAAAAAAAAAAAAAAAAAAAA"},
+                    body
+                    | {"clicked": True, "position": 2, "arm": decision["slate"][1], "token": decision["tokens"][0]},
+                    body
+                    | {"clicked": True, "occurred_at": decision["arrived_at"] + 8_001, "token": decision["tokens"][0]},
+                ]
+                for feedback in (forged if forge else []) + [body | {"token": decision["tokens"][0]}]:
+                    runner.send(runner.topics.clicks, orjson.dumps(feedback), key=key, timestamp=clock + 9_000)
+            runner.pump()
+        runner.advance(clock)
+        finish(runner)
+        return runner.versions.newest
+
+    honest, attacked = signed(False), signed(True)
+    assert honest.observations > 0
+    assert attacked.sha256 == honest.sha256

@@ -1,0 +1,70 @@
+"""Recorded runs of the whole topology, with the world that they were made in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from worker.bandit.model import sigmoid
+from worker.bandit.planning import NO_ARM
+from worker.evaluate.planning import Assembled
+from worker.logs.format import LogWriter
+from worker.simulation.demo import Demo, DemoSettings
+from worker.simulation.users import TIDY, Habits
+from worker.stream.parameters import LearningSettings
+
+Line = dict[str, Any]
+
+
+class Chancy(DemoSettings, frozen=True, kw_only=True):
+    """A demo that draws a share of its sessions at random."""
+
+    random_share: float = 0.3
+    epsilon: float = 0.1
+
+    def learning(self) -> LearningSettings:
+        return replace(super().learning(), random_share=self.random_share, epsilon=self.epsilon)
+
+
+SMALL = Chancy(
+    environment="uniform", policy="ucbbp", users=120, episodes=16, arms=3, horizon=2, dim=3, partitions=2, seed=1
+)
+
+
+def record(path: Path, habits: Habits = TIDY, **changes: Any) -> Demo:
+    """Run a demo, and write down everything that goes over a topic."""
+    with LogWriter(path) as log:
+        demo = Demo(msgspec.structs.replace(SMALL, **changes), habits=habits, tap=log)
+        while not demo.finished:
+            demo.step()
+    return demo
+
+
+def true_value(demo: Demo, assembled: Assembled) -> float:
+    """Return what the target earns per session after the warm-up."""
+    sessions, truth, habits = assembled.sessions.part(~assembled.warmup), demo.world.truth, demo.users.habits
+    total = 0.0
+    for slates in sessions.target_slates:
+        odds = (sessions.contexts @ truth.theta_context)[:, None] + truth.theta_arms[slates]
+        chances = np.where(slates == NO_ARM, 0.0, sigmoid(odds))
+        value = np.zeros(len(slates))
+        for h in range(slates.shape[1] - 1, -1, -1):
+            ahead = value + chances[:, h] * (demo.world.rewards[slates[:, h]] - value)
+            value = (1 - habits.leaving) * ahead
+        total += float(value.mean())
+    return (1 - habits.silent) * total / len(sessions.target_slates)
+
+
+def lines_of(path: Path) -> list[Line]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def write(path: Path, lines: Iterable[Line]) -> str:
+    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    return str(path)

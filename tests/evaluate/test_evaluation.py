@@ -1,0 +1,326 @@
+"""Evaluation of a recorded log, against the world that it was recorded in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from worker.errors import FailedError, InputError
+from worker.evaluate import evaluation as module
+from worker.evaluate.estimators import METHODS, Estimate
+from worker.evaluate.evaluation import Evaluation, evaluate_log
+from worker.evaluate.log import NO_VERSION, OPEN, SEVERAL
+from worker.evaluate.planning import CONTRADICTS, Assembled
+from worker.evaluate.targets import Change, align, fold_again
+from worker.logs.findings import Findings
+from worker.logs.format import LogReader
+from worker.logs.ordered import ReplayLog
+from worker.simulation.demo import Demo
+from worker.simulation.users import Habits
+from worker.stream.parameters import Arm, Parameters, decode_parameters
+from worker.stream.topology import Topics
+
+from .recording import Line, lines_of, record, true_value, write
+
+# One log is one draw: at this confidence, no interval that is right misses.
+SURE = 0.9999
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, Path]:
+    path = tmp_path_factory.mktemp("recorded") / "log.jsonl"
+    return record(path), path
+
+
+@pytest.fixture(scope="module")
+def demo(recorded: tuple[Demo, Path]) -> Demo:
+    return recorded[0]
+
+
+@pytest.fixture(scope="module")
+def log(recorded: tuple[Demo, Path]) -> str:
+    return str(recorded[1])
+
+
+@pytest.fixture
+def lines(recorded: tuple[Demo, Path]) -> list[Line]:
+    return lines_of(recorded[1])
+
+
+@pytest.fixture
+def assembled(monkeypatch: pytest.MonkeyPatch) -> list[Assembled]:
+    """What evaluations planned, the last one last."""
+    seen: list[Assembled] = []
+
+    def spy(*args: Any, **options: Any) -> Assembled:
+        seen.append(plain(*args, **options))
+        return seen[-1]
+
+    plain = module.assemble
+    monkeypatch.setattr(module, "assemble", spy)
+    return seen
+
+
+def by_method(evaluation: Evaluation) -> dict[str, Estimate]:
+    return {estimate.method: estimate for estimate in evaluation.estimates}
+
+
+# ── against the truth ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"policy": "greedy"},
+        {"policy": "random"},
+        {"policy": "epsilon-greedy", "epsilon": 0.4},
+        {"beta": 0.2, "bonus": "paper"},
+        {"policy": "aucbbp"},
+        {"estimator": "newton"},
+        {"policy": "myopic-ucb"},
+    ],
+    ids=str,
+)
+def test_the_intervals_hold_what_the_target_is_worth(
+    demo: Demo, log: str, assembled: list[Assembled], settings: dict[str, Any]
+) -> None:
+    evaluation = evaluate_log(log, Change(settings=settings), confidence=SURE)
+    truth = true_value(demo, assembled[-1])
+    answered = [estimate for estimate in evaluation.estimates if estimate.revenue is not None]
+    assert {"direct", "dr"} <= {estimate.method for estimate in answered}
+    for estimate in answered:
+        assert estimate.revenue is not None
+        assert estimate.revenue.low < truth < estimate.revenue.high, estimate.method
+
+
+def test_the_policy_that_served_is_told_apart_from_a_worse_one(log: str) -> None:
+    worse = by_method(evaluate_log(log, Change(settings={"policy": "random"})))
+    assert worse["dr"].difference is not None
+    assert worse["dr"].difference.high < 0
+
+
+def test_users_who_leave_do_not_mislead(tmp_path: Path, assembled: list[Assembled]) -> None:
+    """Three in ten users never answer, and one in ten displays is left."""
+    habits = Habits(silent=0.3, leaving=0.1, prefetching=0.2)
+    demo = record(tmp_path / "log.jsonl", habits)
+    evaluation = evaluate_log(str(tmp_path / "log.jsonl"), Change(settings={"policy": "greedy"}), confidence=SURE)
+    truth = true_value(demo, assembled[-1])
+    for method in ("ips", "snips", "direct", "dr"):
+        found = by_method(evaluation)[method].revenue
+        assert found is not None
+        assert found.low < truth < found.high, method
+        assert found.high - found.low < truth  # narrow enough to tell that a third is gone
+
+
+def test_a_policy_that_draws_needs_no_random_share(tmp_path: Path, assembled: list[Assembled]) -> None:
+    path = tmp_path / "log.jsonl"
+    demo = record(path, policy="epsilon-greedy", epsilon=0.4, random_share=0.0)
+    evaluation = evaluate_log(str(path), Change(settings={"policy": "greedy"}), confidence=SURE)
+    found = by_method(evaluation)
+    truth = true_value(demo, assembled[-1])
+    for method in ("ips", "snips", "dr"):
+        revenue = found[method].revenue
+        assert revenue is not None
+        assert revenue.low < truth < revenue.high
+        assert found[method].sessions == evaluation.served.sessions
+    assert found["replay"].refused is not None
+
+
+def test_without_repeats_the_same_holds(tmp_path: Path, assembled: list[Assembled]) -> None:
+    path = tmp_path / "log.jsonl"
+    demo = record(path, repeats=False)
+    for settings in ({"policy": "greedy"}, {"policy": "epsilon-greedy", "epsilon": 0.5}):
+        evaluation = evaluate_log(str(path), Change(settings=settings), confidence=SURE)
+        truth = true_value(demo, assembled[-1])
+        for method in ("ips", "snips", "direct", "dr"):
+            revenue = by_method(evaluation)[method].revenue
+            assert revenue is not None
+            assert revenue.low < truth < revenue.high, method
+
+
+# ── what is read ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_order_and_repetition_of_lines_change_nothing(log: str, lines: list[Line], tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    mingled = [lines[i] for i in generator.permutation(len(lines))] + lines[: len(lines) // 3]
+    change = Change(settings={"policy": "greedy"})
+    assert evaluate_log(write(tmp_path / "log.jsonl", mingled), change) == evaluate_log(log, change)
+
+
+def test_a_log_without_a_journal_says_the_same(log: str, lines: list[Line], tmp_path: Path) -> None:
+    change = Change(settings={"policy": "greedy"})
+    without = [line for line in lines if line["topic"] != "ads.journal"]
+    assert evaluate_log(write(tmp_path / "log.jsonl", without), change) == evaluate_log(log, change)
+
+
+def test_every_session_is_evaluated_or_left_out_with_a_reason(demo: Demo, log: str) -> None:
+    evaluation = evaluate_log(log, Change())
+    assert set(evaluation.left_out) == {OPEN}
+    assert (
+        evaluation.served.sessions + evaluation.warmup + sum(evaluation.left_out.values()) == demo.embedded.tally.opened
+    )
+
+
+def changed(line: Line, **fields: Any) -> Line:
+    return {**line, "payload": orjson.dumps({**orjson.loads(line["payload"]), **fields}).decode()}
+
+
+def test_a_session_that_contradicts_its_version_is_left_out(lines: list[Line], tmp_path: Path) -> None:
+    """The propensity of two decisions is not what the version makes it."""
+    first = [
+        i for i, line in enumerate(lines) if line["topic"] == "ads.decisions" and '"position":1' in line["payload"]
+    ]
+    for i in first[:2]:
+        lines[i] = changed(lines[i], propensity=0.9)
+    evaluation = evaluate_log(write(tmp_path / "log.jsonl", lines), Change())
+    assert evaluation.left_out[CONTRADICTS] == 2
+
+
+def test_a_session_opened_with_several_slates_is_left_out(lines: list[Line], tmp_path: Path) -> None:
+    opened = next(line for line in lines if line["topic"] == "ads.journal" and '"opened"' in line["payload"])
+    slate = orjson.loads(opened["payload"])["slate"]
+    other = next(arm for arm in ("ad-1", "ad-2", "ad-3") if arm != slate[0])
+    again = changed({**opened, "offset": 10**6}, slate=[other, *slate[1:]])
+    evaluation = evaluate_log(write(tmp_path / "log.jsonl", [*lines, again]), Change())
+    assert evaluation.left_out[SEVERAL] == 1
+
+
+def test_sessions_of_a_version_that_is_not_in_the_log_are_left_out(lines: list[Line], tmp_path: Path) -> None:
+    served = Counter(
+        orjson.loads(line["payload"])["parameters_version"]
+        for line in lines
+        if line["topic"] == "ads.journal" and '"opened"' in line["payload"]
+    )
+    kept = [
+        line
+        for line in lines
+        if not (line["topic"] == "ads.parameters" and orjson.loads(line["payload"])["version"] == 7)
+    ]
+    evaluation = evaluate_log(write(tmp_path / "log.jsonl", kept), Change())
+    assert evaluation.left_out[NO_VERSION] == served[7] > 0
+
+
+def test_a_log_without_parameters_is_wrong_input(lines: list[Line], tmp_path: Path) -> None:
+    kept = [line for line in lines if line["topic"] != "ads.parameters"]
+    with pytest.raises(InputError, match="has no parameters"):
+        evaluate_log(write(tmp_path / "log.jsonl", kept), Change())
+
+
+def test_a_log_without_sessions_fails(lines: list[Line], tmp_path: Path) -> None:
+    kept = [line for line in lines if line["topic"] == "ads.parameters"]
+    with pytest.raises(FailedError, match="no session"):
+        evaluate_log(write(tmp_path / "log.jsonl", kept), Change())
+
+
+# ── what is evaluated ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def read(log: str) -> Iterator[ReplayLog]:
+    with ReplayLog(Topics(), Findings()) as found, LogReader(log) as reader:
+        for line in reader:
+            found.take(line)
+        yield found
+
+
+def test_folding_again_without_a_change_makes_the_recorded_versions(read: ReplayLog, lines: list[Line]) -> None:
+    recorded = {
+        version["version"]: version["sha256"]
+        for version in (orjson.loads(line["payload"]) for line in lines if line["topic"] == "ads.parameters")
+    }
+    assert {version.version: version.sha256 for version in fold_again(read, {})} == recorded
+
+
+def test_another_estimator_makes_other_versions(read: ReplayLog, demo: Demo) -> None:
+    versions = fold_again(read, {"estimator": "paper"})
+    assert versions[-1].version == demo.parameters.version
+    assert versions[-1].settings.estimator == "paper"
+    assert versions[-1].posterior.norm < demo.parameters.posterior.norm
+
+
+def test_folding_again_needs_the_whole_journal(lines: list[Line], tmp_path: Path) -> None:
+    kept = [line for line in lines if not (line["topic"] == "ads.journal" and line["offset"] == 50)]
+    path = write(tmp_path / "log.jsonl", kept)
+    with pytest.raises(FailedError, match="lacks its offset 50"):
+        evaluate_log(path, Change(settings={"estimator": "newton"}))
+    assert by_method(evaluate_log(path, Change(settings={"policy": "greedy"})))["snips"].refused is None
+
+
+def test_folding_again_needs_version_zero(lines: list[Line], tmp_path: Path) -> None:
+    kept = [line for line in lines if line["topic"] != "ads.parameters" or orjson.loads(line["payload"])["version"] > 0]
+    with pytest.raises(FailedError, match="version 0"):
+        evaluate_log(write(tmp_path / "log.jsonl", kept), Change(settings={"policy": "aucbbp"}))
+
+
+def parameters_of(lines: list[Line], version: int) -> Parameters:
+    records = [line["payload"] for line in lines if line["topic"] == "ads.parameters"]
+    return next(p for p in (decode_parameters(record.encode()) for record in records) if p.version == version)
+
+
+def test_given_parameters_plan_every_session_also_in_the_warmup(lines: list[Line], log: str) -> None:
+    given = parameters_of(lines, 15)
+    evaluation = evaluate_log(log, Change(settings={"policy": "greedy"}, parameters=given))
+    as_served = evaluate_log(log, Change(settings={"policy": "greedy"}))
+    assert evaluation.served.sessions == as_served.served.sessions + as_served.warmup
+    assert any("overrated" in note for note in evaluation.notes)
+
+
+def test_a_horizon_that_nobody_saw_is_refused(log: str) -> None:
+    with pytest.raises(FailedError, match="nobody saw more"):
+        evaluate_log(log, Change(settings={"horizon": 3}))
+
+
+def test_a_shorter_horizon_earns_less(log: str) -> None:
+    short = by_method(evaluate_log(log, Change(settings={"horizon": 1})))
+    whole = by_method(evaluate_log(log, Change()))
+    for method in ("snips", "direct", "dr"):
+        one, two = short[method].revenue, whole[method].revenue
+        assert one is not None
+        assert two is not None
+        assert one.estimate < two.estimate
+        assert short[method].positions == 1
+
+
+def test_a_log_with_nothing_left_to_chance_is_judged_by_the_model_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    record(path, random_share=0.0, users=15, episodes=12)
+    evaluation = evaluate_log(str(path), Change(settings={"policy": "myopic-ucb", "beta": 0.0}))
+    found = by_method(evaluation)
+    assert {method for method in METHODS if found[method].refused is None} == {"direct"}
+    assert found["direct"].sessions > found["ips"].sessions == evaluation.warmup > 0
+    assert any("random_share" in note for note in evaluation.notes)
+
+
+def test_the_same_seed_gives_the_same_answer(log: str) -> None:
+    change = Change(settings={"policy": "epsilon-greedy"})
+    one, again, other = (evaluate_log(log, change, seed=seed) for seed in (3, 3, 4))
+    assert asdict(one) == asdict(again)
+    assert by_method(one)["dr"] != by_method(other)["dr"]
+
+
+# ── arms that come and go ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_arms_that_are_gone_are_integrated_out(lines: list[Line]) -> None:
+    """What is believed about the others stays the same: means and widths, also with a dense inverse."""
+    posterior = parameters_of(lines, 15).posterior
+    arms = [Arm(arm=name, reward=1.0) for name in ("a", "b", "c")]
+    aligned = align(posterior, arms, [arms[2], Arm(arm="new", reward=1.0), arms[0]], ridge=2.0)
+    contexts = np.random.default_rng(0).standard_normal((5, 3))
+    np.testing.assert_allclose(
+        aligned.precision.squared_widths(contexts)[:, [0, 2]],
+        posterior.precision.squared_widths(contexts)[:, [2, 0]],
+        rtol=1e-9,
+    )
+    np.testing.assert_array_equal(aligned.theta_arms, [posterior.theta_arms[2], 0.0, posterior.theta_arms[0]])
+    assert aligned.precision.arms[1] == 2.0
+    assert align(posterior, arms, arms, ridge=2.0) is posterior

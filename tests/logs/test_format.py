@@ -1,0 +1,269 @@
+"""Logs: what is written is read back to the byte, and what cannot be read is told by its line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+import tempfile
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.errors import FailedError, InputError
+from worker.logs import format as logs
+from worker.logs.format import BadLineError, LogReader, LogWriter, decode_line, encode_line
+from worker.stream.events import MOST
+from worker.stream.topology import Record
+
+records = st.builds(
+    Record,
+    topic=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+    partition=st.integers(0, 2**31 - 1),
+    offset=st.integers(0, MOST),
+    timestamp=st.integers(-1, MOST),
+    key=st.none() | st.binary() | st.text().map(str.encode),
+    value=st.none() | st.binary() | st.text().map(str.encode),
+)
+headers = st.lists(
+    st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.none() | st.binary() | st.text().map(str.encode))
+)
+CLICK = Record("ads.clicks", 2, 17, 1_700_000_000_000, b"s", b'{"clicked":true}')
+
+
+def read(path: Path, **options: Any) -> list[Record]:
+    with LogReader(path, **options) as log:
+        return [line.record for line in log]
+
+
+@given(records, headers)
+def test_a_record_comes_back_to_the_byte(record: Record, headers: list[tuple[str, bytes | None]]) -> None:
+    line = decode_line(encode_line(record, headers), 7)
+    assert line.record == record
+    assert list(line.headers) == headers
+    assert line.number == 7
+
+
+@given(records, headers)
+def test_a_line_is_valid_json_without_a_break_in_it(record: Record, headers: list[tuple[str, bytes | None]]) -> None:
+    text = encode_line(record, headers)
+    assert text.count(b"\n") == 1
+    assert json.loads(text)["offset"] == record.offset
+
+
+@given(st.binary(min_size=1), st.none() | st.binary(min_size=1))
+def test_what_kcat_writes_raw_is_read_raw(payload: bytes, key: bytes | None) -> None:
+    """As kcat does: control characters, quotes and backslashes escaped, every other byte as it is."""
+
+    def raw(value: bytes) -> bytes:
+        out = b""
+        for byte in value:
+            plain = bytes([byte])
+            out += b"\\" + plain if plain in b'"\\' else b"\\u%04x" % byte if byte < 32 else plain
+        return b'"' + out + b'"'
+
+    said = b"null" if key is None else raw(key)
+    line = decode_line(
+        b'{"topic":"t","partition":0,"offset":1,"tstype":"create","ts":5,"broker":0,"headers":["n",%b],'
+        b'"key":%b,"payload":%b}\n' % (raw(payload), said, raw(payload))
+    )
+    assert line.record == Record("t", 0, 1, 5, key, payload)
+    assert line.headers == [("n", payload)]
+
+
+@pytest.mark.parametrize(
+    ("payload", "value"),
+    [
+        (b'{"a": 1.50}', b'{"a": 1.50}'),
+        (b"[1,2]", b"[1,2]"),
+        (b"null", None),
+        (b'""', b""),
+        ('"zoë"'.encode(), "zoë".encode()),
+        (b'"\\u0000\\n"', b"\x00\n"),
+    ],
+)
+def test_a_payload_may_be_text_or_json_itself(payload: bytes, value: bytes | None) -> None:
+    line = decode_line(b'{"topic":"t","partition":0,"offset":0,"key":null,"payload":%b}' % payload)
+    assert line.record.value == value
+    assert line.record.timestamp == logs.NO_TIMESTAMP
+
+
+def test_headers_may_be_a_map() -> None:
+    line = decode_line(b'{"topic":"t","partition":0,"offset":0,"headers":{"a":["1",null],"b":["2"]},"payload":null}')
+    assert line.headers == [("a", b"1"), ("a", None), ("b", b"2")]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"nonsense", "not JSON"),
+        (b"[]", "Expected object, got array"),
+        (b'{"partition":0,"offset":0,"payload":""}', "there is no topic"),
+        (b'{"topic":"t","offset":0,"payload":""}', "there is no partition"),
+        (b'{"topic":"t","partition":0,"payload":""}', "there is no offset"),
+        (b'{"topic":"t","partition":0,"offset":0}', "there is no payload"),
+        (b'{"topic":"t","partition":-1,"offset":0,"payload":""}', "partition"),
+        (b'{"topic":"t","partition":0,"offset":"0","payload":""}', "offset"),
+        (b'{"topic":"t","partition":0,"offset":0,"payload_base64":"?"}', "base64"),
+        (b'{"topic":"t","partition":0,"offset":0,"headers":["a"],"payload":""}', "headers"),
+        (b'{"topic":"t","partition":0,"offset":0,"headers_base64":["a"],"payload":""}', "headers"),
+        (b'{"topic":"t","partition":0,"offset":0,"headers":{"a":1},"payload":""}', "headers"),
+        (b'{"topic":"\xff","partition":0,"offset":0,"payload":""}', "the topic is not UTF-8"),
+        (b'{"topic":"t","partition":0,"offset":0,"payload":"\\ud800"}', "not JSON"),
+        (b'{"topic":"t","partition":0,"offset":0,"payload":"\xff"', "not JSON"),
+        (b'"\xff"', "Expected object, got str"),
+        (b'{"topic":"t","x":' + b"[" * 100_000, "line 5"),
+    ],
+)
+def test_a_bad_line_is_told_by_its_number_and_what_is_wrong(text: bytes, complaint: str) -> None:
+    with pytest.raises(BadLineError, match=r"^line 5: ") as told:
+        decode_line(text, 5)
+    assert complaint in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@given(st.binary(max_size=60) | records.map(encode_line).flatmap(lambda t: st.integers(0, len(t)).map(lambda n: t[:n])))
+def test_nothing_but_bad_line_escapes(text: bytes) -> None:
+    with suppress(BadLineError):
+        decode_line(text)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
+def test_a_file_comes_back(tmp_path: Path, name: str) -> None:
+    written = [CLICK._replace(offset=offset, value=bytes([offset])) for offset in range(250)]
+    with LogWriter(tmp_path / name) as log:
+        for record in written:
+            log(record, ())
+    assert log.lines == 250
+    assert read(tmp_path / name) == written
+    assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+
+
+def test_the_same_records_give_the_same_compressed_file(tmp_path: Path) -> None:
+    for name in ("a.gz", "b.gz"):
+        with LogWriter(tmp_path / name) as log:
+            log(CLICK)
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+
+
+def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(gzip.compress(encode_line(CLICK)))
+    (tmp_path / "plain.gz").write_bytes(encode_line(CLICK))
+    assert read(tmp_path / "log") == read(tmp_path / "plain.gz") == [CLICK]
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_log_may_come_over_standard_input(monkeypatch: pytest.MonkeyPatch, compress: Any) -> None:
+    data = io.BufferedReader(io.BytesIO(compress(encode_line(CLICK))))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data))
+    assert read(Path("-")) == [CLICK]
+    assert not data.closed
+
+
+def test_a_log_may_go_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    with LogWriter("-") as log:
+        log(CLICK)
+    assert capfdbinary.readouterr().out == encode_line(CLICK)
+
+
+def test_empty_lines_are_no_lines(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"\n" + encode_line(CLICK) + b"  \r\n\n" + encode_line(CLICK).rstrip())
+    assert read(tmp_path / "log") == [CLICK, CLICK]
+
+
+def test_a_bad_line_stops_the_reading_with_file_and_number(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"\n" + encode_line(CLICK) + b"oops\n" + encode_line(CLICK))
+    with pytest.raises(InputError, match=r"log: line 3: not JSON .*--skip-bad"):
+        read(tmp_path / "log")
+
+
+def test_bad_lines_are_counted_if_they_may_be_skipped(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(encode_line(CLICK) + b"oops\n" + encode_line(CLICK) + b"{}\n")
+    with LogReader(tmp_path / "log", skip_bad=True) as log:
+        assert [line.number for line in log] == [1, 3]
+    assert (log.lines, log.bad) == (4, 2)
+    assert log.first_bad.startswith("line 2: ")
+
+
+def test_a_line_that_never_ends_is_a_bad_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_LINE", 200)
+    (tmp_path / "log").write_bytes(b"x" * 5000 + b"\n" + encode_line(CLICK))
+    with pytest.raises(InputError, match=r"line 1: longer than 200"):
+        read(tmp_path / "log")
+    with LogReader(tmp_path / "log", skip_bad=True) as log:
+        assert [line.number for line in log] == [2]
+
+
+@pytest.mark.parametrize("cut", [40, 2000])
+def test_a_gzip_file_that_was_cut_short_is_told(tmp_path: Path, cut: int) -> None:
+    lines = b"".join(encode_line(CLICK._replace(offset=n, value=b"%064x" % (n * 7919**9))) for n in range(200))
+    (tmp_path / "log.gz").write_bytes(gzip.compress(lines)[:cut])
+    with pytest.raises(InputError, match=r"breaks off after line \d+: it ends in the middle"):
+        read(tmp_path / "log.gz")
+    with LogReader(tmp_path / "log.gz", skip_bad=True) as log:
+        whole = [line.record.offset for line in log]
+    assert whole == list(range(len(whole)))
+    assert log.bad == 1
+    assert bool(whole) == (cut == 2000)
+
+
+def test_gzip_files_may_be_put_together(tmp_path: Path) -> None:
+    parts = [gzip.compress(encode_line(CLICK._replace(offset=n))) for n in range(3)]
+    (tmp_path / "log.gz").write_bytes(parts[0] + parts[1] + bytes(100_000) + parts[2] + bytes(7))
+    assert [record.offset for record in read(tmp_path / "log.gz")] == [0, 1, 2]
+
+
+def test_what_compresses_well_is_not_held_whole(tmp_path: Path) -> None:
+    lines = encode_line(CLICK) * 50_000
+    (tmp_path / "log.gz").write_bytes(gzip.compress(lines))
+    tracemalloc.start()
+    try:
+        with LogReader(tmp_path / "log.gz") as log:
+            assert sum(1 for _ in log) == 50_000
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000 < len(lines)
+    finally:
+        tracemalloc.stop()
+
+
+def test_garbage_within_gzip_is_told(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(b"".join(encode_line(CLICK._replace(offset=n)) for n in range(2000))))
+    data[len(data) // 2 : len(data) // 2 + 40] = b"\xaa" * 40
+    (tmp_path / "log.gz").write_bytes(data)
+    with pytest.raises(InputError, match="line"):
+        read(tmp_path / "log.gz")
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "."])
+def test_a_file_that_cannot_be_opened_is_wrong_input(tmp_path: Path, path: str) -> None:
+    with pytest.raises(InputError, match=path):
+        LogReader(tmp_path / path)
+
+
+def test_a_folder_that_does_not_exist_is_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        LogWriter(tmp_path / "nowhere" / "log")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
+def test_a_full_disk_is_a_failure() -> None:
+    log = LogWriter("/dev/full")
+    with pytest.raises(FailedError, match="No space left"):
+        for _ in range(10_000):
+            log(CLICK)
+    with pytest.raises(FailedError, match="No space left"):
+        log.close()
+
+
+def test_what_is_flushed_can_be_read_while_writing_goes_on() -> None:
+    with tempfile.TemporaryDirectory() as folder, LogWriter(f"{folder}/log") as log:
+        log(CLICK)
+        log.flush()
+        assert read(Path(folder) / "log") == [CLICK]

@@ -1,0 +1,321 @@
+"""The metrics: names by Prometheus' rules, closed labels, accounts that balance in every scrape."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from tests.programs import needs
+from worker.embedded.state import StateFolder
+from worker.metrics import CATALOGUE, CONSUMED, DURATIONS, IDENTITIES, POSITIONS, Histogram, Metrics, imbalances
+from worker.simulation.demo import Demo, DemoSettings
+from worker.simulation.users import Habits
+from worker.stream.events import DEAD_LETTER_REASONS, Episode
+from worker.stream.topology import Emits, Tally
+
+UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.2, prefetching=0.4)
+
+
+def run(metrics: Metrics, *, episodes: int = 3, state: StateFolder | None = None, steps: int | None = None) -> Demo:
+    demo = Demo(DemoSettings(users=50, episodes=episodes), habits=UNTIDY, watchers=[metrics], state=state)
+    while not demo.finished and steps != 0:
+        demo.step()
+        steps = None if steps is None else steps - 1
+    return demo
+
+
+@pytest.fixture(scope="module")
+def ran() -> tuple[Metrics, Demo]:
+    metrics = Metrics()
+    return metrics, run(metrics)
+
+
+def samples(metrics: Metrics) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Return all samples as a scraper reads them: name → labels → value."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in parse_text(generate_latest(metrics.registry).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def total(metrics: Metrics, name: str) -> float:
+    return sum(samples(metrics)[name].values())
+
+
+def an_episode(**changes: object) -> Episode:
+    usual: dict[str, object] = {
+        "version": 1,
+        "window_start": 0,
+        "window_end": 60_000,
+        "sessions": 10,
+        "displays": 20,
+        "clicks": 3,
+        "reward": 1.5,
+        "expected_reward": 2.0,
+        "explored": 2.5,
+        "late": 1,
+        "beta": 1.5,
+        "explore_budget": 4,
+        "thresholds": (0.1,),
+        "regret_bound": 0.3,
+        "regret_posterior": 0.2,
+        "frozen": False,
+    }
+    return Episode(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+# ── names and labels ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("spec", CATALOGUE, ids=lambda spec: spec.name)
+def test_names_obey_the_rules_of_prometheus(spec):
+    assert re.fullmatch(r"adcascade_[a-z][a-z0-9_]*", spec.name)
+    assert spec.name.endswith("_total") == (spec.kind == "counter")
+    assert not spec.name.endswith(("_count", "_sum", "_bucket", "_created"))
+    assert not re.search(r"_(ms|milliseconds|minutes|kb|percent)(_|$)", spec.name), "base units only"
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) and label not in ("le", "quantile") for label in spec.labels)
+    assert spec.help.endswith(".")
+
+
+def test_there_is_no_metric_that_is_not_in_the_catalogue_and_none_is_missing(ran):
+    metrics, _ = ran
+    assert [family.name for family in metrics.registry.collect()] == [
+        spec.name.removesuffix("_total") if spec.kind == "counter" else spec.name for spec in CATALOGUE
+    ]
+    assert len({spec.name for spec in CATALOGUE}) == len(CATALOGUE)
+
+
+def test_labels_take_only_the_values_of_their_closed_sets(ran):
+    metrics, _ = ran
+    found = samples(metrics)
+    for spec in CATALOGUE:
+        if spec.kind == "histogram":
+            continue
+        for labels in found.get(spec.name, {}):
+            assert [name for name, _ in labels] == sorted(spec.labels)
+            assert all(value in spec.labels[name] for name, value in labels)
+
+
+def test_both_text_formats_can_be_read_back(ran):
+    metrics, _ = ran
+    plain = {f.name for f in parse_text(generate_latest(metrics.registry).decode())}
+    opened = {f.name for f in parse_openmetrics(openmetrics.generate_latest(metrics.registry).decode())}
+    assert plain == opened
+    assert len(plain) == len(CATALOGUE)
+
+
+def test_promtool_finds_nothing_to_complain_about(ran):
+    metrics, _ = ran
+    promtool = needs("promtool", package="prometheus")
+    text = generate_latest(metrics.registry)
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+def test_every_regret_says_what_it_is_and_what_it_is_not():
+    helps = {spec.name: spec.help for spec in CATALOGUE}
+    assert all("Simulated traffic only" in text for name, text in helps.items() if "pseudo" in name or "oracle" in name)
+    assert "not an estimate" in helps["adcascade_regret_bound_per_session"]
+    assert "not a bound" in helps["adcascade_regret_posterior_per_session"]
+
+
+def test_positions_beyond_the_last_label_share_one():
+    metrics = Metrics()
+    tally = Tally()
+    tally.clicks.update({1: 3, 20: 2, 21: 5, 400: 1})
+    metrics.add(tally)
+    clicks = samples(metrics)["adcascade_clicks_total"]
+    assert clicks[("position", "more"),] == 6
+    assert clicks[("position", "20"),] == 2
+    assert len(POSITIONS) == 21
+
+
+# ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def assert_balanced(found: dict[str, dict[tuple[tuple[str, str], ...], float]]) -> None:
+    def value(name: str) -> float:
+        return sum(found[f"adcascade_{name}"].values())
+
+    assert value("arrivals_total") == value("arrivals_classified_total")
+    opened = found["adcascade_arrivals_classified_total"][("class", "opened"),]
+    assert opened + value("sessions_recovered_total") == (
+        value("sessions_ended_total") + value("open_sessions") + value("sessions_handed_over_total")
+    )
+    assert value("feedback_received_total") + value("parked_recovered_total") == (
+        value("feedback_total") + value("parked_records") + value("parked_handed_over_total")
+    )
+
+
+def test_the_accounts_balance_after_disorder_duplicates_and_poison_and_agree_with_the_tables(ran):
+    metrics, demo = ran
+    found = samples(metrics)
+    assert_balanced(found)
+    assert total(metrics, "adcascade_open_sessions") == demo.open_sessions
+    assert total(metrics, "adcascade_parked_records") == sum(task.parked for task in demo.embedded.tasks)
+    assert {labels[0][1] for labels in found["adcascade_accounting_imbalance"]} == set(IDENTITIES)
+    assert total(metrics, "adcascade_accounting_imbalance") == 0
+    dead = {labels[0][1]: value for labels, value in found["adcascade_dead_letters_total"].items() if value}
+    assert dead == demo.dead_letters
+    assert set(dead) <= set(DEAD_LETTER_REASONS)
+    classes = found["adcascade_feedback_total"], found["adcascade_arrivals_classified_total"]
+    assert sum(dead.values()) == sum(by_class[("class", "dead"),] for by_class in classes)
+
+
+def test_the_accounts_balance_across_a_restart(tmp_path: Path):
+    with StateFolder(tmp_path) as state:
+        before = Metrics()
+        run(before, state=state, steps=100)
+    with StateFolder(tmp_path) as state:
+        after = Metrics()
+        run(after, state=state)
+    assert total(after, "adcascade_sessions_recovered_total") == total(before, "adcascade_open_sessions") > 0
+    assert_balanced(samples(after))
+    assert total(after, "adcascade_accounting_imbalance") == 0
+
+
+def test_accounts_that_do_not_balance_are_told():
+    metrics = Metrics()
+    metrics.add(Tally(arrivals=3, opened=2, feedback=4, applied=1))
+    assert metrics.census(open_sessions=1, parked=3) == {"arrivals": 1, "sessions": 1}
+    assert samples(metrics)["adcascade_accounting_imbalance"] == {
+        (("identity", "arrivals"),): 1,
+        (("identity", "sessions"),): 1,
+        (("identity", "feedback"),): 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "identity", "sign"),
+    [
+        ("arrivals", "arrivals", 1),
+        ("repeated", "arrivals", -1),
+        ("dead_arrivals", "arrivals", -1),
+        ("recovered", "sessions", 1),
+        ("handed_over", "sessions", -1),
+        ("feedback", "feedback", 1),
+        ("recovered_parked", "feedback", 1),
+        ("applied", "feedback", -1),
+        ("redundant", "feedback", -1),
+        ("late", "feedback", -1),
+        ("outside", "feedback", -1),
+        ("dead_feedback", "feedback", -1),
+        ("handed_over_parked", "feedback", -1),
+    ],
+)
+def test_every_count_stands_on_its_side_of_its_account(field, identity, sign):
+    off = imbalances(Tally(**{field: 1}), 0, 0)
+    assert off == {**dict.fromkeys(IDENTITIES, 0), identity: sign}
+
+
+def test_a_scrape_in_the_middle_of_the_work_sees_whole_batches():
+    metrics = Metrics()
+    done = Event()
+    scrapes = []
+
+    def scrape() -> None:
+        while not done.is_set():
+            scrapes.append(samples(metrics))
+
+    thread = Thread(target=scrape)
+    thread.start()
+    try:
+        run(metrics, episodes=1)
+    finally:
+        done.set()
+        thread.join()
+    assert len(scrapes) > 3
+    for found in scrapes:
+        assert_balanced(found)
+    for name in (spec.name for spec in CATALOGUE if spec.kind == "counter"):
+        told = [sum(found.get(name, {}).values()) for found in scrapes]
+        assert told == sorted(told), f"{name} fell"
+
+
+# ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_metrics_of_a_run_are_those_of_its_windows(ran):
+    metrics, demo = ran
+    rows = demo.rows
+    last = rows[-1].episode
+    assert total(metrics, "adcascade_episodes_closed_total") == len(rows)
+    assert total(metrics, "adcascade_episode_sessions_total") == sum(row.episode.sessions for row in rows)
+    assert total(metrics, "adcascade_pseudo_regret_total") == pytest.approx(sum(row.score.regret for row in rows))
+    assert total(metrics, "adcascade_oracle_reward_total") == pytest.approx(sum(row.score.oracle for row in rows))
+    assert total(metrics, "adcascade_reward_total") == pytest.approx(demo.embedded.tally.reward)
+    assert total(metrics, "adcascade_decisions_total") == demo.counts["decisions"]
+    assert total(metrics, "adcascade_regret_bound_per_session") == last.regret_bound
+    assert total(metrics, "adcascade_regret_posterior_per_session") == last.regret_posterior
+    assert total(metrics, "adcascade_explored_share") == pytest.approx(last.explored / last.sessions)
+    assert total(metrics, "adcascade_parameters_version") == demo.parameters.version == len(rows)
+    assert total(metrics, "adcascade_parameters_timestamp_seconds") == demo.parameters.made_at / 1000
+    assert total(metrics, "adcascade_parameter_norm") == pytest.approx(demo.parameters.posterior.norm)
+    assert total(metrics, "adcascade_smallest_eigenvalue") == pytest.approx(
+        demo.parameters.posterior.precision.smallest_eigenvalue
+    )
+    assert total(metrics, "adcascade_watermark_timestamp_seconds") == demo.time / 1000
+    assert total(metrics, "adcascade_arrival_to_decision_seconds_count") == demo.embedded.tally.opened
+    assert total(metrics, "adcascade_decision_duration_seconds_count") == demo.counts["decisions"]
+
+
+def test_without_a_known_truth_there_is_no_pseudo_regret():
+    metrics = Metrics()
+    metrics.episode(an_episode())
+    found = samples(metrics)
+    assert not {name for name in found if "pseudo" in name or "oracle" in name or "served_value" in name}
+    assert found["adcascade_regret_time_averaged"] == {
+        (("kind", "bound"),): pytest.approx(3.0),
+        (("kind", "posterior"),): pytest.approx(2.0),
+    }
+
+
+def test_regret_is_averaged_over_the_windows_and_totals_never_fall():
+    metrics = Metrics()
+    metrics.episode(an_episode())
+    metrics.episode(an_episode(regret_bound=0.1, regret_posterior=-1e-6, rejected="no"))
+    metrics.episode(an_episode(regret_bound=None, regret_posterior=None))
+    found = samples(metrics)
+    assert found["adcascade_regret_bound_total"][()] == pytest.approx(4.0)
+    assert found["adcascade_regret_posterior_total"][()] == pytest.approx(2.0)
+    assert found["adcascade_regret_bound_per_session"][()] == pytest.approx(0.1)
+    assert found["adcascade_regret_time_averaged"][("kind", "bound"),] == pytest.approx(4.0 / 3)
+    assert found["adcascade_rejected_folds_total"][()] == 1
+    assert found["adcascade_late_records_total"][()] == 3
+
+
+def test_a_histogram_counts_what_is_at_or_below_each_bound():
+    histogram = Histogram(DURATIONS)
+    histogram.observe(0.001, times=3)
+    histogram.observe(0.0011)
+    histogram.observe(9.0)
+    buckets = dict(histogram.buckets())
+    assert (buckets["0.001"], buckets["0.0025"], buckets["1.0"], buckets["+Inf"]) == (3, 4, 4, 5)
+    assert histogram.sum == pytest.approx(9.0041)
+
+
+def test_a_batch_without_decisions_has_no_duration_but_a_size():
+    metrics = Metrics()
+    metrics.batch(Emits(), records=7, seconds=0.5)
+    found = samples(metrics)
+    assert found["adcascade_decision_duration_seconds_count"][()] == 0
+    assert found["adcascade_batch_records_sum"][()] == 7
+
+
+def test_lag_is_told_for_the_topics_that_are_read_and_no_other():
+    metrics = Metrics()
+    metrics.consumer_lag("clicks", 12)
+    assert samples(metrics)["adcascade_consumer_lag_records"] == {
+        (("topic", topic),): 12.0 if topic == "clicks" else 0.0 for topic in CONSUMED
+    }
+    with pytest.raises(ValueError, match="not one of"):
+        metrics.consumer_lag("somewhere", 1)

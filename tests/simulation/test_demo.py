@@ -1,0 +1,257 @@
+"""The demo: accounts that agree with the learner's, runs that can be repeated and resumed to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from worker.embedded.state import StateFolder
+from worker.errors import InputError
+from worker.metrics import imbalances
+from worker.simulation.demo import Demo, DemoSettings
+from worker.simulation.ledger import tenths, totals
+from worker.simulation.summary import summary, summary_table
+from worker.simulation.users import TIDY, Habits
+from worker.stream.events import ArmChange
+from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
+
+SMALL = DemoSettings(users=40, episodes=6)
+UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.2, prefetching=0.4)
+
+
+def finish(demo: Demo) -> Demo:
+    while not demo.finished:
+        demo.step()
+    return demo
+
+
+@pytest.fixture(scope="module")
+def golden() -> Demo:
+    return finish(Demo(SMALL))
+
+
+# ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_window_is_closed_with_a_version_and_an_account(golden):
+    assert [row.index for row in golden.rows] == list(range(6))
+    assert [row.episode.version for row in golden.rows] == list(range(1, 7))
+    assert golden.parameters.version == 6
+
+
+@pytest.mark.parametrize("habits", [TIDY, UNTIDY], ids=["tidy", "untidy"])
+@pytest.mark.parametrize("repeats", [True, False], ids=["repeats", "no-repeats"])
+def test_the_learner_learns_exactly_what_the_users_did(habits, repeats):
+    demo = finish(Demo(DemoSettings(users=40, episodes=4, repeats=repeats, seed=3), habits=habits))
+    for row in demo.rows:
+        assert row.episode.sessions == row.score.sessions
+        assert row.episode.displays == sum(row.score.answered)
+        assert row.episode.clicks == sum(row.score.clicked)
+        assert row.episode.reward == pytest.approx(row.score.earned)
+        assert row.episode.late == 0
+
+
+def test_the_accounts_balance_after_every_second_of_an_untidy_run():
+    demo = Demo(DemoSettings(users=60, episodes=3), habits=UNTIDY)
+    while not demo.finished:
+        demo.step()
+        parked = sum(task.parked for task in demo.embedded.tasks)
+        assert imbalances(demo.embedded.tally, demo.open_sessions, parked) == {
+            "arrivals": 0,
+            "sessions": 0,
+            "feedback": 0,
+        }
+    tally = demo.embedded.tally
+    assert min(tally.repeated, tally.redundant, tally.dead_arrivals, tally.dead_feedback, tally.ended.total()) > 0
+
+
+def test_poison_of_every_kind_ends_in_the_dead_letters_and_teaches_nothing():
+    habits = Habits(poison=1.0)
+    poisoned = finish(Demo(DemoSettings(users=60, episodes=3), habits=habits))
+    assert set(poisoned.dead_letters) >= {
+        "undecodable",
+        "invalid",
+        "too-large",
+        "dimension",
+        "norm",
+        "future",
+        "position",
+        "unknown-arm",
+        "session-reused",
+    }
+    clean = finish(Demo(DemoSettings(users=60, episodes=3), habits=Habits(poison=0.0)))
+    assert poisoned.parameters.sha256 == clean.parameters.sha256
+
+
+def test_nobody_beats_the_oracle_in_expectation(golden):
+    assert all(row.score.regret >= -1e-9 for row in golden.rows)
+
+
+# ── repeated and resumed ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_same_settings_give_the_same_run(golden):
+    again = finish(Demo(SMALL))
+    assert again.parameters.sha256 == golden.parameters.sha256
+    assert summary(again) == summary(golden)
+
+
+def test_another_seed_gives_another_run(golden):
+    other = finish(Demo(DemoSettings(users=40, episodes=6, seed=1)))
+    assert other.parameters.sha256 != golden.parameters.sha256
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 12])
+def test_the_number_of_partitions_changes_nothing(golden, partitions):
+    demo = finish(Demo(DemoSettings(users=40, episodes=6, partitions=partitions)))
+    assert demo.parameters.sha256 == golden.parameters.sha256
+    assert demo.rows == golden.rows
+
+
+class KilledError(Exception):
+    pass
+
+
+@contextmanager
+def dying_at(state: StateFolder, commits: int) -> Iterator[None]:
+    """Let the process die instead of making a transaction durable."""
+    commit, left = state.commit, commits
+
+    def maybe() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            raise KilledError
+        commit()
+
+    state.commit = maybe  # type: ignore[method-assign]
+    yield
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_dies_anywhere_and_goes_on_ends_like_one_that_never_died(golden, tmp_path: Path, seed):
+    chance = random.Random(seed)
+    deaths = 0
+    finished = False
+    while not finished:
+        with StateFolder(tmp_path) as state:
+            demo = Demo(SMALL, state=state)
+            try:
+                with dying_at(state, chance.randrange(2, 300)):
+                    finish(demo)
+                finished = True
+            except KilledError:
+                deaths += 1
+    assert deaths >= 3
+    assert demo.parameters.sha256 == golden.parameters.sha256
+    assert demo.rows == golden.rows
+
+
+def test_a_finished_run_can_be_made_longer(golden, tmp_path: Path):
+    for episodes in (2, 4, 6):
+        with StateFolder(tmp_path) as state:
+            demo = finish(Demo(DemoSettings(users=40, episodes=episodes), state=state))
+            assert len(demo.rows) == episodes
+    assert demo.parameters.sha256 == golden.parameters.sha256
+    assert demo.rows == golden.rows
+
+
+def test_a_finished_run_started_again_has_nothing_left_to_do(tmp_path: Path):
+    settings = DemoSettings(users=20, episodes=2)
+    with StateFolder(tmp_path) as state:
+        numbers = summary(finish(Demo(settings, state=state)))
+    with StateFolder(tmp_path) as state:
+        again = Demo(settings, state=state)
+        assert again.finished
+        assert summary(again) == numbers
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"seed": 5}, "holds a demo with --seed 0, not 5"),
+        ({"repeats": False}, "holds a demo with --repeats, not --no-repeats"),
+        ({"users": 30}, "--users 20, not 30"),
+    ],
+)
+def test_a_folder_with_another_demo_is_refused(tmp_path: Path, other, message):
+    with StateFolder(tmp_path) as state:
+        Demo(DemoSettings(users=20, episodes=1), state=state).step()
+    with StateFolder(tmp_path) as state, pytest.raises(InputError, match=message):
+        Demo(DemoSettings(**{"users": 20, "episodes": 1, **other}), state=state)
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path):
+    zero = Parameters.first(LearningSettings(dim=5), (Arm(arm="a", reward=1.0),))
+    with StateFolder(tmp_path) as state:
+        state.put_parameters(0, encode_parameters(zero), kept=8, needed=0)
+        with pytest.raises(InputError, match="something else than a demo"):
+            Demo(SMALL, state=state)
+
+
+def test_an_arm_added_from_outside_is_served_and_never_clicked(tmp_path: Path):
+    with StateFolder(tmp_path) as state:
+        demo = Demo(DemoSettings(users=40, episodes=3), state=state)
+        demo.embedded.order(ArmChange(arm="new", reward=9.0, active=True))
+        finish(demo)
+    assert any(arm.arm == "new" for arm in demo.parameters.arms)
+    assert all(row.episode.clicks == sum(row.score.clicked) for row in demo.rows)
+    assert all(row.episode.displays == sum(row.score.answered) for row in demo.rows)
+
+
+@pytest.mark.parametrize(
+    "habits",
+    [Habits(held_up=4_500), Habits(look=(500, 900)), Habits(patience=59_000)],
+    ids=["late", "hasty", "patient"],
+)
+def test_habits_that_the_clock_of_the_demo_cannot_follow_are_refused(habits):
+    with pytest.raises(InputError):
+        Demo(SMALL, habits=habits)
+
+
+# ── what comes of it ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tenths_are_at_least_one_window(golden):
+    first, last = tenths(golden.rows)
+    assert (first[0].index, last[0].index) == (0, 5)
+    assert tenths([]) == ([], [])
+    assert totals([]).served_share == 1.0
+
+
+def test_the_summary_is_the_sum_of_the_windows(golden):
+    numbers = summary(golden)
+    assert numbers["sessions"] == sum(row.episode.sessions for row in golden.rows)
+    assert numbers["clicks"] == sum(row.episode.clicks for row in golden.rows)
+    assert numbers["reward"] == pytest.approx(sum(row.episode.reward for row in golden.rows))
+    assert numbers["oracle_reward"] - numbers["served_reward"] == pytest.approx(numbers["pseudo_regret"]["total"])
+    first = golden.rows[0].score
+    assert numbers["pseudo_regret"]["first_tenth"] == pytest.approx(first.regret / first.sessions)
+    assert numbers["imbalances"] == {}
+    assert max(map(len, summary_table(numbers, 1.0).splitlines())) <= 80
+
+
+def test_a_run_that_has_hardly_begun_can_be_summed_up():
+    demo = Demo(SMALL)
+    demo.step()
+    assert summary(demo)["sessions"] == 0
+    assert "sessions" in summary_table(summary(demo), 0.0)
+
+
+def test_a_policy_without_a_budget_is_not_measured_against_one():
+    numbers = summary(finish(Demo(DemoSettings(users=20, episodes=1, policy="greedy"))))
+    assert numbers["explored"]["ratio"] is None
+    assert "no budget" in summary_table(numbers, 1.0)
+
+
+@pytest.mark.slow
+def test_the_demo_learns_to_earn_what_the_oracle_does_and_keeps_to_its_budget():
+    numbers = summary(finish(Demo(DemoSettings(episodes=60))))
+    assert numbers["revenue_share"]["last_tenth"] >= 0.97
+    assert numbers["revenue_share"]["first_tenth"] < 0.9
+    assert numbers["pseudo_regret"]["last_tenth"] < numbers["pseudo_regret"]["first_tenth"] / 10
+    assert numbers["explored"]["ratio"] == pytest.approx(1.0, abs=0.05)

@@ -1,0 +1,392 @@
+"""Simulated users in real time, without a broker: a made-up worker answers at once, with one slate for everybody."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+
+from worker.errors import InputError
+from worker.simulation.environments import Chance, make_environment
+from worker.simulation.traffic.accounts import History, Latencies, Worth
+from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
+from worker.simulation.traffic.metrics import TrafficMetrics
+from worker.simulation.traffic.view import done, summary, summary_table
+from worker.simulation.users import Sent
+from worker.stream.codec import encode_decision
+from worker.stream.events import Decision
+
+START = 1_800_000_000_000 * NANOSECONDS
+TIDY = TrafficSettings(duplicates=0.0, silence=0.0, poison=0.0, prefetching=0.0, look=(0, 0))
+
+
+def milliseconds(count: float) -> int:
+    return round(count * NANOSECONDS)
+
+
+def decision(session_id: str, position: int, slate: Sequence[str], tokens: Sequence[str] | None = None) -> bytes:
+    return encode_decision(
+        Decision(
+            session_id=session_id,
+            arrived_at=START // NANOSECONDS,
+            position=position,
+            arm=slate[0] if slate else None,
+            slate=tuple(slate),
+            mode="exploit" if slate else "none",
+            propensity=1.0,
+            parameters_version=7,
+            value=0.5,
+            tokens=None if tokens is None else tuple(tokens),
+        )
+    )
+
+
+class Answering:
+    """Serves the same slate to everybody, as the worker does: the next position after every pass."""
+
+    def __init__(self, slate: Sequence[str]) -> None:
+        self.slate = slate
+        self.records: list[dict[str, Any]] = []
+
+    def answers(self, records: Sequence[Sent]) -> list[bytes]:
+        values = []
+        for record in records:
+            event = orjson.loads(record.value)
+            self.records.append(event)
+            position = 1 if record.topic == "arrivals" else event["position"] + 1
+            if not event.get("clicked", False) and position <= len(self.slate):
+                values.append(decision(event["session_id"], position, self.slate[position - 1 :]))
+        return values
+
+
+def play(traffic: Traffic, worker: Answering, *, step: float = 10, most: int = 100_000) -> int:
+    """Let time pass until the traffic is finished; return the time."""
+    now = START
+    for _ in range(most):
+        traffic.heard(worker.answers(traffic.due(now)), now + milliseconds(2))
+        if traffic.finished:
+            traffic.settle(now)
+            return now
+        now += milliseconds(step)
+    raise AssertionError("the traffic does not end")
+
+
+def feedback(worker: Answering) -> dict[str, list[dict[str, Any]]]:
+    by_session = defaultdict(list)
+    for event in worker.records:
+        if "clicked" in event:
+            by_session[event["session_id"]].append(event)
+    return by_session
+
+
+# ── coming ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_users_come_at_their_rate_whether_they_are_served_or_not() -> None:
+    traffic = Traffic(replace(TIDY, rate=200.0), now=START)
+    came = [len(traffic.due(START + milliseconds(time))) for time in range(0, 10_000, 10)]
+    assert 1_850 < sum(came) < 2_150
+    assert max(came) < 30  # spread over time
+    assert traffic.waiting == sum(came)
+
+
+def test_arrivals_carry_the_time_at_which_they_are_sent() -> None:
+    traffic = Traffic(replace(TIDY, rate=500.0), now=START)
+    for time in range(0, 2_000, 5):
+        now = START + milliseconds(time)
+        for record in traffic.due(now):
+            assert 0 <= now // NANOSECONDS - orjson.loads(record.value)["occurred_at"] < 5 + PERIOD
+
+
+def test_flat_out_no_more_wait_than_are_allowed() -> None:
+    settings = replace(TIDY, rate=None, waiting=300)
+    traffic = Traffic(settings, now=START)
+    for time in range(50):
+        traffic.due(START + milliseconds(time))
+    first = traffic.waiting
+    assert 300 <= first < 300 + 300  # a cohort is not torn apart
+    worker = Answering(settings.arm_names()[:5])
+    traffic = Traffic(settings, now=START)
+    for time in range(50):
+        now = START + milliseconds(time)
+        records = traffic.due(now)
+        assert traffic.waiting < 600
+        traffic.heard(worker.answers(records), now)
+    assert traffic.counts.sessions > 1_000
+
+
+@pytest.mark.parametrize("rate", [None, 300.0])
+def test_exactly_so_many_sessions_come(rate: float | None) -> None:
+    traffic = Traffic(replace(TIDY, rate=rate, sessions=777), now=START)
+    worker = Answering(traffic.settings.arm_names()[:5])
+    play(traffic, worker)
+    assert traffic.counts.sessions == traffic.counts.decided == 777
+    assert len({event["session_id"] for event in worker.records}) == 777
+    assert done(traffic, 0.0) == 1.0
+
+
+def test_nobody_comes_after_the_duration() -> None:
+    traffic = Traffic(replace(TIDY, rate=100.0, duration=2_000), now=START)
+    end = play(traffic, Answering(traffic.settings.arm_names()[:5]))
+    assert 2_000 <= (end - START) / NANOSECONDS < 2_500
+    assert 150 < traffic.counts.sessions < 250
+
+
+def test_two_crowds_never_share_a_session() -> None:
+    ids = [{record.key for record in Traffic(replace(TIDY, rate=None), now=START + t).due(START)} for t in (0, 10**6)]
+    assert not ids[0] & ids[1]
+
+
+def test_what_this_process_was_too_late_for_is_left_out_and_told() -> None:
+    traffic = Traffic(replace(TIDY, rate=1_000.0), now=START)
+    traffic.due(START)
+    late = len(traffic.due(START + milliseconds(60_000)))
+    assert late < 1.2 * MOST_BEHIND
+    assert 57_000 < traffic.counts.skipped <= 60_000 - MOST_BEHIND + PERIOD
+
+
+# ── answering ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("prefetching", [0.0, 0.5])
+def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=500, prefetching=prefetching), now=START)
+    worker = Answering(traffic.settings.arm_names()[:5])
+    play(traffic, worker)
+    clicks = 0
+    for events in feedback(worker).values():
+        positions = [event["position"] for event in events]
+        assert positions == list(range(1, len(positions) + 1))
+        assert [event["arm"] for event in events] == list(worker.slate[: len(events)])
+        assert not any(event["clicked"] for event in events[:-1])
+        clicks += events[-1]["clicked"]
+    assert traffic.counts.clicks == clicks > 50
+    assert traffic.forsaken == 0
+
+
+def test_what_is_earned_is_what_the_clicks_are_worth_second_copies_not_counted() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=400, duplicates=0.5), now=START)
+    worker = Answering(traffic.settings.arm_names()[:5])
+    play(traffic, worker)
+    rewards = {arm.arm: arm.reward for arm in traffic.settings.catalogue()}
+    clicked = {name: events for name, events in feedback(worker).items() if any(e["clicked"] for e in events)}
+    earned = sum(rewards[next(e["arm"] for e in events if e["clicked"])] for events in clicked.values())
+    assert traffic.counts.earned == pytest.approx(earned)
+    assert traffic.counts.clicks == len(clicked)
+    assert traffic.counts.events > 1.3 * 400 * 2
+
+
+def test_tokens_are_sent_back_with_the_position_they_are_for() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=100, prefetching=1.0), now=START)
+    arms = traffic.settings.arm_names()[:5]
+    tokens = [f"token-{arm}" for arm in arms]
+    keys = {record.key.decode() for record in traffic.due(START)}
+    traffic.heard([decision(key, 1, arms, tokens) for key in keys], START)
+    answers = [orjson.loads(record.value) for record in traffic.due(START + milliseconds(1))]
+    assert len(answers) > 100
+    assert all(answer["token"] == f"token-{answer['arm']}" for answer in answers)
+
+
+def test_a_decision_that_comes_again_is_not_answered_again() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=50), now=START)
+    arms = traffic.settings.arm_names()[:5]
+    values = [decision(record.key.decode(), 1, arms) for record in traffic.due(START)]
+    traffic.heard(values, START)
+    sent = len(traffic.due(START))
+    traffic.heard([*values, b"not a decision", None, decision("somebody:1-1", 1, arms)], START)
+    assert traffic.due(START + milliseconds(1)) == []
+    assert traffic.counts.others == len(values) + 3
+    assert sent == traffic.counts.decided == 50
+
+
+def test_users_look_for_as_long_as_they_are_said_to() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=200, look=(1_000, 2_000)), now=START)
+    arms = traffic.settings.arm_names()[:5]
+    traffic.heard([decision(record.key.decode(), 1, arms) for record in traffic.due(START)], START)
+    assert traffic.due(START + milliseconds(999)) == []
+    assert len(traffic.due(START + milliseconds(2_000))) > 190  # a few leave without a word
+
+
+def test_silent_users_say_nothing_and_their_sessions_end() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=100, silence=1.0), now=START)
+    play(traffic, Answering(traffic.settings.arm_names()[:5]))
+    assert traffic.counts.records == {"arrivals": 100, "clicks": 0}
+    assert traffic.counts.decided == 100
+
+
+def test_an_empty_slate_ends_a_session() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=10), now=START)
+    traffic.heard([decision(record.key.decode(), 1, ()) for record in traffic.due(START)], START)
+    assert traffic.finished
+    traffic.settle(START)
+    assert traffic.worth.served == 0 < traffic.worth.oracle
+
+
+def test_untidy_users_are_untidy() -> None:
+    traffic = Traffic(replace(TIDY, rate=500.0, sessions=2_000, duplicates=0.2, poison=0.1, disorder=1_000), now=START)
+    times: Counter[bool] = Counter()
+    bad = 0
+    now = START
+    arms = traffic.settings.arm_names()[:5]
+    seen: set[bytes] = set()
+    while not traffic.closing:
+        for record in traffic.due(now):
+            if record.key in seen:
+                bad += record.topic == "arrivals"
+                continue
+            seen.add(record.key)
+            event = orjson.loads(record.value)  # the first record of a user is never a spoilt one
+            times[now // NANOSECONDS - event["occurred_at"] > 2 * PERIOD] += 1
+            traffic.heard([decision(event["session_id"], 1, arms)], now)
+        now += milliseconds(10)
+    assert 0.01 < times[True] / times.total() < 0.06
+    assert bad > 300
+
+
+# ── waiting in vain ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_decisions_nobody_waits_for_ever() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=20), now=START)
+    traffic.due(START)
+    assert not traffic.forlorn(START + milliseconds(GRACE))
+    assert traffic.forlorn(START + milliseconds(GRACE + 1))
+    assert not traffic.finished
+
+
+def test_sessions_without_a_decision_are_given_up_and_counted() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=40), now=START)
+    arms = traffic.settings.arm_names()[:5]
+    values = [decision(record.key.decode(), 1, arms) for record in traffic.due(START)]
+    traffic.heard(values[:10], START)
+    traffic.due(START + milliseconds(1))
+    hanging = traffic.forsaken
+    traffic.due(START + milliseconds(traffic.settings.patience + GRACE + 2))
+    assert traffic.counts.undecided == 30
+    assert traffic.counts.forsaken == hanging > 0
+    assert traffic.finished
+
+
+# ── what it was worth ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
+    settings = replace(TIDY, rate=None, sessions=300)
+    world = make_environment("opposite", dim=5, arms=10, generator=Chance.of(0).environment)
+    names = settings.arm_names()
+    for best in (True, False):
+        traffic = Traffic(settings, now=START)
+        events = [orjson.loads(record.value) for record in traffic.due(START)]
+        contexts = np.array([event["context"] for event in events])
+        chances = world.truth.probabilities(contexts)
+        values = []
+        for event, row in zip(events, chances, strict=True):
+            ahead = 0.0
+            slate: list[str] = []
+            for _ in range(5):
+                gains = row * world.rewards + (1 - row) * ahead
+                slate.insert(0, names[int(gains.argmax() if best else gains.argmin())])
+                ahead = float(gains.max())
+            values.append(decision(event["session_id"], 1, slate))
+        traffic.heard(values, START)
+        traffic.settle(START)
+        worth = traffic.worth
+        assert worth.sessions == 300
+        if best:
+            assert worth.regret == pytest.approx(0.0, abs=1e-9)
+        else:
+            assert worth.regret > 0.1 * worth.oracle
+
+
+def test_an_arm_that_the_world_does_not_know_is_worth_nothing() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=30), now=START)
+    traffic.heard([decision(r.key.decode(), 1, ["stranger"]) for r in traffic.due(START)], START)
+    traffic.settle(START)
+    assert traffic.worth.served == 0.0
+    assert traffic.worth.sessions == 30
+
+
+def test_delays_are_measured_from_sending_to_hearing() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=100), now=START)
+    values = [decision(r.key.decode(), 1, traffic.settings.arm_names()) for r in traffic.due(START)]
+    traffic.heard(values, START + milliseconds(40))
+    assert traffic.latencies.count == 100
+    assert traffic.latencies.quantile(0.5) == pytest.approx(0.04, rel=0.02)
+
+
+def test_the_summary_can_be_read_by_machines_and_people() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=200), now=START)
+    play(traffic, Answering(traffic.settings.arm_names()[:5]))
+    numbers = orjson.loads(orjson.dumps(summary(traffic, 2.0)))
+    assert numbers["sessions"] == numbers["decided"] == 200
+    assert numbers["undecided"] == 0
+    assert numbers["finished"] is True
+    assert numbers["pseudo_regret"]["total"] == pytest.approx(numbers["oracle_reward"] - numbers["served_reward"])
+    assert numbers["parameters_version"] == 7
+    assert numbers["records"]["total"] == numbers["records"]["arrivals"] + numbers["records"]["clicks"]
+    assert "200" in summary_table(numbers)
+
+
+def test_the_summary_of_nothing_is_one_too() -> None:
+    numbers = orjson.loads(orjson.dumps(summary(Traffic(TIDY, now=START), 0.0)))
+    assert numbers["latency"] == {"p50": None, "p99": None, "mean": None, "longest": None}
+    assert numbers["parameters_version"] is None
+    assert summary_table(numbers)
+
+
+def test_metrics_tell_regret_and_delays_under_lawful_names() -> None:
+    traffic = Traffic(replace(TIDY, rate=None, sessions=100), now=START)
+    play(traffic, Answering(traffic.settings.arm_names()[:5]))
+    text = generate_latest(TrafficMetrics(traffic).registry).decode()
+    series = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[:1] != "#"}
+    assert series["adcascade_pseudo_regret_total"] == pytest.approx(traffic.worth.regret)
+    assert series['adcascade_traffic_records_total{topic="arrivals"}'] == 100
+    assert series["adcascade_traffic_decision_seconds_count"] == 100
+    assert series["adcascade_traffic_waiting_sessions"] == 0
+    assert {name.split("{")[0] for name in series} & {"adcascade_arrivals_total", "adcascade_decisions_total"} == set()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rate": 0.0}, {"waiting": 0}, {"silence": 1.5}, {"look": (5, 1)}, {"patience": -1}], ids=str
+)
+def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        replace(TIDY, **wrong)
+
+
+def test_the_arms_written_for_a_worker_are_those_of_the_world() -> None:
+    settings = TrafficSettings(environment="rare", arms=12, seed=3, dim=4)
+    world = make_environment("rare", dim=4, arms=12, generator=Chance.of(3).environment)
+    assert [arm.reward for arm in settings.catalogue()] == world.rewards.tolist()
+    assert settings.catalogue()[0].arm == "ad-01"
+
+
+# ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.floats(1e-5, 1e3), min_size=1, max_size=200), st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]))
+def test_a_quantile_is_within_two_per_cent_of_the_true_one(values: list[float], share: float) -> None:
+    latencies = Latencies()
+    for value in values:
+        latencies.add(value)
+    exact = sorted(values)[max(0, int(np.ceil(share * len(values))) - 1)]
+    assert latencies.quantile(share) == pytest.approx(exact, rel=0.021)
+    assert latencies.longest == max(values)
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=60), st.integers(2, 9))
+def test_a_history_keeps_everything_in_bounded_room(times: list[int], most: int) -> None:
+    history = History(row=100, most=most)
+    for time in sorted(times):
+        history.add(time, Worth(sessions=1, oracle=2.0, served=1.0))
+    assert len(history) <= most
+    assert sum(row.sessions for row in history) == history.whole.sessions == len(times)
+    assert history.whole.regret == len(times)

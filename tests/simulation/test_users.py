@@ -1,0 +1,249 @@
+"""Simulated users: a function of the seed and of what they are shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.bandit.model import sigmoid
+from worker.bandit.planning import NO_ARM
+from worker.errors import InputError
+from worker.simulation.environments import make_environment
+from worker.simulation.poison import KINDS, spoilt
+from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
+from worker.stream.codec import Limits, Rejected, decode_arrival, decode_feedback, encode_arrival
+from worker.stream.events import Arrival, Decision
+
+ARMS = ("shoes", "hats", "coats")
+HORIZON = 4
+
+
+def crowd(*, seed: int = 0, rate: float = 40, habits: Habits | None = None, name: str = "user") -> Users:
+    world = make_environment("uniform", dim=3, arms=len(ARMS), generator=np.random.default_rng(seed))
+    return Users(world, ARMS, horizon=HORIZON, rate=rate, seed=seed, habits=habits, name=name)
+
+
+def shown(
+    session_id: str, slate: tuple[str, ...], position: int = 1, tokens: tuple[str, ...] | None = None
+) -> Decision:
+    return Decision(
+        session_id=session_id,
+        arrived_at=BEGINNING,
+        position=position,
+        arm=slate[0] if slate else None,
+        slate=slate,
+        mode="exploit",
+        propensity=1.0,
+        parameters_version=0,
+        value=0.0,
+        tokens=tokens,
+    )
+
+
+def feedback_of(records: list[Sent]) -> list[tuple[int, bool]]:
+    limits = Limits()
+    events = [decode_feedback(r.value, limits=limits, horizon=HORIZON, timestamp=r.time) for r in records]
+    return sorted({(event.position, event.clicked) for event in events})
+
+
+def walk(users: Users, session_id: str, slate: tuple[str, ...]) -> list[tuple[int, bool]]:
+    """Show a whole slate, as the worker would: the next position when the one before was passed over."""
+    told: list[tuple[int, bool]] = []
+    for position in range(1, len(slate) + 1):
+        answers = feedback_of(users.answer(shown(session_id, slate[position - 1 :], position), BEGINNING))
+        told.extend(answers)
+        if any(clicked for _, clicked in answers):
+            break
+    return told
+
+
+# ── who they are ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_same_seed_brings_the_same_users_whatever_else_was_asked():
+    one, other = crowd(), crowd()
+    other.arrivals(5)
+    other.forget(BEGINNING + 10**9)
+    assert one.arrivals(2) == other.arrivals(2)
+
+
+def test_another_seed_or_another_period_brings_others():
+    users = crowd()
+    assert users.arrivals(0) != users.arrivals(1)
+    assert users.arrivals(0) != crowd(seed=1).arrivals(0)
+
+
+def test_users_come_within_their_period_and_records_reach_the_worker_in_the_order_of_time():
+    users = crowd(rate=200)
+    records = users.arrivals(3)
+    assert [r.time for r in records] == sorted(r.time for r in records)
+    arrived = users.cohort(3).arrived_at
+    assert arrived == sorted(arrived)
+    assert all(users.period_of(time) == 3 for time in arrived)
+
+
+def test_about_as_many_users_come_as_the_rate_says():
+    users = crowd(rate=30)
+    counts = [len(users.cohort(period)) for period in range(100)]
+    assert abs(np.mean(counts) - 30) < 4 * np.sqrt(30 / 100)
+
+
+def test_session_ids_lead_back_to_their_user_and_strangers_do_not():
+    users = crowd(name="eve")
+    assert users.whose(users.session_id(7, 3)) == (7, 3)
+    assert [users.whose(text) for text in ("eve", "eve:1", "eve:1-x", "user:1-2", "eve:-1-2", "")] == [None] * 6
+    assert users.answer(shown("somebody", ARMS), BEGINNING) == []
+
+
+def test_arrivals_are_valid_and_say_the_context_of_the_user():
+    users = crowd(habits=TIDY)
+    cohort = users.cohort(0)
+    for place, record in enumerate(sorted(users.arrivals(0), key=lambda r: int(r.key.decode().rpartition("-")[2]))):
+        event = decode_arrival(record.value, limits=Limits(), dim=3, timestamp=record.time)
+        assert event.session_id.encode() == record.key
+        assert event.occurred_at == cohort.arrived_at[place] <= record.time
+        assert event.context == tuple(cohort.contexts[place].tolist())
+
+
+# ── what they do ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), data=st.data())
+def test_what_users_answer_step_by_step_is_what_is_foretold_of_the_whole_slate(seed: int, data: st.DataObject):
+    users = crowd(seed=seed, rate=12, habits=Habits(silent=0.2, leaving=0.2, prefetching=0.5))
+    slate_of = st.lists(st.sampled_from((*ARMS, "unknown")), min_size=0, max_size=HORIZON).map(tuple)
+    served = {users.session_id(0, place): data.draw(slate_of) for place in range(len(users.cohort(0)))}
+    places, slates = users.slates(0, served)
+    clicked, answered = users.outcomes(0, places, slates)
+    for place, at, count in zip(places.tolist(), clicked.tolist(), answered.tolist(), strict=True):
+        session_id = users.session_id(0, place)
+        told = walk(users, session_id, served[session_id])
+        assert [position for position, _ in told] == list(range(1, count + 1))
+        assert [position - 1 for position, hit in told if hit] == ([at] if at >= 0 else [])
+
+
+def test_a_position_is_answered_once_however_often_it_is_decided():
+    users = crowd(habits=TIDY)
+    session_id = users.session_id(0, 0)
+    first = users.answer(shown(session_id, ARMS), BEGINNING)
+    assert len(first) == 1
+    assert users.answer(shown(session_id, ARMS), BEGINNING) == []
+
+
+def test_a_client_that_prefetches_goes_through_the_whole_slate_at_once():
+    users = crowd(habits=Habits(prefetching=1, silent=0, leaving=0, duplicated=0, disordered=0))
+    session_id, slate = users.session_id(0, 0), ("unknown",) * HORIZON
+    assert feedback_of(users.answer(shown(session_id, slate), BEGINNING)) == [(h, False) for h in range(1, HORIZON + 1)]
+    assert users.answer(shown(session_id, slate[1:], 2), BEGINNING) == []
+
+
+def test_clicks_come_as_often_as_the_truth_says():
+    users = crowd(rate=6_000, habits=TIDY)
+    cohort = users.cohort(0)
+    everybody = np.arange(len(cohort))
+    slates = np.full((len(cohort), HORIZON), NO_ARM)
+    slates[:, 0] = 1
+    clicked, _ = users.outcomes(0, everybody, slates)
+    chances = sigmoid(cohort.contexts @ users.world.truth.theta_context + users.world.truth.theta_arms[1])
+    spread = np.sqrt((chances * (1 - chances)).sum())
+    assert abs((clicked == 0).sum() - chances.sum()) < 4 * spread
+
+
+def test_nobody_clicks_what_the_world_does_not_know():
+    users = crowd(rate=300, habits=TIDY)
+    for place in range(len(users.cohort(0))):
+        assert walk(users, users.session_id(0, place), ("unknown",) * 2) == [(1, False), (2, False)]
+
+
+def test_answers_carry_the_token_of_their_display():
+    users = crowd(habits=Habits(prefetching=1, silent=0, leaving=0))
+    records = users.answer(shown(users.session_id(0, 0), ("x", "y"), tokens=("one", "two")), BEGINNING)
+    events = [decode_feedback(r.value, limits=Limits(), horizon=HORIZON, timestamp=r.time) for r in records]
+    assert {(event.position, event.token) for event in events} == {(1, "one"), (2, "two")}
+
+
+def test_answers_come_after_a_look_and_never_before_the_decision():
+    users = crowd(rate=100, habits=Habits(silent=0, leaving=0))
+    for place, arrived_at in enumerate(users.cohort(0).arrived_at):
+        for seen_at in (arrived_at, arrived_at + 30_000):
+            fresh = crowd(rate=100, habits=users.habits)
+            for record in fresh.answer(shown(users.session_id(0, place), ARMS), seen_at):
+                event = decode_feedback(record.value, limits=Limits(), horizon=HORIZON, timestamp=record.time)
+                assert event.occurred_at >= max(seen_at, arrived_at + users.habits.look[0])
+                assert record.time >= event.occurred_at
+
+
+# ── how untidy they are ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_silent_users_never_answer():
+    users = crowd(rate=50, habits=Habits(silent=1))
+    assert all(users.answer(shown(key.key.decode(), ARMS), BEGINNING) == [] for key in users.arrivals(0))
+
+
+def test_some_records_come_twice_and_tidy_users_send_nothing_twice():
+    copies = Counter(record.value for record in crowd(rate=1_000, habits=Habits(duplicated=0.1, poison=0)).arrivals(0))
+    twice = sum(count == 2 for count in copies.values())
+    assert set(copies.values()) == {1, 2}
+    assert 0.06 < twice / len(copies) < 0.14
+    assert set(Counter(record.value for record in crowd(rate=1_000, habits=TIDY).arrivals(0)).values()) == {1}
+
+
+def test_records_are_held_up_no_longer_than_said():
+    habits = Habits(disordered=1, duplicated=0, poison=0)
+    users = crowd(rate=1_000, habits=habits)
+    delays = [
+        r.time - decode_arrival(r.value, limits=Limits(), dim=3, timestamp=r.time).occurred_at
+        for r in users.arrivals(0)
+    ]
+    assert max(delays) <= habits.held_up
+    assert max(delays) > habits.held_up / 2 > habits.transit[1]
+
+
+def test_those_who_came_lately_ask_again_with_the_same_bytes():
+    users = crowd(rate=60, habits=TIDY)
+    sent = {record.key: record.value for period in (0, 1) for record in users.arrivals(period)}
+    now = BEGINNING + 70_000
+    again = users.again(now - 30_000, now)
+    came = {
+        users.session_id(period, place).encode()
+        for period in (0, 1)
+        for place, time in enumerate(users.cohort(period).arrived_at)
+        if now - 30_000 < time <= now
+    }
+    assert {record.key for record in again} == came
+    assert all(sent[record.key] == record.value and record.time == now for record in again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_poison_is_rejected_for_the_reason_it_is_named_after(kind):
+    good = encode_arrival(Arrival(session_id="s", occurred_at=BEGINNING, context=(1.0, 2.0)))
+    topic, value = spoilt(kind, good, arm="shoes", horizon=HORIZON)
+    if kind in ("unknown-arm", "session-reused"):  # these can be judged by a worker only: see test_demo
+        assert value != good
+        return
+    with pytest.raises(Rejected) as rejected:
+        if topic == "arrivals":
+            decode_arrival(value, limits=Limits(), dim=2, timestamp=BEGINNING)
+        else:
+            decode_feedback(value, limits=Limits(), horizon=HORIZON, timestamp=BEGINNING)
+    assert rejected.value.reason == kind
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"silent": 1.5}, {"poison": -0.1}, {"look": (5, 4)}, {"transit": (-1, 4)}, {"held_up": -1}, {"patience": -1}],
+)
+def test_habits_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(InputError):
+        Habits(**wrong)
+
+
+def test_a_crowd_needs_a_name_for_every_arm():
+    with pytest.raises(InputError, match="2 names for 3 arms"):
+        Users(crowd().world, ARMS[:2], horizon=2, rate=1)

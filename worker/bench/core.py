@@ -1,0 +1,237 @@
+"""The decision core against the plain dense way, growth with the number of arms, and memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from worker.bandit.estimators import update
+from worker.bandit.model import Observations, Posterior
+from worker.bandit.planning import Planner
+from worker.bandit.policies import Ucbbp, exploration_scores
+from worker.bandit.precision import Floats
+from worker.bench.dense import DensePlanner, dense_laplace, dense_matrix
+from worker.bench.figures import Figure, medians, one_blas_thread, peak_memory
+from worker.errors import FailedError
+from worker.simulation.environments import Environment, make_environment
+from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
+
+BATCH = 256
+BETA = 1.5
+SEED = 7
+FIGURES = 8  # that `measure` yields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The size of a problem."""
+
+    dim: int
+    arms: int
+    horizon: int
+
+    def __str__(self) -> str:
+        return f"d={self.dim} K={self.arms:,} H={self.horizon}"
+
+
+SMALL = Size(dim=16, arms=50, horizon=5)
+MEDIUM = Size(dim=32, arms=1_000, horizon=10)
+LARGE = Size(dim=32, arms=100_000, horizon=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scene:
+    """A world, a belief that is right about it but still in doubt, and users to come."""
+
+    size: Size
+    world: Environment
+    belief: Posterior
+    generator: np.random.Generator
+
+    @classmethod
+    def of(cls, size: Size, *, sessions: int = 2_000) -> Scene:
+        """Set up the opposite world, with the information of one episode of round-robin."""
+        generator = np.random.default_rng(SEED)
+        world = make_environment("opposite", dim=size.dim, arms=size.arms, generator=generator)
+        prior = Posterior.prior(dim=size.dim, arms=size.arms, ridge=1.0)
+        scene = cls(size=size, world=world, belief=prior, generator=generator)
+        learned = update(prior, scene.episode(sessions)).posterior
+        # The true biases, because a late estimate has as many different ones; a first one has mostly ties.
+        return replace(scene, belief=replace(world.truth, precision=learned.precision))
+
+    def episode(self, sessions: int) -> Observations:
+        """Show arms one after another to users who come anew, and see what they click."""
+        contexts = self.world.contexts(self.generator, sessions)
+        turns = np.arange(sessions * self.size.horizon) % self.size.arms
+        slates = turns.reshape(sessions, self.size.horizon)
+        clicked, seen = self.world.answers(contexts, slates, self.generator.random(slates.shape))
+        rows, positions = np.nonzero(np.arange(self.size.horizon) < seen[:, None])
+        return Observations(
+            contexts=contexts,
+            sessions=rows,
+            arms=slates[rows, positions],
+            clicked=(positions == clicked[rows]).astype(np.float64),
+        )
+
+    def planner(self) -> Planner:
+        """Return the fast planner of the belief."""
+        return Planner(self.belief, self.world.rewards, horizon=self.size.horizon)
+
+    def contexts(self) -> Floats:
+        """Draw a batch of contexts."""
+        return self.world.contexts(self.generator, BATCH)
+
+
+def measure(*, quick: bool = False) -> Iterator[Figure]:
+    """Yield every figure as it is measured; `quick` does everything once and small, for a test."""
+    small, medium, large = (SMALL, MEDIUM, LARGE) if not quick else (SMALL, _shrunk(MEDIUM), _shrunk(LARGE))
+    with one_blas_thread():
+        yield from _planning(small, least=100, sessions=8, rounds=3 if quick else 15)
+        yield from _planning(medium, least=1000, sessions=1, rounds=1 if quick else 3)
+        yield from _growth(medium, large, rounds=1 if quick else 7)
+        yield from _closing(small, sessions=1_000, rounds=1 if quick else 5)
+        yield from _closing(medium, sessions=200 if quick else 1_000, rounds=1 if quick else 3)
+        yield from _versions(medium, large)
+    yield from _closing_alone(large, sessions=500 if quick else 10_000)
+
+
+def _shrunk(size: Size) -> Size:
+    return replace(size, arms=size.arms // 20)
+
+
+# ── planning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _planning(size: Size, *, least: float, sessions: int, rounds: int) -> Iterator[Figure]:
+    """Compare the time per session of the kernel, in batches, and of the dense loop, on `sessions` of the batch."""
+    scene = Scene.of(size)
+    contexts, policy = scene.contexts(), Ucbbp(beta=BETA)
+    planner = scene.planner()
+    dense = DensePlanner(scene.belief, scene.world.rewards, horizon=size.horizon, beta=BETA)
+    fast = policy.slates(planner, contexts[:sessions]).arms
+    slow = np.array([dense.slate(context) for context in contexts[:sessions]])
+    if (fast != slow).mean() > 0.02:  # float32 may decide a near tie the other way
+        raise FailedError(f"at {size} the kernel and the dense loop choose different slates")
+    seconds = medians(
+        {
+            "kernel": lambda: policy.slates(planner, contexts),
+            "dense": lambda: [dense.slate(context) for context in contexts[:sessions]],
+        },
+        rounds=rounds,
+    )
+    kernel, loop = seconds["kernel"] / BATCH, seconds["dense"] / sessions
+    yield Figure(
+        name=f"planning, {size}",
+        value=loop / kernel,
+        unit="× the dense loop",
+        least=least,
+        detail=f"{kernel * 1e6:.3g} µs per session against {loop * 1e6:,.0f} µs",
+    )
+
+
+def _growth(medium: Size, large: Size, *, rounds: int) -> Iterator[Figure]:
+    policy = Ucbbp(beta=BETA)
+    few, many = Scene.of(medium), Scene.of(large)
+    planners, contexts = (few.planner(), many.planner()), (few.contexts(), many.contexts())
+    more = large.arms // medium.arms  # so that both are measured over about the same time
+    seconds = medians(
+        {
+            "few": lambda: [policy.slates(planners[0], contexts[0]) for _ in range(more)],
+            "many": lambda: policy.slates(planners[1], contexts[1]),
+        },
+        rounds=rounds,
+    )
+    yield Figure(
+        name=f"planning, K={large.arms:,}, d={large.dim}",
+        value=seconds["many"] / (seconds["few"] / more),
+        unit=f"× the time of K={medium.arms:,}",
+        most=1.2 * more,
+        detail=f"{seconds['many'] / BATCH * 1e6:,.0f} µs per session",
+    )
+
+
+# ── closing an episode ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _closing(size: Size, *, sessions: int, rounds: int) -> Iterator[Figure]:
+    scene = Scene.of(size)
+    data = scene.episode(sessions)
+    theta = np.concatenate([scene.belief.theta_context, scene.belief.theta_arms])
+    matrix = dense_matrix(scene.belief.precision)
+    fit = update(scene.belief, data).posterior
+    off = dense_laplace(theta, matrix, data)[0] - np.concatenate([fit.theta_context, fit.theta_arms])
+    if np.abs(off).max() > 1e-8:
+        raise FailedError(f"at {size} the structured and the dense fold differ by {np.abs(off).max():.2g}")
+    seconds = medians(
+        {"blocks": lambda: update(scene.belief, data), "dense": lambda: dense_laplace(theta, matrix, data)},
+        rounds=rounds,
+    )
+    yield Figure(
+        name=f"closing an episode, {size}",
+        value=seconds["dense"] / seconds["blocks"],
+        unit="× dense",
+        detail=f"{sessions:,} sessions, {len(data):,} displays in {seconds['blocks'] * 1e3:.3g} ms",
+    )
+
+
+def _closing_alone(size: Size, *, sessions: int) -> Iterator[Figure]:
+    """Close a large episode in a process of its own, so that the peak of its memory is its own."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        fold, thresholds, peak = pool.submit(close_large, size, sessions).result()
+    yield Figure(
+        name=f"closing an episode of {sessions:,} sessions, {size}",
+        value=peak / 1e6,
+        unit="MB at its peak",
+        most=1_000,
+        detail=f"fold {fold:.3g} s, exploration thresholds {thresholds:.3g} s; the process and its users included",
+    )
+
+
+def close_large(size: Size, sessions: int) -> tuple[float, float, int]:
+    """Fold an episode and rank its sessions for AUCBBP; return the seconds of both and the peak memory in bytes."""
+    with one_blas_thread():
+        scene = Scene.of(size)
+        data = scene.episode(sessions)
+        done: list[Posterior] = []
+        fold = medians({"fold": lambda: done.append(update(scene.belief, data).posterior)}, rounds=1)["fold"]
+        planner = replace(scene, belief=done[-1]).planner()
+
+        def rank() -> None:
+            arms = Ucbbp(beta=BETA).slates(planner, data.contexts).arms
+            np.partition(exploration_scores(planner, data.contexts, arms), -10, axis=0)
+
+        began = time.process_time()
+        rank()
+        return fold, time.process_time() - began, peak_memory()
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _versions(*sizes: Size) -> Iterator[Figure]:
+    for size in sizes:
+        scene = Scene.of(size)
+        arms = tuple(Arm(arm=f"arm-{k}", reward=float(e)) for k, e in enumerate(scene.world.rewards))
+        settings = LearningSettings(dim=size.dim, horizon=size.horizon)
+        version = Parameters(version=1, settings=settings, arms=arms, posterior=scene.belief)
+        precision = scene.belief.precision
+        arrays = (
+            precision.context,
+            precision.cross,
+            precision.arms,
+            scene.belief.theta_context,
+            scene.belief.theta_arms,
+        )
+        held = sum(array.nbytes for array in arrays)
+        dense = 8 * (size.dim + size.arms) ** 2
+        yield Figure(
+            name=f"a version of the parameters, {size}",
+            value=held / 1e6,
+            unit="MB in memory",
+            detail=f"{len(encode_parameters(version)) / 1e6:.3g} MB as a record; dense: {dense / 1e6:,.0f} MB",
+        )

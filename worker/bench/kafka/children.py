@@ -1,0 +1,229 @@
+"""Two ways to do without this package, to compare with; each runs in a process of its own.
+
+    python -m worker.bench.kafka.children '{"kind": "raw", …}'
+
+`raw` is aiokafka's `getmany`, then `create_batch` and `send_batch`: it decodes what it reads and encodes what it
+writes, record by record with the functions of `worker.stream.codec` (the worker encodes many in one call), writes as
+many records of the same sizes as the worker, and knows nothing. `wire` leaves out the codec too: bytes in, other bytes
+out. `agent` is what one writes first with Faust, under Faust's own settings: an agent over both topics, JSON, a table
+write and a `send` for each event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from worker.kafka.memory import collect_rarely
+from worker.stream.codec import Limits, decode_arrival, decode_feedback, encode_feedback_fact, opened_document
+from worker.stream.contexts import unpack_context
+from worker.stream.session import Session, decode_state, encode_state
+
+Pair = tuple[bytes, bytes]
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is told.
+
+    Sizes are in bytes; `state` is a session as it stands in the table. `changes` and `decisions` say how many of them
+    an arrival and a click lead to, on average.
+    """
+
+    kind: str
+    broker: str
+    inputs: str
+    outputs: str
+    partitions: int
+    opened: int
+    feedback: int
+    changelog: int
+    decision: int
+    changes: tuple[float, float]
+    decisions: tuple[float, float]
+    state: bytes
+
+
+# ── raw ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Wire:
+    """Turns input records into output records of the right sizes, as fast as the client library goes."""
+
+    def __init__(self, task: Task, producer: AIOKafkaProducer) -> None:
+        self._task = task
+        self._producer = producer
+        self._owed = {"changes": 0.0, "decisions": 0.0}
+        self._opened, self._feedback = bytes(task.opened), bytes(task.feedback)
+        self._changed = bytes(task.changelog)
+        self._first, self._next = (_decision(task, position) for position in (1, 2))
+
+    async def handle(self, fetched: dict[TopicPartition, list[Any]]) -> None:
+        """Write what the records of one poll lead to."""
+        task, outputs = self._task, self._task.outputs
+        facts: list[Pair] = []
+        for tp, records in fetched.items():
+            arrivals = tp.topic.endswith(".arrivals")
+            changed = self._share("changes", records, task.changes[not arrivals])
+            decided = self._share("decisions", records, task.decisions[not arrivals])
+            facts += self._facts(records, arrivals)
+            await self._write(f"{outputs}.sessions-changelog", tp.partition, self._changes(changed))
+            await self._write(f"{outputs}.decisions", tp.partition, self._decisions(decided, arrivals))
+        # Once for all partitions: `send_batch` waits until the batch before it to the same partition is on its way.
+        await self._write(f"{outputs}.journal", 0, facts)
+
+    def _facts(self, records: list[Any], arrivals: bool) -> list[Pair]:
+        fact = self._opened if arrivals else self._feedback
+        return [(record.key, fact) for record in records]
+
+    def _changes(self, records: list[Any]) -> list[Pair]:
+        return [(record.key, self._changed) for record in records]
+
+    def _decisions(self, records: list[Any], arrivals: bool) -> list[Pair]:
+        decision = self._first if arrivals else self._next
+        return [(record.key, decision) for record in records]
+
+    def _share(self, what: str, records: list[Any], share: float) -> list[Any]:
+        """Return so many of the records; what is less than one is kept for the next time."""
+        owed = self._owed[what] + len(records) * share
+        self._owed[what] = owed - int(owed)
+        return records[: int(owed)]
+
+    async def _write(self, topic: str, partition: int, pairs: list[Pair]) -> None:
+        if not pairs:
+            return
+        producer = self._producer
+        builder = producer.create_batch()
+        for key, value in pairs:
+            if builder.append(timestamp=None, key=key, value=value) is None:
+                await producer.send_batch(builder, topic, partition=partition)
+                builder = producer.create_batch()
+                builder.append(timestamp=None, key=key, value=value)
+        await producer.send_batch(builder, topic, partition=partition)
+
+
+class Coded(Wire):
+    """Also decodes what it reads, and encodes what it writes, from one session that stands for all."""
+
+    def __init__(self, task: Task, producer: AIOKafkaProducer) -> None:
+        super().__init__(task, producer)
+        session = decode_state(task.state)
+        assert isinstance(session, Session)
+        self._session = session
+        self._context = unpack_context(session.context)
+        self._limits = Limits()
+
+    def _facts(self, records: list[Any], arrivals: bool) -> list[Pair]:
+        limits, one, context, horizon = self._limits, self._session, self._context, len(self._session.slate)
+        facts: list[Pair] = []
+        for record in records:
+            if arrivals:
+                event = decode_arrival(record.value, limits=limits, dim=len(context), timestamp=record.timestamp)
+                opened = opened_document(
+                    event.session_id, event.occurred_at, context, one.slate, one.modes, (), one.version
+                )
+                fact = orjson.dumps(opened)
+            else:
+                fact = encode_feedback_fact(
+                    decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
+                )
+            facts.append((record.key, fact))
+        return facts
+
+    def _changes(self, records: list[Any]) -> list[Pair]:
+        return [(record.key, encode_state(self._session)) for record in records]
+
+    def _decisions(self, records: list[Any], arrivals: bool) -> list[Pair]:
+        self._session.passed = 0 if arrivals else 1
+        return [(record.key, orjson.dumps(self._session.decision(record.key.decode(), None))) for record in records]
+
+
+def _decision(task: Task, position: int) -> bytes:
+    return (b'{"position":%d,' % position).ljust(task.decision, b" ")
+
+
+async def raw(task: Task) -> None:
+    """Consume and produce until the process is ended."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=task.broker,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        fetch_max_wait_ms=100,
+    )
+    producer = AIOKafkaProducer(
+        bootstrap_servers=task.broker, enable_idempotence=True, acks="all", max_batch_size=512 << 10
+    )
+    async with consumer, producer:
+        topics = (f"{task.inputs}.arrivals", f"{task.inputs}.clicks")
+        consumer.assign([TopicPartition(topic, place) for topic in topics for place in range(task.partitions)])
+        wire = (Coded if task.kind == "raw" else Wire)(task, producer)
+        while True:
+            await wire.handle(await consumer.getmany(timeout_ms=200, max_records=16384))
+
+
+# ── the idiomatic agent ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def agent(task: Task) -> None:
+    """Run a plain Faust worker until the process is ended."""
+    import faust
+
+    app = faust.App(
+        f"{task.outputs}-agent",
+        broker=f"kafka://{task.broker}",
+        store="memory://",
+        value_serializer="json",
+        autodiscover=False,
+        web_enabled=False,
+        # Faust makes it though it keeps nothing there, in the current folder unless told otherwise.
+        datadir=Path(tempfile.gettempdir()) / "adcascade-bench-agent",
+        topic_disable_leader=True,
+        topic_partitions=task.partitions,
+    )
+    inputs = app.topic(f"{task.inputs}.arrivals", f"{task.inputs}.clicks", key_type=bytes)
+    decisions = app.topic(f"{task.outputs}.decisions", key_type=bytes)
+    table = app.Table("sessions", partitions=task.partitions)
+    slate = [f"ad-{place:02d}" for place in range(5)]
+
+    async def serve(stream: Any) -> None:
+        async for event in stream.events():
+            value: dict[str, Any] = event.value
+            session, position = value["session_id"], value.get("position", 0)
+            table[session] = {"seen": position, "clicked": value.get("clicked", False), "slate": slate}
+            decision = {
+                "position": position + 1,
+                "session_id": session,
+                "arrived_at": value["occurred_at"],
+                "arm": slate[0],
+                "slate": slate,
+                "mode": "exploit",
+                "propensity": 1.0,
+                "parameters_version": 1,
+                "value": 0.25,
+            }
+            await decisions.send(key=event.key, value=decision, partition=event.message.partition)
+
+    app.agent(inputs)(serve)
+    worker = faust.Worker(app, loglevel="WARN", quiet=True, override_logging=False, redirect_stdouts=False)
+    worker.spinner = None
+    worker.execute_from_commandline()
+
+
+def main(argument: str) -> None:
+    """Run what the argument says."""
+    task = msgspec.json.decode(argument, type=Task)
+    if task.kind in ("raw", "wire"):
+        collect_rarely()  # as the worker does
+        asyncio.run(raw(task))
+    else:
+        agent(task)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,344 @@
+"""The worker on a real broker against the wire and against an idiomatic Faust agent, in one run with the same records.
+
+(a) raw aiokafka that reads, decodes, encodes and writes as much, and knows nothing; (b) a plain Faust agent with a
+table write and a send per event; (c) `adcascade worker`, its learner included. First each takes a backlog, several
+times in turn; then each serves live traffic at half of that rate.
+
+What (c) takes live is told too. It is less than a backlog: there a worker skips what nobody waits for any more, and
+live the broker and the clients need the same few processors.
+
+Everything is counted from outside, by the ends of the topics and by the kernel, so for all three alike.
+
+The broker, if none is given, is compiled as brokers in production are; any has done a round of work before it counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from aiokafka import TopicPartition
+
+from worker.bench.figures import Figure
+from worker.bench.kafka import open_sessions as standing
+from worker.bench.kafka import recording as traffic
+from worker.bench.kafka.children import Task
+from worker.bench.kafka.live import LONG, WARM, Heard, Latency, live
+from worker.bench.kafka.processes import Child, broker
+from worker.bench.kafka.recording import Recording
+from worker.bench.kafka.topics import Usage, clear, ends, fill, inputs, partitions, prepare
+from worker.errors import FailedError
+from worker.kafka.clients import converse
+from worker.kafka.connection import Connection
+from worker.kafka.names import TopicNames
+
+FIGURES = 18  # that `measure` yields
+BEFORE = 300_000  # milliseconds that the users of the backlog came before the run
+MOST_LIVE = 150_000.0  # events/s that the sender is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic.
+
+    `partitions` is of every topic that can have more than one; `rounds` are of all but the backlog.
+    """
+
+    partitions: int
+    sessions: int = 56_000
+    agent_sessions: int = 1_500
+    backlog_rounds: int = 5
+    rounds: int = 3
+    rising_seconds: float = 10.0
+    live_seconds: float = 7.0
+    open_sessions: int = 100_000
+
+
+#: How many an arrival and a click lead to, on average.
+Shares = tuple[float, float]
+
+
+def measure(address: str | None, scale: Scale) -> Iterator[Figure | str]:
+    """Yield the figures, and between them what is being done."""
+    yield "recording the traffic"
+    recording = traffic.record(scale.sessions, time.time_ns() // 1_000_000 - BEFORE)
+    yield "starting the broker"
+    with broker(address) as reached, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
+        bench = Bench(reached, Path(folder), recording, scale)
+        try:
+            yield from bench.backlog()
+            yield from bench.standing()
+            yield from bench.live()
+        finally:
+            bench.clear()
+
+
+@dataclass(slots=True)
+class Outputs:
+    """How many records a worker wrote for a backlog."""
+
+    changes: int
+    decisions: int
+
+
+class Bench:
+    """One run; every variant has topics of its own, all with names that begin alike."""
+
+    def __init__(self, address: str, folder: Path, recording: Recording, scale: Scale) -> None:
+        self._address = address
+        self._connection = Connection(servers=(address,))
+        self._folder = folder
+        self._recording = recording
+        self._scale = scale
+        self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
+        self._made = 0
+        self._usages: dict[str, list[Usage]] = {"raw": [], "wire": [], "agent": [], "worker": []}
+
+    def clear(self) -> None:
+        """Delete the topics."""
+        converse(self._connection, clear(self._connection, self._prefix))
+
+    def _names(self) -> TopicNames:
+        self._made += 1
+        return TopicNames(f"{self._prefix}-{self._made}")
+
+    def _all(self, topic: str) -> list[TopicPartition]:
+        return partitions(topic, self._scale.partitions)
+
+    async def _created(self, names: TopicNames, recording: Recording | None = None) -> None:
+        await prepare(self._connection, names, self._scale.partitions, recording=recording)
+
+    # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _worker(self, names: TopicNames) -> Child:
+        # Arms and dimension it takes from the version that is published.
+        options = {
+            "broker": self._address,
+            "prefix": names.prefix,
+            "group": names.prefix,
+            "horizon": traffic.HORIZON,
+            "window": f"{traffic.WINDOW}ms",
+            "session-timeout": f"{traffic.TIMEOUT}ms",
+            "lateness": f"{traffic.LATENESS}ms",
+            "log-level": "warning",
+        }
+        flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+        return Child("the worker", ["worker", "worker", *flags], self._folder)
+
+    def _other(self, kind: str, read: TopicNames, written: TopicNames, changes: Shares, decisions: Shares) -> Child:
+        sizes = self._recording.sizes
+        task = Task(
+            kind=kind,
+            broker=self._address,
+            inputs=read.prefix,
+            outputs=written.prefix,
+            partitions=self._scale.partitions,
+            opened=sizes.opened,
+            feedback=sizes.feedback,
+            changelog=sizes.changelog,
+            decision=sizes.decision,
+            changes=changes,
+            decisions=decisions,
+            state=self._recording.states[0],
+        )
+        name = {"raw": "raw aiokafka", "wire": "the wire", "agent": "the Faust agent"}[kind]
+        return Child(name, ["worker.bench.kafka.children", msgspec.json.encode(task).decode()], self._folder)
+
+    # ── a backlog ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def backlog(self) -> Iterator[Figure | str]:
+        """Measure each of the three on records that all wait already."""
+        scale = self._scale
+        yield "backlog, for the broker to warm up"
+        self._once()
+        for usages in self._usages.values():
+            usages.clear()
+        for turn in range(scale.backlog_rounds):
+            yield f"backlog, round {turn + 1} of {scale.backlog_rounds}"
+            self._once()
+        for kind, name in _NAMES.items():
+            usages = self._usages[kind]
+            rates = sorted(usage.rate for usage in usages)
+            detail = f"backlog, {rates[0]:,.0f} to {rates[-1]:,.0f} in {len(rates)} runs of {usages[0].events:,} events"
+            yield Figure(name=name, value=self._rate(kind), unit="events/s", detail=detail)
+            cost = statistics.median(usage.cost for usage in usages)
+            whose = "of the worker and of its learner" if kind == "worker" else "of the process"
+            yield Figure(name=f"{name}, processor", value=cost, unit="µs/event", detail=whose)
+        yield Figure(
+            name="(a) without the codec", value=self._rate("wire"), unit="events/s", detail="bytes in, other bytes out"
+        )
+        yield self._against("agent", "(c) / (b)", least=20)
+        yield self._against("raw", "(c) / (a)", least=0.5)
+
+    def _against(self, kind: str, name: str, *, least: float) -> Figure:
+        """Compare (c) with another in the same rounds: between them the machine may get faster or slower."""
+        pairs = zip(self._usages["worker"], self._usages[kind], strict=True)
+        ratios = sorted(worker.rate / other.rate for worker, other in pairs)
+        detail = f"in events/s, {ratios[0]:.3g} to {ratios[-1]:.3g} in {len(ratios)} rounds"
+        return Figure(name=name, value=statistics.median(ratios), unit="×", least=least, detail=detail)
+
+    def _once(self) -> None:
+        names, connection = self._names(), self._connection
+        converse(connection, self._prepared(names, self._recording))
+        outputs = converse(connection, self._worker_on_backlog(names))
+        for kind in ("raw", "wire"):
+            converse(connection, self._raw_on_backlog(kind, names, outputs))
+        converse(connection, self._agent_on_backlog())
+
+    def _rate(self, kind: str) -> float:
+        return statistics.median(usage.rate for usage in self._usages[kind])
+
+    async def _prepared(self, names: TopicNames, recording: Recording) -> None:
+        await self._created(names, recording)
+        await fill(self._connection, inputs(names, recording, self._scale.partitions))
+
+    async def _worker_on_backlog(self, names: TopicNames) -> Outputs:
+        recording = self._recording
+        async with ends(self._connection) as look:
+            with self._worker(names) as child:
+                # A partition writes its progress when all before it is acknowledged, so with that it is done.
+                facts = recording.events + self._scale.partitions
+                self._usages["worker"].append(await look.usage(partitions(names.journal, 1), facts, child))
+            outputs = Outputs(
+                changes=await look.count(self._all(names.changelog)),
+                decisions=await look.count(self._all(names.decisions)),
+            )
+            dead = await look.count(partitions(names.dead_letters, 1))
+        if dead:
+            raise FailedError(f"the worker made {dead} dead letters of {recording.events} records: no measurement")
+        return outputs
+
+    async def _raw_on_backlog(self, kind: str, names: TopicNames, outputs: Outputs) -> None:
+        events, written = self._recording.events, self._names()
+        changes, decisions = outputs.changes / events, outputs.decisions / events
+        await self._created(written)
+        async with ends(self._connection) as look:
+            with self._other(kind, names, written, (changes, changes), (decisions, decisions)) as child:
+                journal = partitions(written.journal, 1)
+                self._usages[kind].append(await look.usage(journal, events, child))
+
+    async def _agent_on_backlog(self) -> None:
+        recording, names = self._recording.first(self._scale.agent_sessions), self._names()
+        await self._prepared(names, recording)
+        async with ends(self._connection) as look:
+            with self._other("agent", names, names, _EACH, _EACH) as child:
+                decisions = self._all(names.decisions)
+                self._usages["agent"].append(await look.usage(decisions, recording.events, child))
+
+    # ── a full table ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def standing(self) -> Iterator[Figure | str]:
+        """Measure a start with many open sessions, and then a backlog of which every event has to be answered."""
+        count = self._scale.open_sessions
+        seen: list[tuple[float, Usage]] = []
+        for turn in range(self._scale.rounds):
+            yield f"{count:,} open sessions, round {turn + 1} of {self._scale.rounds}"
+            seen.append(converse(self._connection, self._stand(count)))
+        rate, events = statistics.median(usage.rate for _, usage in seen), seen[0][1].events
+        detail = f"backlog of {events:,}, each about another session; {rate / self._rate('agent'):.1f} × (b)"
+        yield Figure(name="(c), every event answered", value=rate, unit="events/s", detail=detail)
+        yield Figure(
+            name=f"recovery of {count:,} open sessions",
+            value=statistics.median(seconds for seconds, _ in seen),
+            unit="s",
+            most=15,
+            detail="from the start of the process to the first decision",
+        )
+
+    async def _stand(self, count: int) -> tuple[float, Usage]:
+        names, now = self._names(), time.time_ns() // 1_000_000
+        await self._created(names, self._recording)
+        parts = standing.backlog(self._recording, names, count, now, partitions=self._scale.partitions)
+        await fill(self._connection, parts)
+        events = sum(len(pairs) for (topic, _), pairs in parts.items() if topic in names.inputs)
+        async with ends(self._connection) as look:
+            began = time.monotonic()
+            with self._worker(names) as child:
+                (answered, _), usage = await asyncio.gather(
+                    look.reached(self._all(names.decisions), 1, child),
+                    look.usage(partitions(names.journal, 1), events, child),
+                )
+                await look.reached(self._all(names.decisions), events, child)
+        return answered - began, usage
+
+    # ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def live(self) -> Iterator[Figure | str]:
+        """Measure how long a client waits, at half of each one's rate; (a) also at half of the rate of (c).
+
+        Also what (c) takes live, and the waiting at half of that.
+        """
+        half = {kind: min(MOST_LIVE, self._rate(kind) / 2) for kind in _NAMES}
+        seen: dict[str, list[Latency]] = {"raw": [], "agent": [], "worker": [], "raw at (c)'s": []}
+        for turn in range(self._scale.rounds):
+            yield f"live, round {turn + 1} of {self._scale.rounds}"
+            seen["worker"].append(self._latency("worker", half["worker"]))
+            seen["raw at (c)'s"].append(self._latency("raw", half["worker"]))
+        for kind in ("raw", "agent"):
+            yield f"live, {_NAMES[kind]}"
+            seen[kind].append(self._latency(kind, half[kind]))
+        for kind, name in _NAMES.items():
+            yield _waiting(f"{name}, live", seen[kind], most=25 if kind == "worker" else None)
+        same = seen["raw at (c)'s"]
+        yield _waiting(f"{_NAMES['raw']} at the rate of (c)", same)
+        worker, wire = (_quantile(latencies, 0.99) for latencies in (seen["worker"], same))
+        yield Figure(
+            name="(c) / (a), live p99",
+            value=worker / wire,
+            unit="×",
+            most=5,
+            detail=f"{worker:.1f} and {wire:.1f} ms, both at half of the rate of (c)",
+        )
+        yield from self._taken()
+
+    def _taken(self) -> Iterator[Figure | str]:
+        name = _NAMES["worker"]
+        yield f"live, rising: {name}"
+        most = min(MOST_LIVE, self._rate("worker"))
+        taken = self._live("worker", (most / 50, most), self._scale.rising_seconds).taken()
+        if not taken:
+            raise FailedError(f"{name} keeps up with no live traffic at all")
+        detail = f"of a rate that rises, until half of the clients wait for more than {LONG:g} ms"
+        yield Figure(name="(c), taken live", value=taken, unit="events/s", detail=detail)
+        yield f"live, half of what {name} takes"
+        yield _waiting("(c), at half of that", [self._latency("worker", taken / 2)])
+
+    def _latency(self, kind: str, rate: float) -> Latency:
+        return self._live(kind, (rate, rate), WARM + self._scale.live_seconds).latency()
+
+    def _live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
+        return converse(self._connection, self._serve_live(kind, rates, seconds))
+
+    async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
+        names = self._names()
+        await self._created(names, self._recording)
+        decisions = 1.0, self._recording.sizes.decisions_per_click
+        with self._worker(names) if kind == "worker" else self._other(kind, names, names, _EACH, decisions) as child:
+            return await live(
+                self._connection, names, child, self._recording, rates, seconds, self._folder, self._scale.partitions
+            )
+
+
+_NAMES = {"raw": "(a) raw aiokafka", "agent": "(b) idiomatic Faust agent", "worker": "(c) adcascade worker"}
+
+_EACH: Shares = (1.0, 1.0)
+
+
+def _quantile(latencies: Sequence[Latency], share: float) -> float:
+    return float(np.quantile(np.concatenate([latency.waits for latency in latencies]), share))
+
+
+def _waiting(name: str, latencies: Sequence[Latency], most: float | None = None) -> Figure:
+    rate = statistics.median(latency.rate for latency in latencies)
+    high = _quantile(latencies, 0.99)
+    runs = f", {len(latencies)} runs" if len(latencies) > 1 else ""
+    detail = f"p50 from arrival to decision at {rate:,.0f} events/s; p99 {high:.1f} ms{runs}"
+    return Figure(name=name, value=_quantile(latencies, 0.5), unit="ms", most=most, detail=detail)

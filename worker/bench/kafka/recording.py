@@ -1,0 +1,205 @@
+"""The traffic of `adcascade bench kafka`: recorded once, without a broker, and then the same for everybody.
+
+Users answer the slates of one version of the parameters, learned beforehand. That version is published to the worker
+under test, and no window closes while it is measured, so it plans the very slates that the recorded clicks answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from worker.embedded.runner import Embedded
+from worker.simulation.environments import Environment, make_environment
+from worker.simulation.users import TIDY, Sent, Users
+from worker.stream.codec import decode_decision
+from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.serving import Serving
+from worker.stream.topology import Record, Topics
+from worker.stream.versions import Versions
+
+DIM, ARMS, HORIZON = 16, 50, 5
+SECOND = 1_000
+RATE = 1_000  # users per second of event time
+LEARNED_FROM = 6 * SECOND  # event time from which the version is learned
+# Of the measured worker. Nothing falls due during a run: no window is closed, no session is deleted.
+WINDOW, TIMEOUT, LATENESS = 3_600 * SECOND, 3_600 * SECOND, 5 * SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One session to be played live: what its records say after session and time."""
+
+    arrival: bytes
+    clicks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What the worker writes: mean bytes of a record, and decisions per click if every click comes alone."""
+
+    opened: int
+    feedback: int
+    changelog: int
+    decision: int
+    decisions_per_click: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Arrivals and clicks in the order of their times, and what a worker makes of them.
+
+    `states` are table values of sessions that are open.
+    """
+
+    parameters: Parameters
+    arrivals: tuple[Sent, ...]
+    clicks: tuple[Sent, ...]
+    scripts: tuple[Script, ...]
+    states: tuple[bytes, ...]
+    sizes: Sizes
+
+    @property
+    def events(self) -> int:
+        """How many records go in."""
+        return len(self.arrivals) + len(self.clicks)
+
+    def first(self, sessions: int) -> Recording:
+        """Return the part of the first sessions."""
+        kept = {sent.key for sent in self.arrivals[:sessions]}
+        return replace(
+            self,
+            arrivals=self.arrivals[:sessions],
+            clicks=tuple(sent for sent in self.clicks if sent.key in kept),
+        )
+
+
+def world() -> Environment:
+    """Return the truth about the users."""
+    return make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
+
+
+def arms() -> tuple[Arm, ...]:
+    """Return the arms of the world."""
+    return tuple(Arm(arm=f"ad-{place:02d}", reward=float(reward)) for place, reward in enumerate(world().rewards))
+
+
+def record(sessions: int, start: int) -> Recording:
+    """Let users who come from `start` on use the processors, until they have answered all they are shown."""
+    parameters = learned()
+    names = [arm.arm for arm in arms()]
+    users = Users(world(), names, horizon=HORIZON, rate=RATE, period=SECOND, start=start, habits=TIDY)
+    arrivals = _arrivals(users, sessions)
+    serving = Serving(Versions(parameters), topics=Topics())
+    clicks: list[Sent] = []
+    opened: list[bytes] = []
+    feedback: list[bytes] = []
+    states: list[bytes] = []
+    changes: list[bytes] = []
+    decisions: list[bytes] = []
+    for start in range(0, sessions, RATE):
+        emits = serving.handle([_record(sent) for sent in arrivals[start : start + RATE]])
+        opened += [value for _, value in emits.journal]
+        states += [value for _, value in emits.changelog if value is not None]
+        while emits.decisions:
+            shown = [value for _, value in emits.decisions]
+            decisions += shown
+            answers = [sent for value in shown for sent in users.answer(decode_decision(value), 0)]
+            clicks += answers
+            emits = serving.handle([_record(sent) for sent in answers])
+            feedback += [value for _, value in emits.journal]
+            changes += [value for _, value in emits.changelog if value is not None]
+    return Recording(
+        parameters=parameters,
+        arrivals=tuple(arrivals),
+        clicks=tuple(sorted(clicks, key=lambda sent: sent.time)),
+        scripts=tuple(_scripts(arrivals, clicks)),
+        states=tuple(states),
+        sizes=Sizes(
+            opened=_mean(opened),
+            feedback=_mean(feedback),
+            changelog=_mean(states + changes),
+            decision=_mean(decisions),
+            decisions_per_click=(len(decisions) - len(arrivals)) / len(clicks),
+        ),
+    )
+
+
+def learned() -> Parameters:
+    """Return a version that has learned from a few thousand users, as one that was always there.
+
+    It is in force since ever and stands before the beginning of any journal.
+    """
+    settings = LearningSettings(
+        dim=DIM, horizon=HORIZON, warmup=1, window=SECOND, session_timeout=2 * SECOND, lateness=SECOND // 2
+    )
+    habits = replace(TIDY, look=(50, 200), transit=(1, 5))
+    users = Users(world(), [arm.arm for arm in arms()], horizon=HORIZON, rate=RATE, period=SECOND, habits=habits)
+    served = Embedded(settings, arms())
+    for second in range(LEARNED_FROM // SECOND):
+        now = users.start + (second + 1) * SECOND
+        due = list(users.arrivals(second))
+        while due:
+            for sent in due:
+                served.send(f"ads.{sent.topic}", sent.value, key=sent.key, timestamp=sent.time)
+            due = [answer for _, value in served.pump() for answer in users.answer(decode_decision(value), 0)]
+        served.advance(now)
+    newest = served.versions.newest
+    return replace(
+        newest,
+        version=1,
+        settings=replace(newest.settings, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS),
+        effective_at=0,
+        made_at=0,
+        window_end=None,
+        journal_offset=-1,
+        resume_offset=0,
+        progress={},
+    )
+
+
+def live_arrival(script: Script, session: bytes, now: int) -> bytes:
+    """Return the arrival of a session that comes now."""
+    return b'{"session_id":"%b","occurred_at":%d%b' % (session, now, script.arrival)
+
+
+def live_click(script: Script, place: int, session: bytes, now: int) -> bytes:
+    """Return the click (or pass) number `place` of a session."""
+    return b'{"session_id":"%b","occurred_at":%d%b' % (session, now, script.clicks[place])
+
+
+def _arrivals(users: Users, sessions: int) -> list[Sent]:
+    found: list[Sent] = []
+    second = 0
+    while len(found) < sessions:
+        found += users.arrivals(second)
+        second += 1
+    return found[:sessions]
+
+
+def _scripts(arrivals: Sequence[Sent], clicks: Sequence[Sent]) -> Iterator[Script]:
+    answers: dict[bytes, list[bytes]] = {}
+    for sent in clicks:
+        answers.setdefault(sent.key, []).append(_after_time(sent.value))
+    for sent in arrivals:
+        yield Script(arrival=_after_time(sent.value), clicks=tuple(answers.get(sent.key, ())))
+
+
+def _after_time(value: bytes) -> bytes:
+    """Return what follows session_id and occurred_at.
+
+    >>> _after_time(b'{"session_id":"s","occurred_at":12,"position":1}')
+    b',"position":1}'
+    """
+    rest = value.partition(b'"occurred_at":')[2]
+    return rest[rest.index(b",") :]
+
+
+def _record(sent: Sent) -> Record:
+    return Record(f"ads.{sent.topic}", 0, 0, sent.time, sent.key, sent.value)
+
+
+def _mean(values: Sequence[bytes]) -> int:
+    return round(sum(map(len, values)) / max(1, len(values)))

@@ -1,0 +1,185 @@
+"""The client that sends live traffic (``python -m worker.bench.kafka.sender``).
+
+It makes all its requests beforehand, to the last byte, and then only sends them and waits for the answers: what a
+producer does for every batch would be done while the worker is measured, on the same cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.protocol.produce import ProduceRequest
+
+from worker.bench.kafka.recording import Script, live_arrival, live_click
+from worker.errors import FailedError
+from worker.kafka.names import TopicNames
+from worker.kafka.writer import Outlets
+
+TICK = 0.010  # seconds between two batches of the sender
+LOOK = 20  # ticks that a user looks at a display
+NAME = b"live-"  # and the number of the session
+BATCH = 512 << 10  # bytes
+PATIENCE = 10_000  # milliseconds that a broker may take for an answer
+
+
+class Play(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sender is told: where to, from which file, and how many sessions per second, at first and at last."""
+
+    broker: str
+    prefix: str
+    partitions: int
+    scripts: str
+    first: float
+    last: float
+    seconds: float
+
+    def begun(self, elapsed: float) -> int:
+        """Return how many sessions begin within so many seconds.
+
+        >>> play = Play(broker="", prefix="", partitions=1, scripts="", first=10, last=30, seconds=4)
+        >>> play.begun(2), play.begun(4)
+        (30, 80)
+        """
+        return int(self.first * elapsed + (self.last - self.first) * elapsed**2 / (2 * self.seconds))
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sender has sent: for each tick when that was, and how many events and sessions so far.
+
+    `moments` are nanoseconds of the monotonic clock.
+    """
+
+    moments: list[int]
+    events: list[int]
+    sessions: list[int]
+
+
+class Sender:
+    """Plays sessions: an arrival, then its clicks, one look after the other."""
+
+    def __init__(self, names: TopicNames, partitions: int, scripts: list[Script]) -> None:
+        self._names = names
+        self._partitions = partitions
+        self._scripts = scripts
+        self._later: dict[int, list[tuple[bytes, Script, int, int]]] = defaultdict(list)
+        self.sessions = 0
+
+    def due(self, tick: int, sessions: int, now: int) -> dict[tuple[str, int], list[tuple[bytes, bytes]]]:
+        """Return what is to be sent at a tick, at the time `now`, with so many sessions begun in all."""
+        arrivals, clicks = self._names.arrivals, self._names.clicks
+        parts: dict[tuple[str, int], list[tuple[bytes, bytes]]] = defaultdict(list)
+        for name, script, place, partition in self._later.pop(tick, ()):
+            parts[clicks, partition].append((name, live_click(script, place, name, now)))
+            if place + 1 < len(script.clicks):
+                self._later[tick + LOOK].append((name, script, place + 1, partition))
+        for number in range(self.sessions, sessions):
+            script, partition = self._scripts[number % len(self._scripts)], number % self._partitions
+            name = NAME + b"%d" % number
+            parts[arrivals, partition].append((name, live_arrival(script, name, now)))
+            if script.clicks:
+                self._later[tick + LOOK].append((name, script, 0, partition))
+        self.sessions = sessions
+        return parts
+
+
+class Ready:
+    """A request in its bytes; to aiokafka's connection it is like any other."""
+
+    def __init__(self, request: Any) -> None:
+        self.RESPONSE_TYPE = request.RESPONSE_TYPE
+        self.build_request_header = request.build_request_header
+        self.parse_response_header = request.parse_response_header
+        self._bytes: bytes = request.encode()
+
+    def prepare(self, _: Any) -> Ready:
+        """Return what is sent whatever the versions are: it was made for this connection."""
+        return self
+
+    def encode(self) -> bytes:
+        """Return the bytes."""
+        return self._bytes
+
+
+class Tick(NamedTuple):
+    """All that is sent at a moment, one request for each broker, and how much had been sent with it."""
+
+    requests: list[tuple[Any, Ready]]
+    events: int
+    sessions: int
+
+
+async def prepare(producer: AIOKafkaProducer, play: Play, scripts: list[Script], start: int) -> list[Tick]:
+    """Make the requests of a play that begins at `start`."""
+    sender = Sender(TopicNames(play.prefix), play.partitions, scripts)
+    ticks = []
+    events = 0
+    for tick in range(int(play.seconds / TICK)):
+        now = start + int(tick * TICK * 1000)
+        due = sender.due(tick, play.begun((tick + 1) * TICK), now)
+        events += sum(map(len, due.values()))
+        ticks.append(Tick(await _requests(producer, due, now), events, sender.sessions))
+    return ticks
+
+
+async def _requests(
+    producer: AIOKafkaProducer, due: dict[tuple[str, int], list[tuple[bytes, bytes]]], now: int
+) -> list[tuple[Any, Ready]]:
+    topics: dict[Any, dict[str, list[tuple[int, bytes]]]] = defaultdict(lambda: defaultdict(list))
+    for (topic, partition), pairs in due.items():
+        builder = producer.create_batch()
+        for key, value in pairs:
+            if builder.append(timestamp=now, key=key, value=value) is None:
+                raise FailedError(f"a batch of {TICK:g} s has more than {BATCH >> 10} KB: choose a lower rate")
+        leader = producer.client.cluster.leader_for_partition(TopicPartition(topic, partition))
+        topics[leader][topic].append((partition, bytes(builder._build())))
+    requests = []
+    for leader, batches in topics.items():
+        connection = await producer.client._get_conn(leader)
+        request = ProduceRequest(None, 1, PATIENCE, list(batches.items())).prepare(connection._versions)
+        requests.append((connection, Ready(request)))
+    return requests
+
+
+async def send(play: Play, scripts: list[Script]) -> Sent:
+    """Send for as long as the play says."""
+    names = TopicNames(play.prefix)
+    async with AIOKafkaProducer(bootstrap_servers=play.broker, max_batch_size=BATCH) as producer:
+        await Outlets(producer).know(names.arrivals, names.clicks)
+        ticks = await prepare(producer, play, scripts, time.time_ns() // 1_000_000)
+        gc.collect()
+        gc.freeze()
+        moments, answers = [], []
+        begun = time.monotonic()
+        for number, tick in enumerate(ticks):
+            await asyncio.sleep(max(0.0, begun + number * TICK - time.monotonic()))
+            moments.append(time.monotonic_ns())
+            # Not waited for before the next: on one connection a broker keeps the order.
+            answers += [asyncio.ensure_future(connection.send(request)) for connection, request in tick.requests]
+        for answer in await asyncio.gather(*answers):
+            _check(answer)
+    return Sent(moments=moments, events=[tick.events for tick in ticks], sessions=[tick.sessions for tick in ticks])
+
+
+def _check(answer: Any) -> None:
+    refused = {parts[1] for _, partitions in answer.topics for parts in partitions} - {0}
+    if refused:
+        raise FailedError(f"the broker refused what was sent (error {min(refused)} of the protocol)")
+
+
+def main(argument: str) -> None:
+    """Send what the argument says, then tell how much it was."""
+    play = msgspec.json.decode(argument, type=Play)
+    scripts = msgspec.msgpack.decode(Path(play.scripts).read_bytes(), type=list[Script])
+    sys.stdout.write(msgspec.json.encode(asyncio.run(send(play, scripts))).decode() + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

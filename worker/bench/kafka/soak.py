@@ -1,0 +1,174 @@
+"""A long run: a worker under live traffic, slowed down for a while in the middle, whose memory has to stay flat.
+
+The traffic is `adcascade traffic`: users who answer what they are shown. Times are short, so that sessions end, values
+are deleted and windows are folded all the time, and what grows is not the work in hand. For a while, twice, the worker
+is stopped and continued again and again: it falls behind, and has to catch up afterwards. The first time its memory
+rises to what falling behind takes, and the allocator keeps that; the second time must add nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupCoordinatorNotAvailableError
+
+from worker.bench.figures import Figure
+from worker.bench.kafka.processes import Child, broker
+from worker.bench.kafka.recording import ARMS, DIM, HORIZON
+from worker.bench.kafka.topics import PATIENCE, Ends, clear, ends, partitions, prepare
+from worker.errors import FailedError
+from worker.kafka.clients import administrator, converse
+from worker.kafka.connection import Connection
+from worker.kafka.names import TopicNames
+
+FIGURES = 3  # that `soak` yields
+EVENTS = 1_000_000
+USERS_PER_SECOND = 1_500
+LOOK = 0.25  # seconds between two samples
+STOPPED, RUNNING = 0.2, 0.05  # seconds, in turn, while the worker is slow
+# Shares of the run: the worker is slow twice, and memory is taken before and after the second time.
+SLOW = ((0.15, 0.3), (0.55, 0.7))
+BEFORE, AFTER = (0.45, 0.55), (0.9, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """How many events were sent, how many of them the worker had not committed, and how much memory it had."""
+
+    events: int
+    behind: int
+    memory: int
+
+
+def soak(address: str | None, *, count: int, events: int = EVENTS) -> Iterator[Figure | str]:
+    """Yield the figures of a long run on topics of so many partitions."""
+    yield "starting the broker"
+    with broker(address) as reached, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
+        run = Soak(reached, Path(folder), events, count)
+        try:
+            yield f"{events:,} events"
+            samples = converse(run.connection, run.samples())
+            yield from figures(samples)
+        finally:
+            converse(run.connection, clear(run.connection, run.names.prefix))
+
+
+class Soak:
+    """One long run."""
+
+    def __init__(self, address: str, folder: Path, events: int, count: int) -> None:
+        self.connection = Connection(servers=(address,))
+        self.names = TopicNames(f"bench-{uuid.uuid4().hex[:8]}")
+        self._folder = folder
+        self._events = events
+        self._partitions = count
+        self._common = ["--broker", address, "--prefix", self.names.prefix]
+        self._size = ["--dim", str(DIM), "--horizon", str(HORIZON)]
+        self._inputs = partitions(self.names.arrivals, count) + partitions(self.names.clicks, count)
+
+    async def samples(self) -> list[Sample]:
+        """Run until all events are sent and committed."""
+        await prepare(self.connection, self.names, self._partitions)
+        catalog = self._folder / "arms.json"
+        written = self._traffic("--write-arms", str(catalog))
+        await asyncio.to_thread(written.process.wait)
+        with (
+            self._worker(catalog) as worker,
+            self._traffic("--rate", str(USERS_PER_SECOND), "--look", "0.1s-0.5s") as users,
+        ):
+            async with ends(self.connection) as look:
+                slow = asyncio.create_task(self._slow_down(worker, look))
+                try:
+                    return await self._watch(worker, users, look)
+                finally:
+                    slow.cancel()
+                    worker.process.send_signal(signal.SIGCONT)
+
+    def _worker(self, catalog: Path) -> Child:
+        times = ["--window", "5s", "--session-timeout", "6s", "--lateness", "1s"]
+        told = ["--group", self.names.prefix, "--catalog", str(catalog), "--log-level", "warning"]
+        return Child("the worker", ["worker", "worker", *self._common, *self._size, *times, *told], self._folder)
+
+    def _traffic(self, *more: str) -> Child:
+        told = ["--arms", str(ARMS), "--patience", "5s", "--disorder", "0.5s", "--poison", "0"]
+        return Child("the traffic", ["worker", "traffic", *self._common, *self._size, *told, *more], self._folder)
+
+    async def _watch(self, worker: Child, users: Child, look: Ends) -> list[Sample]:
+        samples: list[Sample] = []
+        deadline = time.monotonic() + PATIENCE
+        async with administrator(self.connection) as admin:
+            while True:
+                sent = await look.count(self._inputs)
+                done = await self._committed(admin)
+                samples.append(Sample(events=sent, behind=sent - done, memory=worker.resident_memory()))
+                worker.check()
+                if sent < self._events:
+                    users.check()
+                    deadline = time.monotonic() + PATIENCE
+                else:
+                    users.end()
+                    if sent == done:
+                        return samples
+                if time.monotonic() > deadline:
+                    raise FailedError(f"the worker is still {sent - done:,} events behind: {worker.last_words()}")
+                await asyncio.sleep(LOOK)
+
+    async def _committed(self, admin: AIOKafkaAdminClient) -> int:
+        try:
+            committed = await admin.list_consumer_group_offsets(self.names.prefix)
+        except GroupCoordinatorNotAvailableError:
+            return 0  # a new broker has none before the first group comes
+        return sum(committed[tp].offset for tp in self._inputs if tp in committed)
+
+    async def _slow_down(self, worker: Child, look: Ends) -> None:
+        """Stop and continue the worker again and again while it is to be slow."""
+        while (share := await look.count(self._inputs) / self._events) < 1:
+            if not any(start <= share < end for start, end in SLOW):
+                await asyncio.sleep(LOOK)
+                continue
+            worker.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(STOPPED)
+            worker.process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(RUNNING)
+
+
+def figures(samples: list[Sample]) -> Iterator[Figure]:
+    """Yield what samples of a whole run say."""
+    total = samples[-1].events
+    before, after = (_memory(samples, total, part) for part in (BEFORE, AFTER))
+    events = total * (statistics.mean(AFTER) - statistics.mean(BEFORE))
+    first = min(sample.memory for sample in samples if sample.events >= total * SLOW[0][0])
+    yield Figure(
+        name="memory growth",
+        value=(after - before) / events * 100_000 / 1e6,
+        unit="MB per 100,000 events",
+        most=1,
+        detail=f"{first / 1e6:.0f} MB before the worker was ever slow, {before / 1e6:.1f} MB before the second time, "
+        f"{after / 1e6:.1f} MB at the end",
+    )
+    yield Figure(
+        name="most memory", value=max(sample.memory for sample in samples) / 1e6, unit="MB", detail=f"{total:,} events"
+    )
+    yield Figure(
+        name="events behind at the end",
+        value=samples[-1].behind,
+        unit="events",
+        most=0,
+        detail=f"{max(sample.behind for sample in samples):,} while the worker was slow",
+    )
+
+
+def _memory(samples: list[Sample], total: int, part: tuple[float, float]) -> float:
+    inside = [sample.memory for sample in samples if part[0] * total <= sample.events <= part[1] * total]
+    if not inside:
+        raise FailedError("the run was too short to say anything about memory")
+    return statistics.median(inside)

@@ -1,0 +1,238 @@
+"""The embedded runner against a loop that only decodes and encodes, decision latency, and memory of open sessions.
+
+The traffic is recorded once, from simulated users who answer what they are shown, and then run through fresh runners,
+so that nothing but the runner is timed. The bare codec loop takes every event that went over a topic in that run
+(arrivals, clicks, journal, decisions), decodes it and encodes it, once, and does nothing else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from worker.bench.figures import Figure, medians, one_blas_thread, resident_memory
+from worker.embedded.runner import Embedded, Headers
+from worker.simulation.environments import make_environment
+from worker.simulation.poison import KINDS, spoilt
+from worker.simulation.users import TIDY, Sent, Users
+from worker.stream.codec import (
+    Limits,
+    decode_arrival,
+    decode_decision,
+    decode_feedback,
+    decode_journal,
+    encode_arrival,
+    encode_decision,
+    encode_feedback,
+    encode_journal,
+)
+from worker.stream.events import Arrival
+from worker.stream.parameters import Arm, LearningSettings
+from worker.stream.topology import Record
+
+DIM, ARMS, HORIZON, PARTITIONS = 16, 50, 5, 8
+RATE = 1_000  # users per second of event time
+SECONDS = 60
+ROUNDS = 5
+POISON = 0.05
+POLLED = 2_000  # records handed over at once, as a consumer would poll them
+WINDOW, TIMEOUT, LATENESS = 10_000, 30_000, 2_000  # so that windows close and sessions end within the run
+OPEN = 100_000
+SECOND = 1_000
+FIGURES = 8  # that `measure` yields
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over the topics in one run: per second of event time what was sent, and all that came out."""
+
+    start: int
+    seconds: list[list[Sent]] = field(default_factory=list)
+    journal: list[bytes] = field(default_factory=list)
+    decisions: list[bytes] = field(default_factory=list)
+
+    def __call__(self, record: Record, headers: Headers) -> None:
+        """Keep what comes out."""
+        if record.value is not None and record.topic == "ads.journal":
+            self.journal.append(record.value)
+        elif record.value is not None and record.topic == "ads.decisions":
+            self.decisions.append(record.value)
+
+    @property
+    def sent(self) -> int:
+        """How many records were sent."""
+        return sum(map(len, self.seconds))
+
+
+def measure() -> Iterator[Figure]:
+    """Yield the figures of the stream."""
+    with one_blas_thread():
+        traffic = record_traffic()
+        yield from _throughput(traffic)
+        yield from _latency(traffic)
+    yield from _memory()
+
+
+def runner(**more: object) -> Embedded:
+    """Return a fresh embedded runner of the benchmark's size."""
+    world = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
+    arms = [Arm(arm=f"ad-{place:02d}", reward=float(reward)) for place, reward in enumerate(world.rewards)]
+    settings = LearningSettings(
+        dim=DIM, horizon=HORIZON, warmup=1, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS
+    )
+    return Embedded(settings, arms, partitions=PARTITIONS, **more)  # type: ignore[arg-type]
+
+
+def record_traffic() -> Traffic:
+    """Let users use a runner for a minute of event time, and keep all that went over the topics."""
+    world = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
+    names = [f"ad-{place:02d}" for place in range(ARMS)]
+    users = Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
+    traffic = Traffic(users.start)
+    served = runner(tap=traffic)
+    waiting: dict[int, list[Sent]] = {}
+
+    def wait(records: Sequence[Sent]) -> None:
+        for record in records:
+            waiting.setdefault((record.time - users.start) // SECOND, []).append(record)
+
+    for second in range(SECONDS):
+        wait(users.arrivals(second))
+        now = users.start + (second + 1) * SECOND
+        due = waiting.pop(second, [])
+        traffic.seconds.append(due)
+        for decision in _fed(served, due):
+            wait(users.answer(decode_decision(decision), now))
+        served.advance(now)
+    return traffic
+
+
+def _fed(served: Embedded, records: Sequence[Sent]) -> list[bytes]:
+    topics = {"arrivals": served.topics.arrivals, "clicks": served.topics.clicks}
+    for sent in records:
+        served.send(topics[sent.topic], sent.value, key=sent.key, timestamp=sent.time)
+    return [value for _, value in served.pump()]
+
+
+def _replayed(traffic: Traffic) -> None:
+    served = runner()
+    for second, records in enumerate(traffic.seconds):
+        for first in range(0, len(records), POLLED):
+            _fed(served, records[first : first + POLLED])
+        served.advance(traffic.start + (second + 1) * SECOND)
+
+
+def _coded(traffic: Traffic) -> None:
+    limits = Limits()
+    for records in traffic.seconds:
+        for sent in records:
+            if sent.topic == "arrivals":
+                encode_arrival(decode_arrival(sent.value, limits=limits, dim=DIM, timestamp=sent.time))
+            else:
+                encode_feedback(decode_feedback(sent.value, limits=limits, horizon=HORIZON, timestamp=sent.time))
+    for value in traffic.journal:
+        encode_journal(decode_journal(value))
+    for value in traffic.decisions:
+        encode_decision(decode_decision(value))
+
+
+def poisoned(traffic: Traffic) -> Traffic:
+    """Return the same traffic with one bad record, of every kind in turn, after every `1 / POISON` good ones."""
+    mixed = Traffic(traffic.start)
+    known = next(sent.value for sent in traffic.seconds[0] if sent.topic == "arrivals")
+    kinds = [kind for kind in KINDS if kind != "session-reused"]  # that one would need the partition of its twin
+    made = 0
+    for records in traffic.seconds:
+        second: list[Sent] = []
+        for sent in records:
+            second.append(sent)
+            if (made + 1) / POISON <= mixed.sent + len(second):
+                topic, value = spoilt(kinds[made % len(kinds)], known, arm="ad-00", horizon=HORIZON)
+                second.append(Sent(sent.time, topic, sent.key, value))
+                made += 1
+        mixed.seconds.append(second)
+    return mixed
+
+
+def _throughput(traffic: Traffic) -> Iterator[Figure]:
+    mixed = poisoned(traffic)
+    seconds = medians(
+        {
+            "runner": lambda: _replayed(traffic),
+            "codec": lambda: _coded(traffic),
+            "poisoned": lambda: _replayed(mixed),
+        },
+        rounds=ROUNDS,
+    )
+    detail = f"d={DIM} K={ARMS} H={HORIZON}, {PARTITIONS} partitions, {traffic.sent:,} events in"
+    yield Figure(name="embedded runner", value=traffic.sent / seconds["runner"], unit="events/s", detail=detail)
+    yield Figure(
+        name="bare codec loop", value=traffic.sent / seconds["codec"], unit="events/s", detail="the same events"
+    )
+    yield Figure(
+        name="runner / codec loop",
+        value=seconds["codec"] / seconds["runner"],
+        unit="×",
+        least=0.3,
+        detail="in events/s",
+    )
+    yield Figure(
+        name="with poison / without",
+        value=seconds["runner"] / seconds["poisoned"],
+        unit="×",
+        least=0.9,
+        detail=f"good events/s, {POISON:.0%} of the records bad",
+    )
+
+
+def _latency(traffic: Traffic) -> Iterator[Figure]:
+    """Time from sending a handful of records to holding their decisions, for live batches of 1 and of 32."""
+    for size, unit in ((1, "one record at a time"), (32, "32 records at a time")):
+        served = runner()
+        records = [sent for second in traffic.seconds[:40] for sent in second][: 2_000 * size // 8]
+        took = []
+        for start in range(0, len(records), size):
+            began = time.perf_counter()
+            _fed(served, records[start : start + size])
+            took.append(time.perf_counter() - began)
+        median, high = np.percentile(took[10:], (50, 99)) * 1e3
+        yield Figure(
+            name="record to decision", value=float(median), unit="ms", detail=f"p50, {unit}; p99 {high:.3g} ms"
+        )
+
+
+def _memory() -> Iterator[Figure]:
+    # A process of its own: what this one had before must not count.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        grown = pool.submit(_open_sessions, OPEN).result()
+    yield Figure(
+        name=f"{OPEN:,} open sessions",
+        value=grown / 1e6,
+        unit="MB",
+        most=300,
+        detail=f"d={DIM} K={ARMS} H={HORIZON}, learner's window included",
+    )
+    yield Figure(name="one open session", value=grown / OPEN, unit="bytes")
+
+
+def _open_sessions(count: int) -> int:
+    """Return how much this process grows by opening sessions."""
+    served = runner()
+    generator = np.random.default_rng(5)
+    start = 1_700_000_000_000
+    before = resident_memory()
+    for first in range(0, count, 1_000):
+        for place, context in enumerate(generator.standard_normal((1_000, DIM)).tolist(), start=first):
+            name = f"{place:032x}"
+            arrival = Arrival(session_id=name, occurred_at=start + place // 2, context=tuple(context))
+            served.send(
+                served.topics.arrivals, encode_arrival(arrival), key=name.encode(), timestamp=start + place // 2
+            )
+        served.pump()
+        served.advance(start + first // 2)
+    return resident_memory() - before

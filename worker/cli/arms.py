@@ -1,0 +1,118 @@
+"""`adcascade arms`: add, price and retire ads while everything runs."""
+
+from __future__ import annotations
+
+import argparse
+
+from worker.cli.options.parser import JSON, Command, Option, number
+from worker.cli.options.target import PLACE, control
+from worker.console import check_writable, say, table, write_json
+from worker.errors import InputError
+from worker.stream.events import ArmChange
+from worker.stream.parameters import Arm, Parameters
+
+ARM = Option(name="arm", help="the id of the ad", positional=True)
+REWARD = Option(name="reward", help="what a click on it earns; above zero", parse=number(above=0), metavar="AMOUNT")
+
+
+def listing(options: argparse.Namespace) -> int:
+    """Show all arms."""
+    check_writable(options.json)
+    newest = control(options).history()[-1]
+    arms = [{"arm": arm.arm, "reward": arm.reward, "active": arm.active} for arm in newest.arms]
+    write_json(options.json, {"version": newest.version, "arms": arms})
+    if options.json != "-":
+        rows = [[arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired"] for arm in newest.arms]
+        say(table(["arm", "reward", "state"], rows))
+    return 0
+
+
+def add(options: argparse.Namespace) -> int:
+    """Add an arm, or bring a retired one back."""
+    known = _known(options)
+    if known is not None and known.active:
+        raise InputError(f"arm {options.arm!r} is active already; `adcascade arms price` changes its reward")
+    if options.reward is None and known is None:
+        raise InputError("--reward is missing: what does a click on the new arm earn?")
+    reward = known.reward if options.reward is None and known is not None else options.reward
+    return _change(
+        options, ArmChange(arm=options.arm, reward=reward, active=True), "added" if known is None else "back"
+    )
+
+
+def price(options: argparse.Namespace) -> int:
+    """Change what a click on an arm earns."""
+    if options.reward is None:
+        raise InputError("--reward is missing: the new price")
+    known = _existing(options)
+    return _change(options, ArmChange(arm=options.arm, reward=options.reward, active=known.active), "priced")
+
+
+def retire(options: argparse.Namespace) -> int:
+    """Stop showing an arm; what is known of it is kept."""
+    known = _existing(options)
+    return _change(options, ArmChange(arm=options.arm, reward=known.reward, active=False), "retired")
+
+
+def _known(options: argparse.Namespace) -> Arm | None:
+    check_writable(options.json)
+    if not options.arm or len(options.arm) > 128 or not options.arm.isprintable():
+        raise InputError("the arm id must have 1 to 128 printable characters")
+    return next((arm for arm in control(options).history()[-1].arms if arm.arm == options.arm), None)
+
+
+def _existing(options: argparse.Namespace) -> Arm:
+    known = _known(options)
+    if known is None:
+        raise InputError(f"there is no arm {options.arm!r} (see adcascade arms list)")
+    return known
+
+
+def _change(options: argparse.Namespace, change: ArmChange, done: str) -> int:
+    after: Parameters = control(options).order(change)
+    write_json(options.json, {"version": after.version, "sha256": after.sha256, "arm": change.arm})
+    if options.json != "-":
+        say(f"{change.arm}: {done} at {change.reward:g}; version {after.version} is in force")
+    return 0
+
+
+COMMAND = Command(
+    name="arms",
+    summary="Add, price and retire ads; list them.",
+    examples=(
+        "adcascade arms list --state /var/lib/adcascade",
+        "adcascade arms add winter-coat --reward 1.20 --state /var/lib/adcascade",
+        "adcascade arms retire summer-hat --state /var/lib/adcascade",
+        "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # the workers of these topics",
+    ),
+    actions=(
+        Command(
+            name="list",
+            summary="Show all arms.",
+            examples=("adcascade arms list --state demo-state",),
+            options=(*PLACE, JSON),
+            run=listing,
+        ),
+        Command(
+            name="add",
+            summary="Add an arm, which starts at the prior, or bring a retired one back.",
+            examples=("adcascade arms add winter-coat --reward 1.20 --state demo-state",),
+            options=(ARM, REWARD, *PLACE, JSON),
+            run=add,
+        ),
+        Command(
+            name="price",
+            summary="Change what a click on an arm earns.",
+            examples=("adcascade arms price winter-coat --reward 0.90 --state demo-state",),
+            options=(ARM, REWARD, *PLACE, JSON),
+            run=price,
+        ),
+        Command(
+            name="retire",
+            summary="Stop showing an arm; what was learned of it is kept.",
+            examples=("adcascade arms retire winter-coat --state demo-state",),
+            options=(ARM, *PLACE, JSON),
+            run=retire,
+        ),
+    ),
+)

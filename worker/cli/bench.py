@@ -1,0 +1,122 @@
+"""`adcascade bench`: the benchmarks of this machine, as ratios within one run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+
+from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
+from worker.cli.options.parser import JSON, Command, Option, integer
+from worker.console import check_writable, note, progress, say, write_json
+
+
+def _measured(
+    name: str, title: str, measure: Callable[[], Iterator[Figure | str]], count: int, json: str | None
+) -> int:
+    """Collect figures, show and write them; a text among them says what is being done."""
+    check_writable(json)
+    figures: list[Figure] = []
+    crowd = busy()
+    with one_blas_thread() as blas:
+        where = {**machine(), "blas": blas, "blas_threads": 1}
+    with progress(title, count) as bar:
+        for figure in measure():
+            if isinstance(figure, str):
+                bar.describe(figure)
+                continue
+            figures.append(figure)
+            bar.describe(figure.name)
+            bar.advance()
+    if crowd:
+        note(crowd)
+    write_json(json, {"bench": name, "machine": where, "busy": crowd, "figures": [one.record() for one in figures]})
+    if json != "-":
+        say(f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread")
+        say()
+        say(figures_table(figures))
+    return 0
+
+
+def run_core(options: argparse.Namespace) -> int:
+    """Measure the decision core."""
+    from worker.bench.core import FIGURES, measure
+
+    return _measured("core", "measuring the core", measure, FIGURES, options.json)
+
+
+def run_stream(options: argparse.Namespace) -> int:
+    """Measure the embedded runner."""
+    from worker.bench.stream import FIGURES, measure
+
+    return _measured("stream", "measuring the stream", measure, FIGURES, options.json)
+
+
+def run_kafka(options: argparse.Namespace) -> int:
+    """Measure the worker on a real broker."""
+    if options.soak:
+        from worker.bench.kafka import soak as long
+
+        def soak() -> Iterator[Figure | str]:
+            return long.soak(options.broker, count=options.partitions)
+
+        return _measured("kafka soak", "soaking", soak, long.FIGURES, options.json)
+    from worker.bench.kafka.comparison import FIGURES, Scale, measure
+
+    scale = Scale(partitions=options.partitions)
+    return _measured("kafka", "measuring on Kafka", lambda: measure(options.broker, scale), FIGURES, options.json)
+
+
+CORE = Command(
+    name="core",
+    summary="The decision core: planning and closing episodes against a plain dense loop, growth with K, memory.",
+    examples=("adcascade bench core", "adcascade bench core --json core.json"),
+    options=(JSON,),
+    run=run_core,
+)
+
+STREAM = Command(
+    name="stream",
+    summary="The embedded runner against a bare codec loop, decision latency, memory of open sessions.",
+    examples=("adcascade bench stream", "adcascade bench stream --json stream.json"),
+    options=(JSON,),
+    run=run_stream,
+)
+
+KAFKA = Command(
+    name="kafka",
+    summary=(
+        "The worker on a real broker against raw aiokafka and an idiomatic Faust agent: events per second and\n"
+        "processor time on a backlog, time from arrival to decision live, recovery. Starts a broker of its own unless\n"
+        "told of one."
+    ),
+    examples=(
+        "adcascade bench kafka",
+        "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json",
+        "adcascade bench kafka --soak",
+    ),
+    options=(
+        Option(name="broker", help="the broker to measure on, host:port [one started for it]", metavar="HOST:PORT"),
+        Option(
+            name="partitions",
+            help="of every topic that can have more than one",
+            parse=integer(least=1, most=100),
+            default=4,
+            metavar="N",
+        ),
+        Option(
+            name="soak",
+            help="a long run instead: 1,000,000 events, a slow worker in the middle, its memory",
+            flag=True,
+            default=False,
+        ),
+        JSON,
+    ),
+    run=run_kafka,
+)
+
+COMMAND = Command(
+    name="bench",
+    summary="Benchmarks of this machine, as ratios within one run.",
+    examples=("adcascade bench core", "adcascade bench stream", "adcascade bench kafka"),
+    actions=(CORE, STREAM, KAFKA),
+)

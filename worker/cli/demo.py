@@ -1,0 +1,184 @@
+"""`adcascade demo`: the main job with nothing installed, on simulated users."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from worker.bandit.policies import BONUSES, POLICIES
+from worker.cli.options.learning import beta
+from worker.cli.options.parser import JSON, Command, Option, integer, number
+from worker.console import check_writable, note, say, write_json
+from worker.embedded.state import StateFolder
+from worker.errors import InputError
+from worker.logs.format import LogWriter
+from worker.metrics import Metrics
+from worker.simulation.demo import TICK, Demo, DemoSettings, check_state
+from worker.simulation.environments import ENVIRONMENTS
+from worker.simulation.live import View, live_view
+from worker.simulation.report import can_draw, check_report, write_report
+from worker.simulation.summary import summary, summary_table
+from worker.web.server import WebServer, operations
+from worker.web.status import status_routes
+
+DEFAULTS = DemoSettings()
+NO_REPORT = "none"
+
+OPTIONS = (
+    Option(name="environment", help="the simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
+    Option(name="policy", help="how slates are chosen", choices=POLICIES, default=DEFAULTS.policy),
+    Option(name="users", help="users per episode, on average", parse=integer(least=1), default=DEFAULTS.users),
+    Option(name="episodes", help="windows of a minute", parse=integer(least=1), default=DEFAULTS.episodes),
+    Option(name="seed", help="of the world and its users", parse=integer(least=0), default=DEFAULTS.seed),
+    Option(name="dim", help="context features d", parse=integer(least=1), default=DEFAULTS.dim),
+    Option(name="arms", help="arms K", parse=integer(least=1), default=DEFAULTS.arms),
+    Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
+    Option(
+        name="beta", help="exploration: a number of standard deviations, or theory", parse=beta, default=DEFAULTS.beta
+    ),
+    Option(name="bonus", help="what is added to Q to explore", choices=BONUSES, default=DEFAULTS.bonus),
+    Option(name="repeats", help="whether a session may show an arm twice", flag=True, default=DEFAULTS.repeats),
+    Option(
+        name="random-share",
+        help="share of sessions served at random, for `adcascade evaluate` on the record",
+        parse=number(least=0, most=1),
+        default=DEFAULTS.random_share,
+    ),
+    Option(
+        name="partitions",
+        help="of arrivals and clicks; changes nothing but the order of work",
+        parse=integer(least=1, most=1024),
+        default=DEFAULTS.partitions,
+    ),
+    Option(name="state", help="keep everything in DIR and go on from there, also after a kill -9", metavar="DIR"),
+    Option(
+        name="record", help="write all records of this run to FILE (.gz packs it, - is standard output)", metavar="FILE"
+    ),
+    Option(
+        name="report",
+        help="folder of the report, or none [DIR/report with --state DIR, else a temporary folder]",
+        metavar="DIR",
+    ),
+    Option(
+        name="metrics-port",
+        help="of http://127.0.0.1:PORT/ (status page) and /metrics; 0 takes a free one",
+        parse=integer(least=0, most=65535),
+        default=0,
+    ),
+    Option(name="speed", help="seconds of event time per second, at most [as fast as it goes]", parse=number(above=0)),
+    JSON,
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo; print a summary, and what else was asked for."""
+    settings = DemoSettings(**{name: getattr(options, name) for name in DemoSettings.__struct_fields__})
+    _check(options, settings)
+    began = time.perf_counter()
+    metrics = Metrics()
+    metrics.learning(here=True)
+    with ExitStack() as stack:
+        state = stack.enter_context(StateFolder(options.state)) if options.state else None
+        if state is not None:
+            check_state(state, settings)  # before a log of the same name is overwritten
+        routes = {**operations(metrics.registry, lambda: None), **status_routes(metrics, runner="demo")}
+        server = stack.enter_context(WebServer(routes, port=options.metrics_port))
+        log = stack.enter_context(LogWriter(options.record)) if options.record else None
+        demo = Demo(settings, state=state, watchers=[metrics], tap=log)
+        if demo.resumed:
+            note(f"going on after {len(demo.rows)} episodes" + (f"; {log.name} has what comes now" if log else ""))
+        stopped = _watch(demo, live_view(server.url), options.speed)
+        seconds = time.perf_counter() - began
+        folder = _report_folder(options)
+        page = None if folder is None else write_report(demo, folder, seconds=seconds)
+    _tell(options, demo, page, seconds)
+    return 128 + stopped if stopped else 0
+
+
+def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
+    """Refuse, before anything is run or written, what cannot be meant."""
+    settings.learning()
+    if settings.bonus == "paper" and not settings.repeats and settings.policy in ("ucbbp", "aucbbp"):
+        raise InputError("--bonus paper contradicts --no-repeats: there, exploring means optimistic probabilities")
+    files = [path for path in (options.json, options.record) if path is not None]
+    if len(set(files)) < len(files):
+        raise InputError("--json and --record must be different files")
+    check_writable(*files)
+    if options.report not in (None, NO_REPORT):
+        check_report(Path(options.report))
+
+
+def _watch(demo: Demo, view: View[Demo], speed: float | None) -> int:
+    """Let the demo run to its end, or until a signal comes: return its number, else 0."""
+    began, from_time = time.perf_counter(), demo.time
+    with _signals() as came, view:
+        while not demo.finished and not came:
+            demo.step()
+            view.show(demo)
+            if speed is not None:
+                ahead = (demo.time - from_time) / TICK / speed - (time.perf_counter() - began)
+                time.sleep(max(0.0, ahead))
+    return came[0] if came else 0
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect the first Ctrl-C or SIGTERM, so that a step is never cut in two; the next one acts as usual."""
+    came: list[int] = []
+    before: dict[int, Any] = {sent: signal.getsignal(sent) for sent in (signal.SIGINT, signal.SIGTERM)}
+
+    def note_down(sent: int, _: Any) -> None:
+        came.append(sent)
+        signal.signal(sent, before[sent])
+
+    for sent in before:
+        signal.signal(sent, note_down)
+    try:
+        yield came
+    finally:
+        for sent, handler in before.items():
+            signal.signal(sent, handler)
+
+
+def _report_folder(options: argparse.Namespace) -> Path | None:
+    if options.report is not None:
+        return None if options.report == NO_REPORT else Path(options.report)
+    return Path(options.state) / "report" if options.state else Path(tempfile.mkdtemp(prefix="adcascade-demo-"))
+
+
+def _tell(options: argparse.Namespace, demo: Demo, page: Path | None, seconds: float) -> None:
+    numbers = summary(demo)
+    write_json(options.json, {**numbers, "seconds": round(seconds, 3), "report": page and str(page)})
+    report = f"report: {page}" + ("" if can_draw() else " (pictures need matplotlib: pip install 'adcascade[lab]')")
+    if "-" in (options.json, options.record):
+        if page is not None:
+            note(report)
+        return
+    say(f"adcascade demo: {demo.settings.environment}, {demo.settings.policy}, seed {demo.settings.seed}")
+    say()
+    say(summary_table(numbers, seconds))
+    if page is not None:
+        say()
+        say(report)
+
+
+COMMAND = Command(
+    name="demo",
+    summary="The whole job in this process: simulated users, live view, metrics, and a report at the end.",
+    examples=(
+        "adcascade demo",
+        "adcascade demo --environment rare --policy ucbbp --seed 7 --report demo",
+        "adcascade demo --users 400 --episodes 300 --json -",
+        "adcascade demo --state demo.state     # stop it, kill it, start it again: it goes on",
+        "adcascade demo --record demo.log.gz && adcascade replay demo.log.gz --verify",
+        "adcascade demo --speed 60 --metrics-port 9464     # a minute per second, for Prometheus to watch",
+    ),
+    options=OPTIONS,
+    run=run,
+)

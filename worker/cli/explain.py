@@ -1,0 +1,235 @@
+"""`adcascade explain`: why this ad at this position, for one version of the parameters and one context."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from worker.bandit.policies import BONUSES, POLICIES
+from worker.bandit.precision import Floats, Ints
+from worker.cli.options.learning import beta
+from worker.cli.options.parser import JSON, Command, Option, integer
+from worker.console import check_writable, note, say, table, write_json
+from worker.errors import InputError, ParametersError
+from worker.stream.explanation import Explanation, Position, explain
+from worker.stream.parameters import Parameters, decode_parameters, with_settings
+
+TOP = 5  # arms in the table of a position
+LONGEST = 10_000  # displays in a session; more is a typing error, and would not fit into memory
+
+OPTIONS = (
+    Option(name="parameters", help="a parameters record, as `adcascade parameters export` writes it", metavar="FILE"),
+    Option(
+        name="context",
+        help="the user's context: a JSON list of numbers, @FILE with one, or - for standard input",
+        metavar="LIST",
+    ),
+    Option(name="policy", help="plan by this policy instead of the record's", choices=POLICIES),
+    Option(name="bonus", help="explore by this bonus instead of the record's", choices=BONUSES),
+    Option(name="beta", help="explore this much instead: a number of standard deviations, or theory", parse=beta),
+    Option(name="horizon", help="plan this many displays instead", parse=integer(least=1, most=LONGEST)),
+    Option(name="exclude", help="an arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
+    JSON,
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Explain one slate."""
+    for name in ("parameters", "context"):
+        if getattr(options, name) is None:
+            raise InputError(f"--{name} is missing (see adcascade explain --help)")
+    if options.parameters == options.context == "-":
+        raise InputError("--parameters - and --context - cannot both be read from standard input")
+    check_writable(options.json)
+    parameters = _overridden(_read_parameters(options.parameters), options)
+    context = _read_context(options.context, parameters.settings.dim)
+    reasons = explain(parameters, context, _indices(parameters, options.exclude))
+    write_json(
+        options.json,
+        {"slate": list(reasons.slate), "positions": [asdict(position) for position in reasons.positions]},
+    )
+    if options.json == "-":
+        for text in reasons.notes:
+            note(f"note: {text}")
+    else:
+        say(report(parameters, reasons))
+    return 0
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+#: What the fields that planning needs must be in a record that people may have written; a bool is no number here.
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("dim", "horizon", "version", "folds", "observations", "warmup"), ("a whole number", (int,))),
+    **dict.fromkeys(("ridge", "epsilon", "radius", "random_share"), ("a number", (int, float))),
+    "beta": ("a number or theory", (int, float, str)),
+    "repeats": ("true or false", (bool,)),
+}
+
+
+def _read_parameters(path: str) -> Parameters:
+    try:
+        parameters = decode_parameters(_prepared(_read(path, "--parameters")), complete=False)
+        if not parameters.arms:
+            raise ParametersError("there is no arm")
+        if parameters.settings.horizon > LONGEST:
+            raise ParametersError(f"horizon must be at most {LONGEST}, not {parameters.settings.horizon}")
+    except ParametersError as error:
+        raise ParametersError(f"--parameters {path}: {error}") from None
+    return parameters
+
+
+def _prepared(data: bytes) -> bytes:
+    """Check the kinds of fields, and let a record without a hash leave out that its arms are active."""
+    try:
+        record = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return data  # which decoding will say better
+    if not isinstance(record, dict):
+        return data
+    for name, (noun, kinds) in _KINDS.items():
+        value = record.get(name, kinds[0]())
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ParametersError(f"{name} must be {noun}, not {_kind(value)}")
+    if "sha256" in record or not isinstance(record.get("arms"), list):
+        return data
+    record["arms"] = [{"active": True, **arm} if isinstance(arm, dict) else arm for arm in record["arms"]]
+    return orjson.dumps(record)
+
+
+def _overridden(parameters: Parameters, options: argparse.Namespace) -> Parameters:
+    names = ("policy", "bonus", "beta", "horizon")
+    changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.bonus == "paper" and not parameters.settings.repeats and options.policy != "myopic-ucb":
+        raise InputError(
+            "--bonus paper: this record is without repeats, where exploring means optimistic probabilities"
+        )
+    if changes.get("beta") == "theory" and parameters.settings.beta != "theory":
+        # The record's radius is that of its own β: let it be made anew.
+        parameters = replace(parameters, radius=0.0)
+    return with_settings(parameters, **changes) if changes else parameters
+
+
+def _read_context(text: str, dim: int) -> Floats:
+    where = "--context"
+    if text == "-" or text.startswith("@"):
+        where = f"--context {text}"
+        data = _read(text.removeprefix("@"), where)
+    else:
+        data = text.encode()
+    try:
+        numbers = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise InputError(f"{where}: must be a JSON list of numbers such as '[0.5, -1.2]'") from None
+    if not isinstance(numbers, list):
+        raise InputError(f"{where}: must be a JSON list of numbers, not {_kind(numbers)}")
+    for place, value in enumerate(numbers):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InputError(f"{where}: number {place + 1} is {_kind(value)}, not a finite number")
+    if len(numbers) != dim:
+        raise InputError(f"{where}: has {len(numbers)} numbers, the parameters want {dim}")
+    return np.array(numbers, dtype=np.float64)
+
+
+def _read(path: str, where: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where} {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _indices(parameters: Parameters, arms: tuple[str, ...]) -> Ints:
+    known = {arm.arm: index for index, arm in enumerate(parameters.arms)}
+    for arm in arms:
+        if arm not in known:
+            raise InputError(f"--exclude {arm}: the parameters have no such arm")
+    return np.array([known[arm] for arm in arms], dtype=np.intp)
+
+
+def _kind(value: Any) -> str:
+    return {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "true or false"}.get(
+        type(value), repr(value)
+    )
+
+
+# ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def report(parameters: Parameters, reasons: Explanation) -> str:
+    """Return the best few arms of every position, and the reason for the choice in words."""
+    settings = parameters.settings
+    active = sum(arm.active for arm in parameters.arms)
+    explores = settings.policy in ("ucbbp", "aucbbp", "myopic-ucb")
+    bonus = f", {settings.bonus} bonus" if settings.repeats or settings.policy == "myopic-ucb" else ", no repeats"
+    spread = f"{bonus}, β = {settings.beta}" if explores else ""
+    lines = [f"version {parameters.version}: {settings.policy}{spread}; {active} of {len(parameters.arms)} arms active"]
+    lines += [f"note: {text}" for text in reasons.notes]
+    if reasons.slate:
+        lines.append(f"slate: {' → '.join(reasons.slate)}")
+    rewards = {arm.arm: arm.reward for arm in parameters.arms}
+    for position in reasons.positions:
+        if position.choice is not None:
+            lines += ["", f"position {position.position}, {position.mode}: {reason(position)}"]
+            lines.append(_candidates(position, rewards))
+    return "\n".join(lines)
+
+
+def _candidates(position: Position, rewards: dict[str, float]) -> str:
+    ranked = sorted(position.arms, key=lambda one: (one.arm != position.choice, -one.score))
+    rows = [
+        [
+            "→" if one.arm == position.choice else "",
+            one.arm,
+            *(f"{value:.4g}" for value in (one.probability, rewards[one.arm], one.q, one.width, one.bonus, one.score)),
+        ]
+        for one in ranked[:TOP]
+    ]
+    text = table(["", "arm", "probability", "reward", "Q", "width", "bonus", "score"], rows)
+    more = len(ranked) - TOP
+    return text + (f"\n   … and {more} more" if more > 0 else "")
+
+
+def reason(position: Position) -> str:
+    """Say in words why the choice won."""
+    chosen = next(one for one in position.arms if one.arm == position.choice)
+    later = f"{position.continuation:.4g} can still be earned when it is passed over"
+    if position.continuation == 0:
+        later = "nothing is planned after it"
+    surest = max(position.arms, key=lambda one: one.q)
+    others = [one for one in position.arms if one is not chosen]
+    if not others:
+        return f"{chosen.arm} is the only arm left; {later}"
+    if surest is chosen or surest.q <= chosen.q:
+        second = max(others, key=lambda one: one.q)
+        return (
+            f"{chosen.arm} is expected to earn the most, {chosen.q:.4g} (next: {second.arm}, {second.q:.4g}); {later}"
+        )
+    if chosen.bonus > 0:
+        return (
+            f"{surest.arm} is expected to earn more ({surest.q:.4g} against {chosen.q:.4g}), but {chosen.arm} may well "
+            f"be better than it looks (bonus {chosen.bonus:.4g} against {surest.bonus:.4g}); {later}"
+        )
+    return f"{chosen.arm} and {surest.arm} are as good as equal ({chosen.q:.7g}, {surest.q:.7g}); {later}"
+
+
+COMMAND = Command(
+    name="explain",
+    summary="Why this ad at this position: every arm's probability, Q, width, bonus and score, and the choice.",
+    examples=(
+        "adcascade explain --parameters parameters.json --context '[0.4, -1.1]'",
+        "adcascade explain --parameters parameters.json --context @context.json --exclude shoes --json -",
+        "adcascade explain --parameters parameters.json --context '[0, 0]' --policy greedy --horizon 3",
+    ),
+    options=OPTIONS,
+    run=run,
+)

@@ -1,0 +1,96 @@
+"""The command line: finds the command, resolves its options, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# One BLAS thread: folds are then the same to the bit, and two workers on two cores do not fight over them.
+# Has to be said before numpy is loaded, so before any command is.
+for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+
+from worker import __version__
+from worker.cli.options.parser import Command, build_parser, resolve
+from worker.errors import AdcascadeError, InputError
+
+#: Commands by name with their one-line summaries; each lives in `worker.cli.<name>` as `COMMAND` and is imported
+#: only when called, so that `--help` is quick.
+COMMANDS = {
+    "demo": "the main job with nothing installed: simulated users, live view, metrics, report",
+    "worker": "the same on Kafka: any number of workers, one of them learns",
+    "traffic": "simulated users against Kafka: arrivals, clicks, delays and pseudo-regret",
+    "topics": "create the topics on Kafka, or check those that exist",
+    "simulate": "the paper's experiments: policies × users × seeds, JSON and plots",
+    "explain": "parameters + context → per step and arm: probability, Q, width, bonus, choice",
+    "parameters": "show, export, diff, roll back, freeze and unfreeze parameters",
+    "arms": "add, price, retire and list ads",
+    "record": "topics of Kafka → a log that replay checks",
+    "replay": "a recorded log gives the same decisions and parameters again, or it says where not",
+    "evaluate": "a recorded log → what another policy would have earned, with confidence intervals",
+    "bench": "benchmarks of this machine, as ratios within one run",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0 done, 1 failed, 2 wrong input."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(arguments)
+    except InputError as error:
+        return _complain(error, 2)
+    except AdcascadeError as error:
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nadcascade: interrupted\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`… | head`): not a failure. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(overview())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        sys.stdout.write(f"adcascade {__version__}\n")
+        return 0
+    command = load(arguments[0])
+    parsed = build_parser(command, f"adcascade {command.name}").parse_args(arguments[1:])
+    options = resolve(parsed)
+    options.arguments = tuple(arguments[1:])
+    return int(parsed._command.run(options))
+
+
+def load(name: str) -> Command:
+    """Import the command called `name`."""
+    if name not in COMMANDS:
+        raise InputError(f"unknown command {name!r}; one of {', '.join(COMMANDS)} (see adcascade --help)")
+    command: Command = importlib.import_module(f"worker.cli.{name}").COMMAND
+    return command
+
+
+def overview() -> str:
+    """Return the help of `adcascade` itself."""
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: adcascade COMMAND [OPTIONS]\n\n"
+        "Serves the ads of a session one after another, planned backwards over the whole session.\n\n"
+        f"commands:\n{lines}\n\n"
+        "Every option is also a variable (--beta is ADCASCADE_BETA) and a name in a TOML file (--config).\n"
+        "adcascade COMMAND --help shows its options and examples.\n"
+    )
+
+
+def _complain(error: Exception, code: int) -> int:
+    sys.stderr.write(f"adcascade: {' '.join(str(error).split())}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,4 @@
+"""Options: one declaration gives the flag, the environment variable, the TOML name and the documentation.
+
+Groups of options that several commands share, and the values that they parse into.
+"""

@@ -1,0 +1,276 @@
+"""`adcascade parameters`: look at versions, and tell the learner to freeze or to go back."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import numpy as np
+
+from worker.cli.options.parser import JSON, Command, Option, integer
+from worker.cli.options.target import PLACE, control
+from worker.console import check_writable, note, say, table, write_file, write_json
+from worker.errors import InputError
+from worker.stream.events import Command as Order
+from worker.stream.parameters import SETTINGS, Parameters, encode_parameters
+
+TOP = 15  # arms shown to people; --json has all
+
+VERSION = Option(name="version", help="which version; the newest by default", parse=integer(least=0), metavar="N")
+
+
+def pick(history: list[Parameters], version: int | None) -> Parameters:
+    """Return the version asked for."""
+    if version is None:
+        return history[-1]
+    for parameters in history:
+        if parameters.version == version:
+            return parameters
+    kept = ", ".join(str(parameters.version) for parameters in history)
+    raise InputError(f"version {version} is not kept; there are {kept}")
+
+
+def describe(parameters: Parameters) -> dict[str, Any]:
+    """Return what people and machines want to know of a version."""
+    posterior = parameters.posterior
+    deviations = posterior.precision.widths(np.zeros((1, posterior.dim)))[0] if parameters.arms else []
+    return {
+        "version": parameters.version,
+        "sha256": parameters.sha256,
+        "parent_sha256": parameters.parent_sha256,
+        "effective_at": parameters.effective_at,
+        "made_at": parameters.made_at,
+        "window_end": parameters.window_end,
+        "frozen": parameters.frozen,
+        "folds": parameters.folds,
+        "observations": parameters.observations,
+        "explore_budget": parameters.explore_budget,
+        "parameter_norm": posterior.norm,
+        "smallest_eigenvalue": posterior.precision.smallest_eigenvalue if parameters.arms else None,
+        "settings": {name: getattr(parameters.settings, name) for name in SETTINGS},
+        "theta_context": posterior.theta_context.tolist(),
+        "arms": [
+            {
+                "arm": arm.arm,
+                "reward": arm.reward,
+                "active": arm.active,
+                "log_odds": float(bias),
+                "deviation": float(deviation),
+                "probability": float(1 / (1 + np.exp(-bias))),
+            }
+            for arm, bias, deviation in zip(parameters.arms, posterior.theta_arms, deviations, strict=True)
+        ],
+    }
+
+
+def show(options: argparse.Namespace) -> int:
+    """Show a version and the ones kept beside it."""
+    check_writable(options.json)
+    history = control(options).history()
+    details = describe(pick(history, options.version))
+    write_json(options.json, {**details, "kept": [p.version for p in history]})
+    if options.json == "-":
+        return 0
+    settings = details["settings"]
+    say(f"version {details['version']}  {details['sha256'][:16]}…  {'frozen' if details['frozen'] else 'learning'}")
+    say(f"  {details['folds']} folds, {details['observations']} observations; kept: {_span(history)}")
+    say(f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}")
+    smallest = details["smallest_eigenvalue"]
+    say(f"  ‖θ‖ {details['parameter_norm']:.4g}, smallest eigenvalue {'–' if smallest is None else f'{smallest:.4g}'}")
+    say()
+    best = sorted(details["arms"], key=lambda arm: -arm["probability"] * arm["reward"])
+    say(
+        table(
+            ["arm", "reward", "active", "click at x=0", "log-odds", "± deviation"],
+            [
+                [
+                    arm["arm"],
+                    f"{arm['reward']:.4g}",
+                    "yes" if arm["active"] else "retired",
+                    f"{arm['probability']:.4f}",
+                    f"{arm['log_odds']:+.3f}",
+                    f"{arm['deviation']:.3f}",
+                ]
+                for arm in best[:TOP]
+            ],
+        )
+    )
+    if len(best) > TOP:
+        say(f"… and {len(best) - TOP} more (--json - has all)")
+    return 0
+
+
+def _span(history: list[Parameters]) -> str:
+    first, last = history[0].version, history[-1].version
+    return str(last) if first == last else f"{first} to {last}"
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write a version's record, as it goes over the topic."""
+    output = options.output
+    check_writable(output)
+    record = encode_parameters(pick(control(options).history(), options.version))
+    if output == "-":
+        sys.stdout.buffer.write(record + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        write_file(output, record + b"\n")
+        note(f"wrote {output} ({len(record):,} bytes)")
+    return 0
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Show what changed from one version to another."""
+    check_writable(options.json)
+    history = control(options).history()
+    old, new = pick(history, options.old), pick(history, options.new)
+    changes = differences(old, new)
+    write_json(options.json, changes)
+    if options.json == "-":
+        return 0
+    say(f"version {old.version} → {new.version}: {changes['observations']:+} observations, {changes['folds']:+} folds")
+    for name, (before, after) in changes["settings"].items():
+        say(f"  {name}: {before} → {after}")
+    say(f"  context: moved by {changes['context_moved']:.4g}")
+    moved = sorted(changes["arms"], key=lambda arm: -abs(arm["log_odds_moved"]))
+    rows = [
+        [arm["arm"], arm["change"], f"{arm['log_odds_moved']:+.4f}", f"{arm['deviation_before']:.3f}",
+         f"{arm['deviation_after']:.3f}"]
+        for arm in moved[:TOP]
+    ]  # fmt: skip
+    say(table(["arm", "change", "log-odds", "± before", "± after"], rows) if rows else "  the arms are the same")
+    return 0
+
+
+def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
+    """Return what differs between two versions."""
+    one, other = describe(old), describe(new)
+    before = {arm["arm"]: arm for arm in one["arms"]}
+    arms = []
+    for arm in other["arms"]:
+        was = before.get(arm["arm"])
+        if was is None:
+            change = "added"
+        elif was["active"] != arm["active"]:
+            change = "brought back" if arm["active"] else "retired"
+        elif was["reward"] != arm["reward"]:
+            change = f"priced {was['reward']:g} → {arm['reward']:g}"
+        else:
+            change = ""
+        log_odds = 0.0 if was is None else was["log_odds"]
+        deviation = arm["deviation"] if was is None else was["deviation"]
+        if change or log_odds != arm["log_odds"] or deviation != arm["deviation"]:
+            arms.append(
+                {
+                    "arm": arm["arm"],
+                    "change": change,
+                    "log_odds_moved": arm["log_odds"] - log_odds,
+                    "deviation_before": deviation,
+                    "deviation_after": arm["deviation"],
+                }
+            )
+    return {
+        "from": old.version,
+        "to": new.version,
+        "observations": new.observations - old.observations,
+        "folds": new.folds - old.folds,
+        "settings": {
+            name: [one["settings"][name], other["settings"][name]]
+            for name in SETTINGS
+            if one["settings"][name] != other["settings"][name]
+        },
+        "context_moved": float(np.linalg.norm(new.posterior.theta_context - old.posterior.theta_context)),
+        "arms": arms,
+    }
+
+
+def _ordering(action: str, done: str) -> Any:
+    def run(options: argparse.Namespace) -> int:
+        check_writable(options.json)
+        place = control(options)
+        before = place.history()[-1]
+        order = Order(action=action, version=getattr(options, "to", None))  # type: ignore[arg-type]
+        after = place.order(order)
+        write_json(options.json, {"version": after.version, "sha256": after.sha256, "frozen": after.frozen})
+        if options.json != "-":
+            changed = after.version != before.version
+            say(f"{done}: version {after.version} is in force" if changed else f"nothing to do: already {done}")
+        return 0
+
+    return run
+
+
+COMMAND = Command(
+    name="parameters",
+    summary="Show, export, compare versions of the parameters; freeze learning, or roll back.",
+    examples=(
+        "adcascade parameters show --state /var/lib/adcascade",
+        "adcascade parameters export --state /var/lib/adcascade --version 41 --output v41.json",
+        "adcascade parameters rollback 41 --state /var/lib/adcascade",
+        "adcascade parameters freeze --broker kafka:9092     # the workers of these topics",
+    ),
+    actions=(
+        Command(
+            name="show",
+            summary="Show a version: arms, estimates, uncertainty, settings.",
+            examples=("adcascade parameters show --state demo-state --json -",),
+            options=(VERSION, *PLACE, JSON),
+            run=show,
+        ),
+        Command(
+            name="export",
+            summary="Write a version's record; `adcascade explain --parameters` reads it.",
+            examples=("adcascade parameters export --state demo-state --output now.json",),
+            options=(
+                VERSION,
+                Option(name="output", help="the file, or - for standard output", default="-", metavar="FILE"),
+                *PLACE,
+            ),
+            run=export,
+        ),
+        Command(
+            name="diff",
+            summary="Show what changed between two versions.",
+            examples=("adcascade parameters diff 40 41 --state demo-state",),
+            options=(
+                Option(name="old", help="the earlier version", parse=integer(least=0), positional=True),
+                Option(
+                    name="new",
+                    help="the later version; the newest by default",
+                    parse=integer(least=0),
+                    positional=True,
+                    optional=True,
+                ),
+                *PLACE,
+                JSON,
+            ),
+            run=diff,
+        ),
+        Command(
+            name="rollback",
+            summary="Go back to the estimate of one of the last 8 versions, under the arms of now.",
+            examples=("adcascade parameters rollback 39 --state demo-state",),
+            options=(
+                Option(name="to", help="the version to go back to", parse=integer(least=0), positional=True),
+                *PLACE,
+                JSON,
+            ),
+            run=_ordering("rollback", "rolled back"),
+        ),
+        Command(
+            name="freeze",
+            summary="Stop learning: windows close without a version; serving goes on.",
+            examples=("adcascade parameters freeze --state demo-state",),
+            options=(*PLACE, JSON),
+            run=_ordering("freeze", "frozen"),
+        ),
+        Command(
+            name="unfreeze",
+            summary="Learn again.",
+            examples=("adcascade parameters unfreeze --state demo-state",),
+            options=(*PLACE, JSON),
+            run=_ordering("unfreeze", "learning"),
+        ),
+    ),
+)

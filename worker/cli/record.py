@@ -1,0 +1,207 @@
+"""`adcascade record`: topics of Kafka into a log that `replay` checks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from worker.cli.options.brokers import CONNECTION, connection
+from worker.cli.options.parser import JSON, Command, Option
+from worker.cli.options.times import moment
+from worker.cli.signals import stops_on_signals
+from worker.console import Progress, check_writable, note, progress, say, table, write_json
+from worker.errors import InputError
+from worker.kafka.connection import Connection
+from worker.logs.format import LogWriter
+from worker.stream.events import TOPICS
+from worker.stream.topology import Topics
+
+if TYPE_CHECKING:
+    from worker.logs.record import Recorded, Span
+
+
+def topic_list(text: str) -> tuple[str, ...]:
+    """Return topics by their names without prefix.
+
+    >>> topic_list("arrivals, clicks")
+    ('arrivals', 'clicks')
+    """
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    unknown = [name for name in names if name not in TOPICS]
+    if unknown or not names:
+        raise ValueError(f"unknown topic {unknown[0] if unknown else text!r}; some of {','.join(TOPICS)}")
+    return names
+
+
+def beginning(text: str) -> str | int:
+    """Return an offset as a number; leave the rest to `moment`, which needs to know what time it is."""
+    if text == "earliest":
+        return text
+    if text.isdecimal():
+        return int(text)
+    moment(text, 0)
+    return text
+
+
+def ending(text: str) -> str:
+    """Check where to end."""
+    if text != "end":
+        moment(text, 0)
+    return text
+
+
+OPTIONS = (
+    Option(
+        name="file",
+        help="the log, overwritten; packed if it ends in .gz; - for standard output",
+        positional=True,
+    ),
+    *CONNECTION,
+    Option(
+        name="from",
+        help="earliest, an offset (of every partition), a time (2026-01-31T12:00:00Z), or how long ago (10m)",
+        parse=beginning,
+        metavar="WHERE",
+        default="earliest",
+    ),
+    Option(
+        name="until",
+        help="end (what is there now), or a time, also one to come",
+        parse=ending,
+        metavar="WHERE",
+        default="end",
+    ),
+    Option(name="live", help="go on with what comes, until Ctrl-C", flag=True, default=False),
+    Option(name="topics", help="names without prefix, with commas", parse=topic_list, default=TOPICS, metavar="NAMES"),
+    JSON,
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Record; a signal ends it with a complete file."""
+    if options.live and options.until != "end":
+        raise InputError("--live goes on until Ctrl-C: --until contradicts it")
+    if options.json == "-" and options.file == "-":
+        raise InputError("the log and --json cannot both go to standard output")
+    from worker.kafka.clients import converse
+    from worker.kafka.reading import partition_counts
+    from worker.logs.record import full_names
+
+    check_writable(options.file, options.json)
+    reached, topics = connection(options), Topics(options.prefix)
+    # Before a log of the same name is overwritten.
+    converse(reached, partition_counts(reached, *full_names(topics, options.topics)))
+    began = time.perf_counter()
+    with LogWriter(options.file) as log:
+        recorded, stopped = converse(reached, _record(reached, topics, options, log))
+    seconds = time.perf_counter() - began
+    write_json(options.json, as_json(recorded, seconds, topics, stopped=bool(stopped)))
+    (note if "-" in (options.file, options.json) else say)(told(log.name, recorded, seconds))
+    if recorded.gone:
+        note(
+            f"{recorded.gone:,} records of the parameters are gone (the topic is compacted): replay counts decisions "
+            "by versions that are not in the log as unverified"
+        )
+    if stopped and not options.live:
+        note("stopped before the end; the log is complete up to there")
+        return 128 + stopped
+    return 0
+
+
+async def _record(
+    reached: Connection, topics: Topics, options: argparse.Namespace, log: LogWriter
+) -> tuple[Recorded, int]:
+    from worker.logs.record import Recorder
+
+    stop = asyncio.Event()
+    with ExitStack() as stack:
+        came = stack.enter_context(stops_on_signals(stop))
+        bar = _Bar(stack, log.name)
+        recorder = Recorder(
+            reached,
+            topics,
+            options.topics,
+            span_of(options),
+            write=log,
+            tell=bar.tell,
+            flush=log.flush,
+        )
+        return await recorder.run(stop), came[0] if came else 0
+
+
+class _Bar:
+    """A bar that begins when it is known how long it will be, or that nobody knows."""
+
+    def __init__(self, stack: ExitStack, name: str) -> None:
+        self._stack = stack
+        self._name = name
+        self._bar: Progress | None = None
+
+    def tell(self, total: int | None, written: int) -> None:
+        if self._bar is None:
+            self._bar = self._stack.enter_context(progress(f"recording {self._name}", total, unit="records"))
+        self._bar.advance(written)
+
+
+def span_of(options: argparse.Namespace) -> Span:
+    """Return what the options ask for."""
+    from worker.logs.record import Span
+
+    now = time.time_ns() // 1_000_000
+    start = getattr(options, "from")
+    return Span(
+        start=start if isinstance(start, int) else None,
+        since=moment(start, now) if isinstance(start, str) and start != "earliest" else None,
+        until=None if options.until == "end" else moment(options.until, now),
+        live=options.live,
+    )
+
+
+def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool) -> dict[str, Any]:
+    """Return what was recorded, by topic without prefix; times in milliseconds since the epoch."""
+    return {
+        "records": recorded.records,
+        "topics": {name: recorded.counts[f"{topics.prefix}.{name}"] for name in TOPICS},
+        "parameters_gone": recorded.gone,
+        "first": recorded.first,
+        "last": recorded.last,
+        "stopped": stopped,
+        "seconds": round(seconds, 3),
+    }
+
+
+def told(name: str, recorded: Recorded, seconds: float) -> str:
+    """Return what was recorded, for people."""
+    rate = recorded.records / max(seconds, 1e-9)
+    span = ""
+    if recorded.first is not None and recorded.last is not None:
+        first, last = (datetime.fromtimestamp(time / 1000, tz=UTC) for time in (recorded.first, recorded.last))
+        span = f", {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"
+    lines = [f"{name}: {recorded.records:,} records{span}, in {seconds:.1f} s ({rate:,.0f}/s)"]
+    if recorded.counts:
+        lines += ["", table(["topic", "records"], [[topic, f"{n:,}"] for topic, n in sorted(recorded.counts.items())])]
+    return "\n".join(lines)
+
+
+COMMAND = Command(
+    name="record",
+    summary=(
+        "Writes topics of Kafka to a log of JSON lines, as kcat -J does, in the order of time. With all topics,\n"
+        "`adcascade replay` makes every decision and every version in it again. Parameters are read from the\n"
+        "beginning of their topic wherever the recording begins; those that compaction has taken away are not in\n"
+        "the log, and replay counts the decisions by them as unverified."
+    ),
+    examples=(
+        "adcascade record log.gz && adcascade replay log.gz --verify",
+        "adcascade record log.gz --from 2h",
+        "adcascade record log.gz --from 2026-01-31T12:00:00Z --until 2026-01-31T13:00:00Z",
+        "adcascade record live.jsonl --live",
+        "adcascade record - --topics decisions,dead-letters | jq .payload",
+    ),
+    options=OPTIONS,
+    run=run,
+)

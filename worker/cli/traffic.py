@@ -1,0 +1,210 @@
+"""`adcascade traffic`: simulated users against Kafka, with the truth known."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import time
+from dataclasses import fields
+from typing import Any
+
+import orjson
+
+from worker.cli.options.brokers import CONNECTION, connection, topic_names
+from worker.cli.options.learning import Duration, duration
+from worker.cli.options.parser import JSON, Command, Option, integer, number
+from worker.cli.options.times import span
+from worker.cli.signals import stops_on_signals
+from worker.console import check_writable, note, say, write_file, write_json
+from worker.errors import InputError
+from worker.kafka.connection import Connection
+from worker.simulation.environments import ENVIRONMENTS
+from worker.simulation.traffic.generator import Traffic, TrafficSettings
+from worker.simulation.traffic.metrics import TrafficMetrics
+from worker.simulation.traffic.view import summary, summary_table, traffic_view
+from worker.stream.parameters import Parameters
+from worker.stream.topology import Topics
+from worker.web.server import WebServer, operations
+
+DEFAULTS = TrafficSettings()
+AT_ONCE = (0, 0)
+
+_share = number(least=0, most=1)
+
+OPTIONS = (
+    *CONNECTION,
+    Option(name="rate", help="users per second, on average", parse=number(above=0), default=DEFAULTS.rate),
+    Option(name="flat-out", help="as many users as the workers can serve, in place of a rate", flag=True),
+    Option(
+        name="waiting",
+        help="with --flat-out: sessions that may wait for a decision",
+        parse=integer(least=1),
+        default=DEFAULTS.waiting,
+    ),
+    Option(name="sessions", help="end after so many [until Ctrl-C]", parse=integer(least=1), metavar="N"),
+    Option(name="duration", help="end after this time, such as 30s or 10m [until Ctrl-C]", parse=duration),
+    Option(name="environment", help="the simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
+    Option(name="dim", help="context features d", parse=integer(least=1), default=DEFAULTS.dim),
+    Option(name="arms", help="arms K", parse=integer(least=1), default=DEFAULTS.arms),
+    Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
+    Option(name="repeats", help="whether a session may show an arm twice", flag=True, default=DEFAULTS.repeats),
+    Option(name="seed", help="of the world and its users", parse=integer(least=0), default=DEFAULTS.seed),
+    Option(
+        name="look",
+        help="how long users look at a display, shortest-longest [1.5s-6.5s; with --flat-out 0]",
+        parse=span,
+    ),
+    Option(
+        name="patience",
+        help="how long users stay at most; less than the session timeout",
+        parse=duration,
+        metavar="TIME",
+        default=Duration(DEFAULTS.patience),
+    ),
+    Option(name="duplicates", help="share of records sent twice", parse=_share, default=DEFAULTS.duplicates),
+    Option(
+        name="disorder",
+        help="hold some records up for as long as this, so that others overtake them; less than the lateness",
+        parse=duration,
+        metavar="TIME",
+        default=Duration(DEFAULTS.disorder),
+    ),
+    Option(name="silence", help="share of users who never answer", parse=_share, default=DEFAULTS.silence),
+    Option(name="poison", help="unusable records, as a share of the users", parse=_share, default=DEFAULTS.poison),
+    Option(
+        name="prefetching",
+        help="share of clients that go through the slate of their first decision",
+        parse=_share,
+        default=DEFAULTS.prefetching,
+    ),
+    Option(
+        name="metrics-port",
+        help="of http://127.0.0.1:PORT/metrics; 0 takes a free one",
+        parse=integer(least=0, most=65535),
+        default=0,
+    ),
+    Option(
+        name="write-arms",
+        help="write the arms of this world to FILE (JSON, for adcascade worker --catalog FILE) and end",
+        metavar="FILE",
+    ),
+    JSON,
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the arms, or send users until it is enough; print a summary."""
+    settings = _settings(options)
+    check_writable(options.json, options.write_arms)
+    if options.write_arms is not None:
+        return _write_arms(settings, options.write_arms)
+    from worker.kafka.clients import converse
+    from worker.kafka.control import published
+
+    reached, topics = connection(options), Topics(options.prefix)
+    versions = converse(reached, published(reached, topic_names(options)))
+    if versions:
+        check_fits(settings, versions[-1])
+    else:
+        note(f"{topics.parameters} is empty: users wait until a worker has been started")
+    # Tens of thousands of small tuples live for milliseconds: looking for cycles among them takes a fifth of the time.
+    gc.set_threshold(100_000, 50, 100)
+    traffic = Traffic(settings, now=time.time_ns())
+    began = time.perf_counter()
+    try:
+        stopped = converse(reached, _attend(reached, topics, traffic, options.metrics_port))
+    finally:
+        if traffic.counts.sessions:  # also if the brokers have gone away in the middle
+            traffic.settle(time.time_ns())
+            _tell(options, summary(traffic, time.perf_counter() - began))
+    return 128 + stopped if stopped else 0
+
+
+def _settings(options: argparse.Namespace) -> TrafficSettings:
+    given = {f.name: getattr(options, f.name) for f in fields(TrafficSettings) if f.name not in ("rate", "look")}
+    return TrafficSettings(
+        **given,
+        rate=None if options.flat_out else options.rate,
+        look=options.look or (AT_ONCE if options.flat_out else DEFAULTS.look),
+    )
+
+
+def _write_arms(settings: TrafficSettings, path: str) -> int:
+    arms: list[dict[str, Any]] = [{"arm": arm.arm, "reward": arm.reward} for arm in settings.catalogue()]
+    if path == "-":
+        write_json("-", arms)
+        return 0
+    write_file(path, orjson.dumps(arms, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    say(f"{path}: {len(arms)} arms; serve them with")
+    say(f"  adcascade worker --dim {settings.dim} --horizon {settings.horizon} --catalog {path}")
+    return 0
+
+
+def check_fits(settings: TrafficSettings, served: Parameters) -> None:
+    """Refuse a world that the workers do not serve: all would be dead letters, or no regret would be true."""
+    there, arms = served.settings, {arm.arm: arm for arm in served.arms}
+    for name in ("dim", "horizon", "repeats"):
+        if getattr(there, name) != getattr(settings, name):
+            shown, wanted = (_flag(name, getattr(s, name)) for s in (there, settings))
+            raise InputError(f"the workers serve {shown}, this traffic has {wanted}: give the same to both")
+    catalogue = settings.catalogue()
+    unknown = [arm.arm for arm in catalogue if arm.arm not in arms]
+    if unknown:
+        raise InputError(
+            f"the workers do not know the arm {unknown[0]}: start them with what adcascade traffic --write-arms writes"
+        )
+    dearer = [arm for arm in catalogue if abs(arms[arm.arm].reward - arm.reward) > 1e-12]
+    if dearer:
+        note(
+            f"{len(dearer)} arms have another price here than with the workers, such as {dearer[0].arm}: "
+            f"{dearer[0].reward:g} and {arms[dearer[0].arm].reward:g}; revenue and regret are told by the first"
+        )
+
+
+def _flag(name: str, value: Any) -> str:
+    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
+
+
+async def _attend(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
+    """Run the traffic under the eyes of a person and of Prometheus; return the number of the signal that ended it."""
+    from worker.kafka.traffic import attend
+
+    metrics = TrafficMetrics(traffic)
+    stop = asyncio.Event()
+    with (
+        stops_on_signals(stop) as came,
+        WebServer(operations(metrics.registry, lambda: None), port=port) as server,
+        traffic_view(server.url) as view,
+    ):
+        await attend(reached, topics, traffic, stop=stop, show=lambda: view.show(traffic))
+    return came[0] if came else 0
+
+
+def _tell(options: argparse.Namespace, numbers: dict[str, Any]) -> None:
+    write_json(options.json, numbers)
+    if options.json == "-":
+        return
+    settings = numbers["settings"]
+    say(f"adcascade traffic: {settings['environment']}, seed {settings['seed']}, {numbers['seconds']:.1f} s")
+    say()
+    say(summary_table(numbers))
+
+
+COMMAND = Command(
+    name="traffic",
+    summary=(
+        "Simulated users against Kafka: sends arrivals, looks at the decisions, answers with passes and clicks. It\n"
+        "knows the true model, so it can say how much revenue the slates served miss (pseudo-regret), and how long\n"
+        "decisions take as a client sees it. The workers must serve the arms of the same world (--write-arms)."
+    ),
+    examples=(
+        "adcascade traffic --write-arms arms.json",
+        "adcascade topics create && adcascade worker --dim 5 --horizon 5 --catalog arms.json &",
+        "adcascade traffic --rate 200 --duration 10m",
+        "adcascade traffic --flat-out --sessions 100000 --json -",
+        "adcascade traffic --rate 50 --look 0.2s-1s --disorder 2s --duplicates 0.1 --poison 0.05",
+    ),
+    options=OPTIONS,
+    run=run,
+)

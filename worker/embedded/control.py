@@ -1,0 +1,50 @@
+"""Looking at the parameters and giving orders to the learner, wherever they are kept."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from worker.embedded.runner import Embedded
+from worker.embedded.state import StateFolder
+from worker.errors import FailedError, InputError
+from worker.stream.events import ArmChange, Command
+from worker.stream.parameters import Parameters, decode_parameters
+
+
+class Control(Protocol):
+    """A place where parameters are kept and orders are taken."""
+
+    def history(self) -> list[Parameters]:
+        """Return the versions kept, oldest first."""
+
+    def order(self, event: ArmChange | Command) -> Parameters:
+        """Give an order and return the version in force after it; raise `FailedError` if it was refused."""
+
+
+class StateControl:
+    """The state folder of an embedded runner that is not running."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def history(self) -> list[Parameters]:
+        """Return the versions kept, oldest first."""
+        with StateFolder(self._folder, create=False) as state:
+            return _versions(state)
+
+    def order(self, event: ArmChange | Command) -> Parameters:
+        """Append the order to the journal and let a learner act on it at once."""
+        with StateFolder(self._folder, create=False) as state:
+            newest = _versions(state)[-1]
+            outcome = Embedded(newest.settings, newest.arms, state=state).order(event)
+            for refusal in outcome.refusals:
+                if refusal.order == event:
+                    raise FailedError(f"refused: {refusal.reason}")
+            return _versions(state)[-1]
+
+
+def _versions(state: StateFolder) -> list[Parameters]:
+    versions = [decode_parameters(value) for value in state.parameters()]
+    if not versions:
+        raise InputError(f"{state.path} holds no parameters yet")
+    return versions

@@ -1,0 +1,252 @@
+"""The whole topology in one process, synchronously: no broker, time told by the caller.
+
+Bytes go in (`send`), `pump` runs them through the same processors as on Kafka, decisions come out; `advance` tells the
+time, which lets windows close and versions appear. With a state folder, sessions, journal and parameters survive the
+process, also a `kill -9`: a step's effects are stored before its decisions are handed out, so a caller that saw no
+answer sends again, and nothing counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import Protocol
+from zlib import crc32
+
+from worker.embedded.state import StateFolder
+from worker.errors import InputError
+from worker.stream.codec import Limits, encode_episode, encode_journal, encode_progress
+from worker.stream.events import ArmChange, Command, Episode, Progress
+from worker.stream.learner import Learner, Outcome
+from worker.stream.parameters import Arm, LearningSettings, Parameters, decode_parameters, encode_parameters
+from worker.stream.serving import Serving
+from worker.stream.tokens import Secret
+from worker.stream.topology import Emits, Record, Tally, Topics
+from worker.stream.versions import KEPT, Versions
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+class Observer(Protocol):
+    """Watches what the processors emit."""
+
+    def batch(self, emits: Emits, records: int, seconds: float) -> None:
+        """Take note that some records of a partition were handled."""
+
+    def episode(self, episode: Episode) -> None:
+        """Take note that a window was closed."""
+
+    def version(self, parameters: Parameters) -> None:
+        """Take note that a version was published."""
+
+
+class Tap(Protocol):
+    """Hears every record that goes over any topic."""
+
+    def __call__(self, record: Record, headers: Headers) -> None:
+        """Take one record."""
+
+
+class Embedded:
+    """Runs the topology in this process.
+
+    Parameters
+    ----------
+    settings, arms : the learner's configuration
+    partitions : of arrivals and clicks; the result does not depend on it
+    state : keeps everything across restarts, if given
+    batch : the most records handled at once
+    """
+
+    def __init__(
+        self,
+        settings: LearningSettings,
+        arms: Sequence[Arm],
+        *,
+        partitions: int = 8,
+        topics: Topics | None = None,
+        limits: Limits | None = None,
+        secret: Secret | None = None,
+        state: StateFolder | None = None,
+        observers: Sequence[Observer] = (),
+        tap: Tap | None = None,
+        batch: int = 512,
+    ) -> None:
+        if partitions < 1:
+            raise InputError(f"there must be at least one partition, not {partitions}")
+        self.topics = topics or Topics()
+        self.time = 0  # the latest that `advance` told
+        self.tally = Tally()
+        self._state = state
+        self._tap = tap
+        self._observers = observers
+        self._batch = batch
+        self._offsets = {name: [0] * partitions for name in _written(self.topics)}  # the next of each partition
+        self._inboxes: list[list[Record]] = [[] for _ in range(partitions)]
+        history = [decode_parameters(value) for value in state.parameters()] if state else []
+        self.learner = Learner(settings, arms, history)
+        self.versions = Versions(history[0] if history else self.learner.current)
+        for parameters in history[1:]:
+            self.versions.learn(parameters)
+        self.tasks = [
+            Serving(
+                self.versions,
+                partition=partition,
+                topics=self.topics,
+                limits=limits,
+                secret=secret,
+                keep_changelog=state is not None,
+            )
+            for partition in range(partitions)
+        ]
+        self._journal_end = 0
+        self._unread: list[tuple[int, bytes]] = []  # journal records the learner has not seen
+        if state is not None:
+            self._resume(state)
+        self._publish(self.learner.begin().versions)
+        self._commit()
+
+    def _resume(self, state: StateFolder) -> None:
+        parts: list[list[tuple[bytes, bytes]]] = [[] for _ in self.tasks]
+        for key, value in state.sessions():
+            parts[self.partition_of(key)].append((key, value))
+        for task, part in zip(self.tasks, parts, strict=True):
+            self.tally.add(task.restore(part))
+        self.time = int(state.meta("time") or b"0")
+        first, self._journal_end = state.journal_bounds()
+        self.learner.check_start(first, self._journal_end)
+        self._unread.extend(state.journal(self.learner.resume_offset))
+        self._learn()
+
+    def partition_of(self, key: bytes) -> int:
+        """Return the partition of a key."""
+        return crc32(key) % len(self.tasks)
+
+    # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, topic: str, value: bytes | None, *, key: bytes | None, timestamp: int) -> None:
+        """Put a record on arrivals or clicks; it is handled by the next `pump`."""
+        partition = crc32(key or b"") % len(self.tasks)
+        offsets = self._offsets[topic]
+        record = Record(topic, partition, offsets[partition], timestamp, key, value)
+        offsets[partition] += 1
+        self._inboxes[partition].append(record)
+        if self._tap:
+            self._tap(record, ())
+
+    def order(self, event: ArmChange | Command) -> Outcome:
+        """Put an arm change or a command on the journal, let the learner act on it, and return what it did."""
+        self._journal([(None, encode_journal(event))])
+        outcome = self._learn()
+        self._commit()
+        return outcome
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pump(self) -> list[tuple[bytes, bytes]]:
+        """Handle everything that was sent; return the decisions (key, value)."""
+        decisions: list[tuple[bytes, bytes]] = []
+        for partition, task in enumerate(self.tasks):
+            inbox = self._inboxes[partition]
+            if not inbox:
+                continue
+            self._inboxes[partition] = []
+            for start in range(0, len(inbox), self._batch):
+                decisions.extend(self._step(partition, task, inbox[start : start + self._batch]))
+        return decisions
+
+    def advance(self, now: int) -> None:
+        """Tell the time: everything sent is handled, so all partitions have progressed to it."""
+        if any(self._inboxes):
+            raise InputError("pump before advancing: time may not pass records that wait")
+        self.time = max(self.time, now)
+        # A state folder may have been written with more partitions. Those are empty now, and hold nothing back.
+        count = max(len(self.tasks), self.learner.partitions)
+        progress = [Progress(partition=partition, partitions=count, time=self.time) for partition in range(count)]
+        self._journal([(None, encode_progress(one)) for one in progress])
+        for partition, task in enumerate(self.tasks):
+            task.acknowledged(self.time)
+            if task.has_due:
+                self._step(partition, task, [])
+        if self._state:
+            self._state.set_meta("time", b"%d" % self.time)
+        self._learn()
+        self._commit()
+
+    def _step(self, partition: int, task: Serving, records: list[Record]) -> list[tuple[bytes, bytes]]:
+        started = perf_counter()
+        emits = task.handle(records)
+        seconds = perf_counter() - started
+        self._journal(emits.journal)
+        if self._state:
+            self._state.change_sessions(emits.changelog)
+        self._learn()  # while the records are still in the processor's cache
+        self._commit()
+        if self._tap:
+            self._show(emits, partition)
+        self.tally.add(emits.tally)
+        for observer in self._observers:
+            observer.batch(emits, len(records), seconds)
+        return emits.decisions
+
+    def _journal(self, records: Sequence[tuple[bytes | None, bytes]]) -> None:
+        start = self._journal_end
+        placed = [(start + index, value) for index, (_, value) in enumerate(records)]
+        self._journal_end += len(placed)
+        self._unread.extend(placed)
+        if self._state:
+            self._state.append_journal(placed)
+        if self._tap:
+            for (offset, value), (key, _) in zip(placed, records, strict=True):
+                self._tap(Record(self.topics.journal, 0, offset, self.time, key, value), ())
+
+    def _learn(self) -> Outcome:
+        unread, self._unread = self._unread, []
+        outcome = self.learner.handle(unread)
+        for episode in outcome.episodes:
+            self._emit(self.topics.episodes, b"%d" % episode.version, encode_episode(episode))
+            for observer in self._observers:
+                observer.episode(episode)
+        self._publish(outcome.versions)
+        return outcome
+
+    def _publish(self, versions: Iterable[Parameters]) -> None:
+        for parameters in versions:
+            value = encode_parameters(parameters)
+            self._emit(self.topics.parameters, b"%d" % (parameters.version % KEPT), value)
+            if self._state:
+                self._state.put_parameters(
+                    parameters.version, value, kept=KEPT, needed=min(parameters.resume_offset, self._journal_end)
+                )
+            self.versions.learn(decode_parameters(value))
+            for observer in self._observers:
+                observer.version(parameters)
+
+    def _emit(
+        self, topic: str, key: bytes | None, value: bytes | None, partition: int = 0, headers: Headers = ()
+    ) -> None:
+        if self._tap:
+            self._tap(Record(topic, partition, self._offsets[topic][partition], self.time, key, value), headers)
+            self._offsets[topic][partition] += 1
+
+    def _show(self, emits: Emits, partition: int) -> None:
+        for key, value in emits.decisions:
+            self._emit(self.topics.decisions, key, value, partition)
+        for letter in emits.dead_letters:
+            self._emit(self.topics.dead_letters, letter.key, letter.value, 0, letter.headers)
+
+    def _commit(self) -> None:
+        if self._state:
+            self._state.commit()
+
+
+def _written(topics: Topics) -> tuple[str, ...]:
+    """Return the topics whose offsets the runner counts; those of the journal are kept with it."""
+    return (
+        topics.arrivals,
+        topics.clicks,
+        topics.decisions,
+        topics.parameters,
+        topics.episodes,
+        topics.dead_letters,
+    )

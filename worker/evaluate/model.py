@@ -1,0 +1,304 @@
+"""A click model of the log, fitted so that no session is judged by a model that has seen it.
+
+The sessions are dealt into folds; the model used for a fold is fitted on the displays of the others (cross-fitting).
+It is the same logistic model that serving uses, fitted to all answered displays at once, whoever chose them: given the
+context and the arm, a click does not depend on why the arm was shown. Beside it stands the probability that a user
+leaves a display unanswered, by position, the same for all arms.
+
+With f_k the click probability, q_h the probability of leaving, and π_h the target's choice at position h,
+
+    Q_h(k) = (1 − q_h) [ f_k e_k + (1 − f_k) C_{h+1} ]        V_h = Σ_k π_h(k) Q_h(k)
+
+C_{h+1} is the value of the target's plan from the next position on. It is exact where the target is deterministic and
+where arms may repeat; for ε-greedy and random without repeats it neglects that an arm shown is gone, which makes it
+less exact but keeps V_h = E_π[Q_h], all that the doubly robust estimator asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from worker.bandit.estimators import update
+from worker.bandit.model import Observations, Posterior, sigmoid
+from worker.bandit.planning import NO_ARM
+from worker.bandit.precision import Floats, Ints
+from worker.errors import EstimationError
+from worker.evaluate.sessions import Bools, Sessions
+from worker.evaluate.support import LEAST_CLICKS, Unsupported
+
+FOLDS = 5
+RIDGE = 0.1  # weak: a prior around even odds would pull rare clicks up
+ROWS = 4096  # sessions × arms are looked at in slices of so many sessions
+PRIOR_DISPLAYS = 10.0  # with which the share of users who leave at a position is pulled to that of all positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClickModel:
+    """What was fitted: the click model, and (H,) the probability of leaving at each position and what it rests on."""
+
+    posterior: Posterior
+    leaving: Floats
+    reached: Floats
+
+    def chances(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return click probabilities, 0 where there is no arm: (n, d), (n, H) → (n, H)."""
+        belief = self.posterior
+        found = sigmoid((contexts @ belief.theta_context)[:, None] + belief.theta_arms[arms])
+        found[arms == NO_ARM] = 0.0
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judges:
+    """Models that have not seen the sessions of their fold, and one that has seen all: it tells how sure they are."""
+
+    folds: Ints
+    models: tuple[ClickModel, ...]
+    whole: ClickModel
+    displays: int
+    clicks: int
+    expected_clicks: float
+
+    def each(self) -> Iterator[tuple[Ints, ClickModel]]:
+        """Yield the sessions of each fold and their model."""
+        for fold, model in enumerate(self.models):
+            yield np.flatnonzero(self.folds == fold), model
+
+    def part(self, rows: Bools) -> Judges:
+        """Return the judges of some of the sessions."""
+        return Judges(
+            folds=self.folds[rows],
+            models=self.models,
+            whole=self.whole,
+            displays=self.displays,
+            clicks=self.clicks,
+            expected_clicks=self.expected_clicks,
+        )
+
+
+def judges(sessions: Sessions, *, generator: np.random.Generator) -> Judges:
+    """Fit the models; `generator` deals the sessions into folds."""
+    clicks = int(sessions.clicked.sum())
+    if clicks < LEAST_CLICKS:
+        raise Unsupported(f"the log has {clicks} clicks, of {LEAST_CLICKS} needed to fit a model")
+    folds = generator.permutation(len(sessions)) % FOLDS
+    try:
+        models = tuple(_fitted(sessions.part(folds != fold)) for fold in range(FOLDS))
+        whole = _fitted(sessions)
+    except EstimationError as error:
+        raise Unsupported(f"no click model fits the log: {error}") from None
+    found = Judges(
+        folds=folds,
+        models=models,
+        whole=whole,
+        displays=int(sessions.answered.sum()),
+        clicks=clicks,
+        expected_clicks=0.0,
+    )
+    expected = sum(
+        float(model.chances(sessions.contexts[rows], sessions.slates[rows])[_seen(sessions)[rows]].sum())
+        for rows, model in found.each()
+    )
+    return Judges(
+        folds=folds,
+        models=models,
+        whole=whole,
+        displays=found.displays,
+        clicks=clicks,
+        expected_clicks=expected,
+    )
+
+
+def _seen(sessions: Sessions) -> Bools:
+    return np.asarray(sessions.positions <= sessions.answered[:, None])
+
+
+def _fitted(sessions: Sessions) -> ClickModel:
+    rows, places = np.nonzero(_seen(sessions))
+    data = Observations(
+        contexts=sessions.contexts,
+        sessions=rows,
+        arms=sessions.slates[rows, places],
+        clicked=(sessions.clicked[rows] & (places + 1 == sessions.displayed[rows])).astype(np.float64),
+    )
+    prior = Posterior.prior(dim=sessions.contexts.shape[1], arms=sessions.prices.shape[1], ridge=RIDGE)
+    left = (sessions.reached & ~_seen(sessions)).sum(axis=0)
+    reached = sessions.reached.sum(axis=0)
+    overall = left.sum() / max(1, reached.sum())
+    return ClickModel(
+        posterior=update(prior, data).posterior,
+        leaving=(left + PRIOR_DISPLAYS * overall) / (reached + PRIOR_DISPLAYS),
+        reached=reached.astype(np.float64),
+    )
+
+
+# ── the value of slates ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlateValues:
+    """The value of slates under a model, (n, H+1) from each position on, and what moves it.
+
+    `slopes` (n, H) is ∂V_1/∂u_h, u_h the log-odds of the arm at h; `losses` (n, H) is −∂V_1/∂q_h.
+    """
+
+    values: Floats
+    slopes: Floats
+    losses: Floats
+
+
+def slate_values(model: ClickModel, sessions: Sessions, slates: Ints) -> SlateValues:
+    """Value slates (n, H) for the sessions' contexts, at their prices, up to their depth."""
+    count, horizon = slates.shape
+    chances, prices = model.chances(sessions.contexts, slates), sessions.price(slates)
+    chances[:, sessions.depth :] = 0.0
+    stay = 1 - model.leaving
+    values = np.zeros((count, horizon + 1))
+    for h in range(horizon - 1, -1, -1):
+        ahead = values[:, h + 1]
+        values[:, h] = np.where(slates[:, h] == NO_ARM, 0.0, stay[h] * (ahead + chances[:, h] * (prices[:, h] - ahead)))
+    values[:, sessions.depth :] = 0.0
+    onward = np.cumprod(stay * (1 - chances), axis=1)
+    reach = np.concatenate([np.ones((count, 1)), onward[:, :-1]], axis=1)
+    slopes = reach * stay * chances * (1 - chances) * (prices - values[:, 1:])
+    losses = reach * values[:, :-1] / stay
+    return SlateValues(values=values, slopes=slopes, losses=losses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelError:
+    """How wrong the mean value of the target's slates may be because the model is estimated.
+
+    `variance` is of that mean; `pulls` (n,) is by how much each session, one of those that the model was fitted on, has
+    moved it.
+    """
+
+    variance: float
+    pulls: Floats
+
+
+def model_error(judges: Judges, sessions: Sessions, *, after: int = 0) -> ModelError:
+    """Return the error that comes from the model of positions > `after`.
+
+    By the delta method, with g the gradient of the mean in θ and A the information of all displays: the variance is
+    gᵀA⁻¹g, plus the binomial variance of the shares who leave, and a session has pulled by gᵀA⁻¹ Σ_h z_h (y_h − p_h).
+    """
+    model = judges.whole
+    slope_context = np.zeros(sessions.contexts.shape[1])
+    slope_arms = np.zeros(sessions.prices.shape[1])
+    loss = np.zeros(sessions.horizon)
+    total = len(sessions) * len(sessions.target_slates)
+    for slates in sessions.target_slates:
+        valued = slate_values(model, sessions, slates)
+        slopes = np.where(sessions.positions > after, valued.slopes, 0.0)
+        slope_context += sessions.contexts.T @ slopes.sum(axis=1) / total
+        there = slates != NO_ARM
+        slope_arms += np.bincount(slates[there], weights=slopes[there], minlength=len(slope_arms)) / total
+        loss[after:] += valued.losses.sum(axis=0)[after:] / total
+    context, arms = model.posterior.precision.solve(slope_context, slope_arms)
+    shares = model.leaving * (1 - model.leaving) / np.maximum(model.reached, 1)
+    clicks = sessions.clicked[:, None] & (sessions.positions == sessions.displayed[:, None])
+    surprise = np.where(_seen(sessions), clicks - model.chances(sessions.contexts, sessions.slates), 0.0)
+    return ModelError(
+        variance=float(slope_context @ context + slope_arms @ arms + (loss**2 * shares).sum()),
+        pulls=(surprise * ((sessions.contexts @ context)[:, None] + arms[sessions.slates])).sum(axis=1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Baseline:
+    """What a model expects along the slates that were shown, under the target from there on.
+
+    `action` (n, H) is Q_h of the arm shown, `state` (n, H) is V_h given what was shown before.
+    """
+
+    action: Floats
+    state: Floats
+
+
+def baseline(model: ClickModel, sessions: Sessions) -> Baseline:
+    """Return what a model expects at every position of what was shown."""
+    parts = [_baseline(model, sessions.part(rows)) for rows in _slices(len(sessions))]
+    return Baseline(
+        action=np.concatenate([part.action for part in parts]), state=np.concatenate([part.state for part in parts])
+    )
+
+
+def _slices(count: int) -> Iterator[Ints]:
+    for start in range(0, max(1, count), ROWS):
+        yield np.arange(start, min(start + ROWS, count))
+
+
+def _baseline(model: ClickModel, sessions: Sessions) -> Baseline:
+    target, depth, stay = sessions.target, sessions.depth, 1 - model.leaving
+    epsilon = target.epsilon[:, None]
+    anything = _uniform_means(model, sessions) if (target.epsilon > 0).any() else _Means.none(sessions)
+    continuation = _continuation(model, sessions, anything)
+    shown, shown_prices = model.chances(sessions.contexts, sessions.slates), sessions.price(sessions.slates)
+    action = stay * (shown * shown_prices + (1 - shown) * continuation[:, 1:])
+    plan = target.plan_along(sessions.slates)
+    planned, planned_prices = model.chances(sessions.contexts, plan), sessions.price(plan)
+    chance = (1 - epsilon) * planned + epsilon * anything.chance_along
+    earned = (1 - epsilon) * planned * planned_prices + epsilon * anything.earned_along
+    state = stay * (earned + (1 - chance) * continuation[:, 1:])
+    beyond = sessions.positions > depth
+    action[beyond | (sessions.slates == NO_ARM)] = 0.0
+    state[beyond | (sessions.slates == NO_ARM)] = 0.0
+    return Baseline(action=action, state=state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Means:
+    """Means of f_k and f_k e_k over the eligible arms: at first (n, 1), and along what was shown (n, H)."""
+
+    chance: Floats
+    earned: Floats
+    chance_along: Floats
+    earned_along: Floats
+
+    @classmethod
+    def none(cls, sessions: Sessions) -> _Means:
+        first, along = np.zeros((len(sessions), 1)), np.zeros(sessions.slates.shape)
+        return cls(chance=first, earned=first, chance_along=along, earned_along=along)
+
+
+def _uniform_means(model: ClickModel, sessions: Sessions) -> _Means:
+    belief = model.posterior
+    mask, prices = sessions.can_show(), sessions.prices[sessions.period]
+    chances = sigmoid((sessions.contexts @ belief.theta_context)[:, None] + belief.theta_arms) * mask
+    sum_chance, sum_earned = chances.sum(axis=1)[:, None], (chances * prices).sum(axis=1)[:, None]
+    gone_chance = gone_earned = np.zeros(sessions.slates.shape)
+    if not sessions.target.repeats:
+        shown = model.chances(sessions.contexts, sessions.slates)
+        gone_chance = _before(shown)
+        gone_earned = _before(shown * sessions.price(sessions.slates))
+    eligible = sessions.eligible
+    return _Means(
+        chance=sum_chance / eligible[:, :1],
+        earned=sum_earned / eligible[:, :1],
+        chance_along=(sum_chance - gone_chance) / eligible,
+        earned_along=(sum_earned - gone_earned) / eligible,
+    )
+
+
+def _before(numbers: Floats) -> Floats:
+    """Return the sums over the earlier positions: (n, H) → (n, H)."""
+    return np.asarray(np.cumsum(numbers, axis=1) - numbers)
+
+
+def _continuation(model: ClickModel, sessions: Sessions, anything: _Means) -> Floats:
+    """Return C_h, the value of the target's plan from each position on, whatever was shown before: (n, H+1)."""
+    target = sessions.target
+    best, stay = target.best, 1 - model.leaving
+    chances, prices = model.chances(sessions.contexts, best), sessions.price(best)
+    epsilon = target.epsilon
+    values = np.zeros((len(sessions), sessions.horizon + 1))
+    for h in range(sessions.depth - 1, -1, -1):
+        chance = (1 - epsilon) * chances[:, h] + epsilon * anything.chance[:, 0]
+        earned = (1 - epsilon) * chances[:, h] * prices[:, h] + epsilon * anything.earned[:, 0]
+        values[:, h] = stay[h] * (earned + (1 - chance) * values[:, h + 1])
+        values[(sessions.slates[:, h] == NO_ARM), h] = 0.0
+    return values

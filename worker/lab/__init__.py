@@ -1,1 +1,0 @@
-"""Experiments, evaluation, plots and benchmarks, for people."""

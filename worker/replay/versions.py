@@ -1,0 +1,267 @@
+"""Every version of a log folded again from the journal in it.
+
+Rules that hold in this file:
+
+- The learner starts from version 0, or, if the journal does not begin at its beginning, from the oldest version that
+  needs nothing of what is missing; that one is taken as it is recorded. It is started anew after a hole in the journal.
+- A version that comes out with another hash is a mismatch, and so is a recorded one that does not come out at all. If
+  the versions after it were made from the recorded one, the learner goes on from that: so one wrong record is one
+  mismatch, and a wrong fold does not make all later ones wrong.
+- Another kind of machine rounds otherwise. With a tolerance, a version counts as equal if nothing but its numbers
+  differs, and those by no more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import inf
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from worker.logs.findings import Findings, Mismatch
+from worker.logs.versions import Published, RecordedVersion, RecordedVersions
+from worker.stream.events import Command
+from worker.stream.learner import Learner, Outcome
+from worker.stream.parameters import LearningSettings, Parameters
+from worker.stream.versions import KEPT
+
+CHUNK: Final = 1024  # journal records at once
+
+Status: TypeAlias = Literal["folded", "recorded", "differs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionResult:
+    """A version: its hash as it came out (`folded`, `differs`), or as it stands in the log (`recorded`)."""
+
+    version: int
+    sha256: str
+    status: Status
+
+
+class FoldAudit:
+    """Takes the journal of a log in its order and compares the versions that it makes with the recorded ones."""
+
+    def __init__(self, versions: RecordedVersions, findings: Findings, *, tolerance: float = 0.0) -> None:
+        self.holes: list[tuple[int, int]] = []  # first and last offset missing, of the first few
+        self._versions = versions
+        self._findings = findings
+        self._tolerance = tolerance
+        self._results: dict[int, VersionResult] = {}
+        self._made_under = _made_under(versions)
+        self._learner: Learner | None = None
+        self._kept: dict[int, Parameters] = {}  # the last versions, as the learner has them
+        self._started = -1  # the version that the learner was started from
+        self._chunk: list[tuple[int, bytes]] = []
+        self._recent: deque[tuple[int, bytes]] = deque()  # what a learner may have to read again
+        self._next: int | None = None
+
+    def take(self, offset: int, value: bytes) -> None:
+        """Take the next journal record."""
+        if self._next is None:
+            self._start(above=-1, first=offset)
+        elif offset != self._next:
+            self._feed()
+            self._miss(self._next)
+            if len(self.holes) < 10:
+                self.holes.append((self._next, offset - 1))
+            self._recent.clear()
+            self._start(above=self._kept_up_to(), first=offset)
+        self._next = offset + 1
+        self._chunk.append((offset, value))
+        if len(self._chunk) >= CHUNK:
+            self._feed()
+
+    def finish(self) -> list[VersionResult]:
+        """Fold what is left; return all versions, made or recorded."""
+        if self._next is None:
+            self._start(above=-1, first=0)  # without a journal, version 0 can still be made
+        self._feed()
+        self._miss(self._next or 0)
+        for number, recorded in self._versions.known.items():
+            if number not in self._results:
+                self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="recorded")
+        return [self._results[number] for number in sorted(self._results)]
+
+    # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self, *, above: int, first: int) -> None:
+        """Start from the lowest version above `above` that needs no journal record before `first`."""
+        self._learner = None
+        for number in sorted(self._versions.known):
+            if number > above:
+                record = next((r for r in self._versions.known[number].records if r.resume_offset >= first), None)
+                if record is not None:
+                    self._start_from(number, record)
+                    return
+
+    def _start_from(self, number: int, record: Published) -> None:
+        loaded = self._versions.read(number, record)
+        self._started = number
+        if number == 0:
+            self._learner = Learner(loaded.settings, loaded.arms, made_under=self._made_under)
+            self._kept = {}
+            if self._judge(self._learner.begin()):
+                self._learner = self._continued()
+            return
+        self._kept = {number: loaded}
+        while len(self._kept) < KEPT and (before := min(self._kept) - 1) in self._versions.known:
+            self._kept[before] = self._versions.read(before)
+        self._learner = self._continued()
+
+    def _continued(self) -> Learner:
+        newest = self._kept[max(self._kept)]
+        return Learner(newest.settings, newest.arms, self._kept.values(), made_under=self._made_under)
+
+    def _kept_up_to(self) -> int:
+        return max(self._kept, default=-1)
+
+    # ── folding ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _feed(self) -> None:
+        chunk, self._chunk = self._chunk, []
+        if self._learner is None:
+            return
+        self._recent.extend(chunk)
+        pending = _pieces(chunk)
+        while pending and self._learner is not None:
+            outcome = self._learner.handle(pending.popleft())
+            if is_lost(self._learner, outcome):
+                self._start(above=self._learner.current.version, first=self._recent[0][0])
+            elif self._judge(outcome):
+                self._learner = self._continued()
+            else:
+                continue
+            if self._learner is not None:
+                start = self._learner.resume_offset
+                pending = _pieces([record for record in self._recent if record[0] >= start])
+        self._trim()
+
+    def _trim(self) -> None:
+        if self._learner is None:
+            self._recent.clear()
+            return
+        needed = self._learner.resume_offset
+        while self._recent and self._recent[0][0] < needed:
+            self._recent.popleft()
+
+    # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self, outcome: Outcome) -> bool:
+        """Compare what was made; return whether to go on from a recorded version, now the newest of those kept."""
+        for made in outcome.versions:
+            number = made.version
+            if number == self._kept_up_to():
+                self._kept[number] = made  # published again from a newer position
+                continue
+            self._kept[number] = made
+            self._kept.pop(number - KEPT, None)
+            recorded = self._versions.known.get(number)
+            if recorded is None:
+                self._results[number] = VersionResult(version=number, sha256=made.sha256, status="folded")
+            elif not self._compare(made, recorded):
+                return True
+        return False
+
+    def _compare(self, made: Parameters, recorded: RecordedVersion) -> bool:
+        """Compare one version; return False if the learner has to go on from the recorded one."""
+        number, sha256 = made.version, made.sha256
+        if sha256 == recorded.sha256:
+            if made.effective_at != recorded.effective_at:
+                self._report(number, "effective_at", made.effective_at, recorded.effective_at)
+            self._results[number] = VersionResult(version=number, sha256=sha256, status="folded")
+            return True
+        there = self._versions.read(number)
+        name, by = difference(made, there)
+        if by <= self._tolerance:
+            self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="folded")
+        else:
+            self._report(number, hash_differs(name, by), sha256, recorded.sha256)
+            self._results[number] = VersionResult(version=number, sha256=sha256, status="differs")
+        following = self._versions.known.get(number + 1)
+        if following is not None and following.parent_sha256 == sha256:
+            return True
+        # Its content, at the place where it came out here.
+        position = {name: getattr(made, name) for name in ("window_end", "journal_offset", "resume_offset", "progress")}
+        self._kept[number] = replace(there, **position)
+        return False
+
+    def _report(self, version: int, name: str, expected: object, found: object) -> None:
+        self._findings.add(Mismatch(kind="version", name=name, expected=expected, found=found, version=version))
+
+    def _miss(self, end: int) -> None:
+        """Report the recorded versions that should have come out of the journal before `end`, but did not."""
+        if self._learner is None:
+            return
+        for number in sorted(self._versions.known):
+            recorded = self._versions.known[number]
+            if number > self._started and number not in self._results and recorded.records[0].journal_offset < end:
+                self._report(number, "version", "none, by the journal", f"sha256 {recorded.sha256[:12]}…")
+                self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="differs")
+
+
+def _pieces(records: list[tuple[int, bytes]]) -> deque[list[tuple[int, bytes]]]:
+    """Split records so that a rollback stands alone: what comes after it depends on whether it can be followed."""
+    pieces: deque[list[tuple[int, bytes]]] = deque([[]])
+    for record in records:
+        if b"rollback" in record[1]:
+            pieces += [[record], []]
+        else:
+            pieces[-1].append(record)
+    return pieces
+
+
+def is_lost(learner: Learner, outcome: Outcome) -> bool:
+    """Say whether a rollback was refused for want of a version that was known when it was ordered."""
+    newest = learner.current.version
+    return any(
+        isinstance(refusal.order, Command)
+        and refusal.order.version is not None
+        and newest - KEPT < refusal.order.version <= newest
+        for refusal in outcome.refusals
+    )
+
+
+def _made_under(versions: RecordedVersions) -> dict[int, LearningSettings]:
+    """Return the settings of every version of the log, and of the first one in each gap those of the next."""
+    settings = {number: recorded.settings for number, recorded in versions.known.items()}
+    numbers = sorted(settings)
+    for before, after in pairwise(numbers):
+        settings.setdefault(before + 1, settings[after])
+    return settings
+
+
+def hash_differs(name: str, by: float) -> str:
+    """Say what is behind another hash.
+
+    >>> hash_differs("theta_arms", 2e-16), hash_differs("folds", inf)
+    ('sha256 (theta_arms by up to 2.0e-16)', 'sha256 (folds)')
+    """
+    return f"sha256 ({name} by up to {by:.1e})" if by < inf else f"sha256 ({name})"
+
+
+def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
+    """Return where two versions differ most, and by how much relative to 1 or more; inf if it is not a number."""
+    for name in ("settings", "arms", "frozen", "folds", "observations", "expected_sessions", "explore_budget"):
+        if getattr(one, name) != getattr(other, name):
+            return name, inf
+    if len(one.thresholds) != len(other.thresholds):
+        return "thresholds", inf
+    worst = ("parent_sha256", 0.0)
+    for name, mine, theirs in (
+        ("thresholds", one.thresholds, other.thresholds),
+        ("radius", one.radius, other.radius),
+        ("theta_context", one.posterior.theta_context, other.posterior.theta_context),
+        ("theta_arms", one.posterior.theta_arms, other.posterior.theta_arms),
+        ("precision", one.posterior.precision.context, other.posterior.precision.context),
+        ("precision", one.posterior.precision.cross, other.posterior.precision.cross),
+        ("precision", one.posterior.precision.arms, other.posterior.precision.arms),
+    ):
+        a, b = np.asarray(mine, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+        by = float((np.abs(a - b) / np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))).max(initial=0.0))
+        if by > worst[1]:
+            worst = (name, by)
+    return worst

@@ -1,1 +1,0 @@
-"""What moves bytes and tells the time: embedded, kafka, replay."""

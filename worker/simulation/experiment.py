@@ -1,0 +1,246 @@
+"""The paper's experiment: one policy learns from users who come in episodes, all under one frozen estimate.
+
+One run is policy × users × seed. Every episode: contexts come, the policy plans their slates under the estimate of the
+episodes before, the users click or pass, the estimator folds what was seen. What is measured is the pseudo-regret,
+Σ_n V^{π*}(x_n) − V^{π}(x_n) per episode under the true model, the warm-up included.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from worker.bandit.estimators import update
+from worker.bandit.model import Observations, Posterior
+from worker.bandit.planning import NO_ARM, Planner
+from worker.bandit.policies import Policy, RoundRobin, Slates, make_policy
+from worker.bandit.precision import Floats, Ints
+from worker.bandit.regret import pseudo_regret
+from worker.bandit.schedule import explore_budget, theory_radius
+from worker.errors import EstimationError, FailedError
+from worker.simulation.environments import Chance, make_environment
+
+LAST = 50  # episodes over which a run is judged to be stuck, or what there is if it is shorter
+STUCK = 0.3 / 50  # regret per user and episode over those: 0.3 per episode for the paper's fifty users
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What all runs of an experiment have in common; `beta` is a number or "theory"."""
+
+    environment: str = "opposite"
+    dim: int = 5
+    arms: int = 10
+    horizon: int = 5
+    episodes: int = 300
+    warmup: int = 1
+    estimator: str = "laplace"
+    bonus: str = "value"
+    beta: float | str = 2.5
+    ridge: float = 0.5
+    epsilon: float = 0.1
+    repeats: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One run to be made."""
+
+    policy: str
+    users: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What came of one run.
+
+    `regret`, `reward` and `explored` have one number per episode: the pseudo-regret and the revenue of all users, and
+    the share of displays seen that served learning.
+
+    How far the estimate is from the truth at the end is told in three ways. `theta_error` is ‖θ̂ − θ*‖ over all d + K
+    parameters; arms that no good policy shows keep a large error, so it need not vanish. `log_odds_error` is the root
+    mean square error of x·θ_x + θ_k over the slates of the last episode, where it matters. `projection` is
+    θ̂·θ*/‖θ*‖², 1 for an estimate that is not shrunk.
+
+    `rejected` counts episodes whose fold gave no usable estimate, so that the old one was kept.
+    """
+
+    policy: str
+    users: int
+    seed: int
+    regret: tuple[float, ...]
+    reward: tuple[float, ...]
+    explored: tuple[float, ...]
+    displays: int
+    clicks: int
+    theta_error: float
+    log_odds_error: float
+    projection: float
+    rejected: int
+    seconds: float
+
+    @property
+    def cumulative(self) -> float:
+        """The regret of the whole run."""
+        return math.fsum(self.regret)
+
+    @property
+    def final(self) -> float:
+        """The regret per episode over the last of them."""
+        tail = self.regret[-LAST:]
+        return math.fsum(tail) / len(tail)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the run still pays at its end, as one does that never tries the better arm."""
+        return self.final > STUCK * self.users
+
+
+def run_task(settings: Settings, task: Task) -> Run:
+    """Make one run: the same numbers for the same settings and task (but for the seconds), wherever it is made."""
+    # More than one BLAS thread may sum in another order, and then end with other bits.
+    with threadpool_limits(limits=1, user_api="blas"):
+        return _Experiment(settings, task).run()
+
+
+class _Experiment:
+    """A policy and its estimate as they go through the episodes of one run."""
+
+    def __init__(self, settings: Settings, task: Task) -> None:
+        self.settings, self.task, self.chance = settings, task, Chance.of(task.seed)
+        self.world = make_environment(
+            settings.environment, dim=settings.dim, arms=settings.arms, generator=self.chance.environment
+        )
+        self.belief = Posterior.prior(dim=settings.dim, arms=settings.arms, ridge=settings.ridge)
+        self.displays = self.clicks = self.rejected = 0
+        self._largest_norm = 1.0
+
+    def run(self) -> Run:
+        began = time.perf_counter()
+        regret, reward, explored = zip(*map(self._episode, range(1, self.settings.episodes + 1)), strict=True)
+        theta, truth = _whole(self.belief), _whole(self.world.truth)
+        return Run(
+            policy=self.task.policy,
+            users=self.task.users,
+            seed=self.task.seed,
+            regret=regret,
+            reward=reward,
+            explored=explored,
+            displays=self.displays,
+            clicks=self.clicks,
+            theta_error=float(np.linalg.norm(theta - truth)),
+            log_odds_error=self._log_odds_error(),
+            projection=float(theta @ truth / (truth @ truth)),
+            rejected=self.rejected,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _episode(self, t: int) -> tuple[float, float, float]:
+        """Go through episode t = 1 … T; return its regret, its reward and the share explored."""
+        users, horizon = self.task.users, self.settings.horizon
+        self._contexts = contexts = self.world.contexts(self.chance.contexts, users)
+        # Both are drawn whether needed or not, so that the streams stay in step for every policy.
+        moods, coins = self.chance.clicks.random((users, horizon)), self.chance.policy.random((users, horizon, 2))
+        self._largest_norm = max(self._largest_norm, math.sqrt(1 + float((contexts**2).sum(axis=1).max())))
+        planner = Planner(self.belief, self.world.rewards, horizon=horizon, repeats=self.settings.repeats)
+        self._slates = slates = self._policy(t).slates(planner, contexts, uniforms=coins)
+        clicked, seen = self.world.answers(contexts, slates.arms, moods)
+        displayed = np.arange(horizon) < seen[:, None]
+        self._learn(contexts, slates, clicked, displayed)
+        regret = pseudo_regret(planner, self.world.truth, contexts, slates.arms)
+        buyers = np.flatnonzero(clicked >= 0)
+        reward = self.world.rewards[slates.arms[buyers, clicked[buyers]]]
+        return float(regret.sum()), float(reward.sum()), float(slates.explored[displayed].mean())
+
+    def _policy(self, t: int) -> Policy:
+        settings = self.settings
+        if t <= settings.warmup:
+            return RoundRobin(start=(t - 1) * self.task.users * settings.horizon)
+        return make_policy(
+            self.task.policy,
+            beta=self._beta(),
+            bonus=settings.bonus,
+            epsilon=settings.epsilon,
+            budget=explore_budget(self.task.users, t, settings.episodes),
+        )
+
+    def _beta(self) -> float:
+        if not isinstance(self.settings.beta, str):
+            return self.settings.beta
+        # Gaussian contexts have no largest norm c_z; the largest of those that came takes its place.
+        return theory_radius(
+            dim=self.settings.dim,
+            arms=self.settings.arms,
+            largest_reward=float(self.world.rewards.max()),
+            largest_norm=self._largest_norm,
+            ridge=self.settings.ridge,
+            displays=self.displays,
+        )
+
+    def _learn(self, contexts: Floats, slates: Slates, clicked: Ints, displayed: NDArray[np.bool_]) -> None:
+        sessions, positions = np.nonzero(displayed)
+        seen = Observations(
+            contexts=contexts,
+            sessions=sessions,
+            arms=slates.arms[sessions, positions],
+            clicked=(positions == clicked[sessions]).astype(np.float64),
+        )
+        self.displays += len(seen)
+        self.clicks += int(seen.clicked.sum())
+        try:
+            self.belief = update(self.belief, seen, estimator=self.settings.estimator).posterior
+        except EstimationError:  # as on the stream: the old estimate stands
+            self.rejected += 1
+
+    def _log_odds_error(self) -> float:
+        sessions, positions = np.nonzero(self._slates.arms != NO_ARM)
+        off = self.belief.log_odds(self._contexts) - self.world.truth.log_odds(self._contexts)
+        return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
+
+
+def _whole(belief: Posterior) -> Floats:
+    return np.concatenate([belief.theta_context, belief.theta_arms])
+
+
+# ── many runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_all(settings: Settings, tasks: Sequence[Task], *, jobs: int) -> Iterator[Run]:
+    """Make all runs in up to `jobs` processes; yield each as it is done, in no particular order."""
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        yield from (run_task(settings, task) for task in tasks)
+        return
+    # Spawned, not forked: a fork would copy the threads' locks of whoever called us. The children read the number of
+    # BLAS threads from the environment when they load numpy.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quietly) as pool:
+        try:
+            for future in as_completed([pool.submit(run_task, settings, task) for task in tasks]):
+                yield future.result()
+        except BrokenProcessPool:
+            raise FailedError("a process of the experiment died (out of memory?); try fewer --jobs") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _quietly() -> None:
+    # Ctrl-C goes to the whole group; the parent says so once and stops the pool.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

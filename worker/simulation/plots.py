@@ -1,0 +1,292 @@
+"""Pictures of an experiment: regret over time and users, and the structure of the best slates.
+
+matplotlib is loaded only when a picture is asked for, without a display (Agg). Colours are those of Okabe and Ito,
+which people with any kind of colour vision can tell apart; each policy keeps its own in every picture.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.bandit.planning import optimal_values
+from worker.bandit.precision import Floats
+from worker.errors import FailedError, InputError
+from worker.simulation.environments import Chance, make_environment
+from worker.simulation.experiment import Run, Settings
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+#: Colour, line and label of each policy.
+LOOKS = {
+    "ucbbp": ("#0072B2", "-", "UCBBP"),
+    "aucbbp": ("#D55E00", "-", "AUCBBP"),
+    "greedy": ("#555555", "--", "greedy"),
+    "epsilon-greedy": ("#009E73", "-.", "ε-greedy"),
+    "myopic-ucb": ("#CC79A7", (0, (5, 1.5, 1, 1.5, 1, 1.5)), "myopic UCB"),
+    "random": ("#E69F00", ":", "random"),
+}
+
+PATH = "#D55E00"
+HEAD, MARGIN = 0.75, 0.12  # inches
+
+STYLE: Any = {  # matplotlib types each key of this on its own
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#888888",
+    "axes.linewidth": 0.8,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.labelcolor": "#333333",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.7,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.dpi": 160,
+    # The same picture is the same bytes, and text in it can be searched.
+    "svg.hashsalt": "adcascade",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+def check_plot(path: str) -> None:
+    """Refuse, before any work is done, a picture that could not be drawn."""
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise InputError(f"{path}: a picture must end in {', '.join(SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise FailedError("pictures need matplotlib: pip install 'adcascade[lab]'")
+
+
+# ── the paper's figure ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plot_regret(runs: Sequence[Run], settings: Settings, path: str) -> bytes:
+    """Draw time-averaged regret over t and, if there are several N, context-averaged regret over N."""
+    users = sorted({one.users for one in runs})
+    policies = list(dict.fromkeys(one.policy for one in runs))
+    rows = 2 if len(users) > 1 else 1
+    with _drawing():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.2, 1.0 + 3.5 * rows), layout="constrained")
+        panels = figure.subplots(rows, 1, squeeze=False)[:, 0]
+        _draw_over_time(panels[0], [one for one in runs if one.users == users[-1]], policies, users[-1], settings)
+        if rows == 2:
+            _draw_over_users(panels[1], runs, policies, users)
+        seeds = len({one.seed for one in runs})
+        _head(
+            figure,
+            f"Regret in the “{settings.environment}” environment",
+            f"d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}, T = {settings.episodes} · "
+            f"{settings.estimator} estimator, β = {settings.beta} · mean of {seeds} seeds, band: 10 % to 90 % of them",
+        )
+        return _rendered(figure, path)
+
+
+def _draw_over_time(axes: Axes, runs: Sequence[Run], policies: Sequence[str], users: int, settings: Settings) -> None:
+    episodes = np.arange(1, settings.episodes + 1)
+    for policy in policies:
+        curves = np.cumsum([one.regret for one in runs if one.policy == policy], axis=1) / episodes
+        _band(axes, episodes, curves, policy)
+    axes.set(
+        title=f"Time-averaged regret, N = {users}",
+        xlabel="episode t",
+        ylabel="cumulative regret / t",
+        xscale="log",
+        yscale="log",
+        xlim=(1, settings.episodes),
+    )
+    if settings.warmup > 1:
+        axes.axvspan(1, settings.warmup, color="#f2f2f2", zorder=0)
+        axes.text(1.03, 0.03, "warm-up", transform=axes.get_xaxis_transform(), color="#888888", fontsize=8)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 0.06), ncols=2 if len(policies) > 3 else 1)
+    _plain_numbers(axes.xaxis, axes.yaxis)
+
+
+def _draw_over_users(axes: Axes, runs: Sequence[Run], policies: Sequence[str], users: Sequence[int]) -> None:
+    for policy in policies:
+        totals = {n: [one.cumulative / n for one in runs if one.policy == policy and one.users == n] for n in users}
+        _band(axes, np.array(users), np.array([totals[n] for n in users]).T, policy, marker="o", markersize=4)
+    axes.set(
+        title="Context-averaged regret",
+        xlabel="users per episode N",
+        ylabel="cumulative regret / N",
+        xscale="log",
+        yscale="log",
+    )
+    axes.set_xticks(list(users), [str(n) for n in users])
+    axes.minorticks_off()
+    _plain_numbers(axes.yaxis)
+
+
+def _band(axes: Axes, places: Any, curves: Floats, policy: str, **more: Any) -> None:
+    colour, line, label = LOOKS[policy]
+    low, high = np.quantile(curves, (0.1, 0.9), axis=0)
+    axes.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
+    axes.plot(places, curves.mean(axis=0), color=colour, linestyle=line, linewidth=1.8, label=label, **more)
+
+
+# ── the structure ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plot_structure(settings: Settings, seed: int, path: str) -> bytes:
+    """Draw Q_h(k) of the true model over arms by rising revenue and steps, with the best arm's path."""
+    world = make_environment(
+        settings.environment, dim=settings.dim, arms=settings.arms, generator=Chance.of(seed).environment
+    )
+    order = np.argsort(world.rewards, kind="stable")
+    chances = world.truth.probabilities(np.zeros((1, settings.dim)))[0, order]
+    surface = q_surface(chances, world.rewards[order], settings.horizon)
+    with _drawing():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11, 6.2), layout="constrained")
+        grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1.0))
+        _draw_surface(figure.add_subplot(grid[:, 0], projection="3d"), surface)
+        _draw_slices(figure.add_subplot(grid[0, 1]), surface, frontier_of(chances))
+        _draw_path(figure.add_subplot(grid[1, 1]), surface)
+        _head(
+            figure,
+            "Dear, unlikely ads first, sure ones last",
+            f"Q of the true model, “{settings.environment}” environment, seed {seed}, at context x = 0 · "
+            f"d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}",
+        )
+        return _rendered(figure, path)
+
+
+def q_surface(chances: Floats, rewards: Floats, horizon: int) -> Floats:
+    """Return Q_h(k) = f_k e_k + (1 − f_k) V_{h+1}: (K,), (K,) → (H, K).
+
+    >>> q_surface(np.array([0.5, 0.25]), np.array([1.0, 3.0]), 2)
+    array([[0.875 , 1.3125],
+           [0.5   , 0.75  ]])
+    """
+    ahead = np.append(optimal_values(chances[None], rewards, horizon)[0, 1:], 0.0)[:, None]
+    return np.asarray(ahead + chances * (rewards - ahead))
+
+
+def frontier_of(chances: Floats) -> NDArray[np.bool_]:
+    """Mark the arms, sorted by rising revenue, that no dearer arm beats in probability: only they can be best.
+
+    >>> frontier_of(np.array([0.1, 0.3, 0.2]))
+    array([False,  True,  True])
+    """
+    dearer = np.maximum.accumulate(chances[::-1])[::-1]
+    return np.asarray(chances > np.append(dearer[1:], -np.inf))
+
+
+def _draw_surface(axes: Any, surface: Floats) -> None:
+    horizon, arms = surface.shape
+    across, along = np.meshgrid(np.arange(1, arms + 1), np.arange(1, horizon + 1))
+    axes.computed_zorder = False  # else the path is drawn under facets that lie behind it
+    axes.plot_surface(
+        across, along, surface, cmap="cividis", alpha=0.9, linewidth=0.4, edgecolor="#ffffff90", rstride=1, cstride=1
+    )
+    best = surface.argmax(axis=1)
+    height = surface.max(axis=1) + 0.012 * np.ptp(surface)
+    axes.plot(best + 1, along[:, 0], height, color=PATH, linewidth=2.4, marker="o", markersize=6, zorder=10)
+    axes.set_ylim(horizon, 1)  # the first step at the back, where Q is highest
+    axes.set(xlabel="arm k, by rising revenue", ylabel="step h", zlabel="Q of showing k at h")
+    axes.set_yticks(range(1, horizon + 1) if horizon <= 12 else axes.get_yticks())
+    axes.set_title("Q over arms and steps, and the best arm of each step")
+    axes.view_init(elev=27, azim=-62)
+    axes.set_box_aspect((1.35, 1.05, 0.9), zoom=1.08)
+    for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+        axis.set_pane_color((0.975, 0.975, 0.975, 1.0))
+
+
+def _draw_slices(axes: Axes, surface: Floats, frontier: NDArray[np.bool_]) -> None:
+    """Draw each step's Q relative to its best, where the hump that moves is easier to see than on the surface."""
+    from matplotlib import colormaps
+
+    horizon, arms = surface.shape
+    places = np.arange(1, arms + 1)
+    shown = sorted({0, (horizon - 1) // 2, horizon - 1})
+    for h, shade in zip(shown, (0.15, 0.5, 0.8), strict=False):
+        relative = surface[h] / surface[h].max()
+        colour = colormaps["cividis"](shade)
+        axes.plot(places, relative, color=colour, linewidth=1.6, label=f"h = {h + 1}")
+        axes.scatter(places[frontier], relative[frontier], color=colour, s=14, zorder=3)
+        axes.scatter([relative.argmax() + 1], [1.0], s=60, facecolor="none", edgecolor=PATH, linewidth=1.8, zorder=4)
+    axes.set(title="Q as a share of the step’s best", ylabel="Q / V")
+    axes.set_xlabel("arm k (dots: no other is both dearer and likelier)")
+    axes.legend(loc="best", fontsize=8)
+    _whole_numbers(axes.xaxis)
+
+
+def _draw_path(axes: Axes, surface: Floats) -> None:
+    steps = np.arange(1, len(surface) + 1)
+    axes.step(steps, surface.argmax(axis=1) + 1, where="mid", color=PATH, linewidth=1.2, alpha=0.5)
+    axes.plot(steps, surface.argmax(axis=1) + 1, "o", color=PATH, markersize=7)
+    axes.set(title="The best arm never rises", xlabel="step h", ylabel="best arm k*")
+    axes.set_xlim(0.5, len(surface) + 0.5)
+    axes.set_ylim(0.3, surface.shape[1] + 0.7)
+    _whole_numbers(axes.xaxis, axes.yaxis)
+
+
+# ── parts that pictures share ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def _head(figure: Figure, title: str, under: str) -> None:
+    """Write a title and a line below it, and keep the panels clear of both."""
+    width, height = figure.get_size_inches()
+    left = MARGIN / width
+    figure.text(left, 1 - 0.14 / height, title, fontsize=14, fontweight="bold", va="top")
+    figure.text(left, 1 - 0.45 / height, under, fontsize=8.5, color="#666666", va="top")
+    layout: Any = figure.get_layout_engine()
+    layout.set(rect=(left, MARGIN / height, 1 - 2 * left, 1 - (HEAD + MARGIN) / height))
+
+
+def _rendered(figure: Figure, path: str) -> bytes:
+    suffix = Path(path).suffix.lower()
+    # Without a date, the same experiment gives the same file.
+    undated: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
+    stream = io.BytesIO()
+    figure.savefig(stream, format=suffix[1:], metadata=undated or None)
+    return stream.getvalue()
+
+
+def _plain_numbers(*scales: Axis) -> None:
+    """Mark 1, 2, 5, 10 … on a logarithmic scale, and write 0.2, not 2 × 10⁻¹."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for scale in scales:
+        scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        scale.set_minor_formatter(NullFormatter())
+
+
+def _whole_numbers(*scales: Axis) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for scale in scales:
+        scale.set_major_locator(MaxNLocator(integer=True))

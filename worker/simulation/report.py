@@ -1,0 +1,186 @@
+"""The report of a demo: one page that needs nothing else, and its pictures as files beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from worker.console import write_file
+from worker.errors import FailedError, InputError
+from worker.simulation.demo import Demo
+from worker.simulation.summary import summary
+
+PAGE = "report.html"
+
+#: The pictures in their order: the function of `worker.simulation.report_plots`, a heading, and what there is to see.
+PICTURES = (
+    (
+        "regret",
+        "Regret",
+        "What a session lost on average up to each episode. The thick line is the truth, known here because the users "
+        "are simulated. The two thin ones are what a deployment can tell about itself: an upper bound, and an estimate "
+        "that leans to the high side.",
+    ),
+    (
+        "revenue",
+        "Revenue against the oracle",
+        "The oracle knows the true click model. Lines are expectations for the users who came, free of luck; dots are "
+        "what the clicks of the episode brought. Dots lie lower on average because some users never answer.",
+    ),
+    (
+        "clicks",
+        "Click rate by position",
+        "Dear, unlikely ads come first and the sure ones last, so a good slate is clicked more often towards its end. "
+        "Whiskers are 95 % intervals.",
+    ),
+    (
+        "exploration",
+        "Exploration",
+        "The share of sessions that served learning rather than revenue. Under AUCBBP the learner sets a budget, and "
+        "sends thresholds with each version so that about so many sessions pass them.",
+    ),
+    (
+        "estimates",
+        "Estimates against the truth",
+        "What the last version believes, with the uncertainty that guides exploration. Arms that no good slate needs "
+        "stay uncertain on purpose: to know them better would cost revenue and change nothing.",
+    ),
+)
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d1d1f; --dim: #6b6b70; --paper: #fbfbfa; --card: #fff; --line: #e4e4e2; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ececee; --dim: #a0a0a6; --paper: #17181a; --card: #202124; --line: #34353a; }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+main { max-width: 60rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.6rem; margin: 0; }
+h2 { font-size: 1.15rem; margin: 2.5rem 0 .25rem; }
+p { margin: .25rem 0 .75rem; color: var(--dim); max-width: 46rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem; margin: 1.5rem 0; }
+.figure { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .75rem 1rem; }
+.figure b { display: block; font-size: 1.5rem; font-variant-numeric: tabular-nums; }
+.figure span { color: var(--dim); font-size: .85rem; }
+img { width: 100%; height: auto; background: #fff; border: 1px solid var(--line); border-radius: .6rem; }
+img { padding: .5rem; }
+.tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1.5rem; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+td { border-top: 1px solid var(--line); padding: .3rem 0; font-variant-numeric: tabular-nums; }
+td:last-child { text-align: right; overflow-wrap: anywhere; padding-left: 1rem; }
+"""
+
+
+def check_report(path: Path) -> None:
+    """Refuse, before any work is done, a folder that could not be written."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--report {path}: is a file, not a folder")
+    if not path.exists() and not path.absolute().parent.is_dir():
+        raise InputError(f"--report {path}: the folder {path.absolute().parent} does not exist")
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def write_report(demo: Demo, folder: Path, *, seconds: float) -> Path:
+    """Write the pictures and the page; return the path of the page. Without matplotlib it has tables only."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FailedError(f"cannot make the folder {folder}: {error.strerror or error}") from None
+    pictures = draw(demo) if can_draw() and demo.rows else {}
+    for name, png in pictures.items():
+        write_file(folder / f"{name}.png", png)
+    page = folder / PAGE
+    write_file(page, html(demo, pictures, seconds=seconds).encode())
+    return page
+
+
+def draw(demo: Demo) -> dict[str, bytes]:
+    """Return all pictures by name, as PNG."""
+    from worker.simulation import report_plots
+
+    return {name: getattr(report_plots, name)(demo) for name, _, _ in PICTURES}
+
+
+def html(demo: Demo, pictures: Mapping[str, bytes], *, seconds: float) -> str:
+    """Return the page with the pictures in it."""
+    numbers = summary(demo)
+    settings = numbers["settings"]
+    unfinished = "" if numbers["finished"] else " Ended early."
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>adcascade demo: {escape(settings['environment'])}, {escape(settings['policy'])}</title>",
+        f"<style>{_STYLE}</style><main>",
+        "<h1>adcascade demo</h1>",
+        f"<p>{numbers['sessions']:,} simulated sessions in {numbers['episodes']} episodes of a minute, run in "
+        f"{seconds:.0f} seconds. Environment “{escape(settings['environment'])}”, policy {escape(settings['policy'])}, "
+        f"seed {settings['seed']}.{unfinished}</p>",
+        _figures(numbers),
+    ]
+    for name, heading, text in PICTURES:
+        if name in pictures:
+            data = b64encode(pictures[name]).decode("ascii")
+            parts.append(
+                f'<h2>{escape(heading)}</h2><p>{escape(text)}</p><img src="data:image/png;base64,{data}" '
+                f'alt="{escape(heading)}">'
+            )
+    if not can_draw():
+        parts.append("<p>There are no pictures: they need matplotlib (pip install 'adcascade[lab]').</p>")
+    parts += ['<h2>In numbers</h2><div class="tables">', *_tables(numbers), "</div></main></html>"]
+    return "\n".join(parts)
+
+
+def _figures(numbers: Mapping[str, Any]) -> str:
+    share, regret, explored = numbers["revenue_share"], numbers["pseudo_regret"], numbers["explored"]
+    figures = [
+        (f"{share['last_tenth']:.1%}", "of the oracle’s revenue, last tenth of the episodes"),
+        (f"{share['first_tenth']:.1%}", "in the first tenth"),
+        (f"{regret['last_tenth']:.5f}", "pseudo-regret per session, last tenth"),
+        (f"{numbers['earned_share']['overall']:.1%}", "of the oracle’s revenue really earned, overall"),
+    ]
+    if explored["ratio"] is not None:
+        figures.append((f"{explored['ratio']:.1%}", "of the exploration budget used"))
+    figures.append((f"v{numbers['parameters_version']}", f"parameters, sha256 {numbers['sha256'][:12]}…"))
+    cells = "".join(f'<div class="figure"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in figures)
+    return f'<div class="figures">{cells}</div>'
+
+
+def _tables(numbers: Mapping[str, Any]) -> Iterable[str]:
+    records = numbers["records"]
+    balance = "balance" if not numbers["imbalances"] else f"do not balance: {numbers['imbalances']}"
+    yield _table(
+        "Traffic",
+        [
+            ("arrivals", f"{records['arrivals']:,}"),
+            ("… repeated", f"{records['repeated']:,}"),
+            ("feedback", f"{records['feedback']:,}"),
+            ("… redundant", f"{records['redundant']:,}"),
+            ("decisions", f"{numbers['decisions']:,}"),
+            ("clicks", f"{numbers['clicks']:,}"),
+            ("accounts", balance),
+        ],
+    )
+    yield _table("Dead letters", [(name, f"{count:,}") for name, count in numbers["dead_letters"].items()])
+    yield _table(
+        "Revenue",
+        [
+            ("oracle (expected)", f"{numbers['oracle_reward']:,.2f}"),
+            ("served (expected)", f"{numbers['served_reward']:,.2f}"),
+            ("earned", f"{numbers['reward']:,.2f}"),
+            ("pseudo-regret", f"{numbers['pseudo_regret']['total']:,.2f}"),
+        ],
+    )
+    yield _table("Settings", [(name, str(value)) for name, value in numbers["settings"].items()])
+
+
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    lines = "".join(f"<tr><td>{escape(name)}<td>{escape(value)}" for name, value in rows)
+    return f"<div><b>{escape(title)}</b><table>{lines or '<tr><td>none<td>'}</table></div>"

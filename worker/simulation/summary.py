@@ -1,0 +1,127 @@
+"""What came of a demo, in numbers: for the table at its end, for `--json`, and for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from worker import __version__
+from worker.console import table
+from worker.metrics import imbalances
+from worker.simulation.demo import Demo
+from worker.simulation.ledger import tenths, totals
+
+
+def summary(demo: Demo) -> dict[str, Any]:
+    """Return the numbers of a run, the same for the same settings.
+
+    All revenue is that of the closed episodes. `reward` was earned by clicks. `oracle_reward` and `served_reward` are
+    expectations under the true model, for the same arrivals: of the best slates and of those served. `pseudo_regret`
+    is their difference per session, on average over the first and the last tenth of the episodes (at least one each)
+    and over all of them; `total` is not divided. `revenue_share` is served / oracle, `earned_share` reward / oracle.
+    `explored` compares the sessions that explored with those that were meant to, where the policy has a budget.
+    """
+    rows = demo.rows
+    first, last = (totals(part) for part in tenths(rows))
+    whole = totals(rows)
+    counts = demo.counts
+    tables = demo.embedded.tasks
+    off = imbalances(demo.embedded.tally, demo.open_sessions, sum(task.parked for task in tables))
+    return {
+        "sessions": whole.sessions,
+        "decisions": counts["decisions"],
+        "clicks": whole.clicks,
+        "reward": whole.earned,
+        "oracle_reward": whole.oracle,
+        "served_reward": whole.served,
+        "pseudo_regret": {
+            "first_tenth": first.regret_per_session,
+            "last_tenth": last.regret_per_session,
+            "per_session": whole.regret_per_session,
+            "total": whole.regret,
+        },
+        "revenue_share": {
+            "first_tenth": first.served_share,
+            "last_tenth": last.served_share,
+            "overall": whole.served_share,
+        },
+        "earned_share": {
+            "first_tenth": first.earned_share,
+            "last_tenth": last.earned_share,
+            "overall": whole.earned_share,
+        },
+        "explored": {
+            "sessions": whole.explored,
+            "allowed": whole.allowed if has_budget(demo) else None,
+            "ratio": whole.explored_ratio if has_budget(demo) else None,
+        },
+        "episodes": len(rows),
+        "finished": demo.finished,
+        "parameters_version": demo.parameters.version,
+        "sha256": demo.parameters.sha256,
+        "observations": demo.parameters.observations,
+        "log_odds_error": log_odds_error(demo),
+        "records": {name: counts[name] for name in ("arrivals", "repeated", "feedback", "redundant")},
+        "dead_letters": demo.dead_letters,
+        "imbalances": {name: value for name, value in off.items() if value},
+        "settings": msgspec.to_builtins(demo.settings),
+        "version": __version__,
+    }
+
+
+def has_budget(demo: Demo) -> bool:
+    """Whether the policy is told how much to explore."""
+    return demo.settings.policy == "aucbbp"
+
+
+def log_odds_error(demo: Demo) -> float:
+    """Return the root mean square error of the estimated log-odds, over arms, for a user with x = 0."""
+    truth = demo.world.truth.theta_arms
+    return float(np.sqrt(((demo.parameters.posterior.theta_arms[: len(truth)] - truth) ** 2).mean()))
+
+
+def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
+    """Lay out a summary for people."""
+    regret, share, earned = numbers["pseudo_regret"], numbers["revenue_share"], numbers["earned_share"]
+    rows = [
+        ["sessions", f"{numbers['sessions']:,}", f"in {numbers['episodes']} episodes, {seconds:.1f} s"],
+        ["decisions", f"{numbers['decisions']:,}", f"{numbers['decisions'] / max(seconds, 1e-9):,.0f} per second"],
+        ["clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"],
+        [
+            "revenue served",
+            f"{numbers['served_reward']:,.1f}",
+            f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}",
+        ],
+        ["  first tenth", f"{share['first_tenth']:.1%}", "of the oracle's"],
+        ["  last tenth", f"{share['last_tenth']:.1%}", "of the oracle's"],
+        [
+            "revenue earned",
+            f"{numbers['reward']:,.1f}",
+            f"{earned['overall']:.1%} of the oracle's; some users never answer",
+        ],
+        [
+            "regret/session",
+            f"{regret['last_tenth']:.5f}",
+            f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first",
+        ],
+        ["explored", f"{numbers['explored']['sessions']:,.0f}", _budget(numbers["explored"])],
+        ["dead letters", f"{sum(numbers['dead_letters'].values()):,}", _most(numbers["dead_letters"])],
+        ["parameters", f"v{numbers['parameters_version']}", f"sha256 {numbers['sha256'][:16]}…"],
+    ]
+    if numbers["imbalances"]:
+        rows.append(["ACCOUNTS", "–", f"do not balance: {numbers['imbalances']}"])
+    return table(["", "", ""], rows).lstrip("\n")
+
+
+def _budget(explored: Mapping[str, Any]) -> str:
+    if explored["ratio"] is None:
+        return "sessions; the policy has no budget for it"
+    return f"sessions, {explored['ratio']:.1%} of the budget of {explored['allowed']:,.0f}"
+
+
+def _most(dead: Mapping[str, int]) -> str:
+    shown = [f"{reason} {count}" for reason, count in dead.items()]
+    return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
