@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from worker.cli.main import main
 from worker.logs.format import LogReader
-from worker.simulation import live, report
-from worker.simulation.demo import Demo, DemoSettings
+from worker.simulation import live
+from worker.simulation.demo import report
+from worker.simulation.demo.run import Demo, DemoSettings
 from worker.stream.codec import decode_decision
 
 QUICK = ("demo", "--episodes", "3", "--users", "20", "--report", "none")

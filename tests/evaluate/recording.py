@@ -15,7 +15,7 @@ from worker.bandit.model import sigmoid
 from worker.bandit.planning import NO_ARM
 from worker.evaluate.planning import Assembled
 from worker.logs.format import LogWriter
-from worker.simulation.demo import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import TIDY, Habits
 from worker.stream.parameters import LearningSettings
 

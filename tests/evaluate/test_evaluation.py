@@ -22,7 +22,7 @@ from worker.evaluate.targets import Change, align, fold_again
 from worker.logs.findings import Findings
 from worker.logs.format import LogReader
 from worker.logs.ordered import ReplayLog
-from worker.simulation.demo import Demo
+from worker.simulation.demo.run import Demo
 from worker.simulation.users import Habits
 from worker.stream.parameters import Arm, Parameters, decode_parameters
 from worker.stream.topology import Topics

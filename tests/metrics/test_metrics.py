@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tests.programs import needs
 from worker.embedded.state import StateFolder
 from worker.metrics import CATALOGUE, CONSUMED, DURATIONS, IDENTITIES, POSITIONS, Histogram, Metrics, imbalances
-from worker.simulation.demo import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
 from worker.stream.events import DEAD_LETTER_REASONS, Episode
 from worker.stream.topology import Emits, Tally

@@ -12,9 +12,9 @@ import pytest
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import imbalances
-from worker.simulation.demo import Demo, DemoSettings
-from worker.simulation.ledger import tenths, totals
-from worker.simulation.summary import summary, summary_table
+from worker.simulation.demo.ledger import tenths, totals
+from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.demo.summary import summary, summary_table
 from worker.simulation.users import TIDY, Habits
 from worker.stream.events import ArmChange
 from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters

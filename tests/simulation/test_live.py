@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from worker.simulation.demo import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.live import PlainView, RichView, Speed, area, picture
 
 

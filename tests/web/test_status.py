@@ -14,7 +14,7 @@ import pytest
 from worker.bandit.model import Posterior
 from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS, MOST_WINDOWS
-from worker.simulation.demo import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
 from worker.stream.events import Episode
 from worker.stream.parameters import Arm, LearningSettings, Parameters

@@ -19,11 +19,11 @@ from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
-from worker.simulation.demo import TICK, Demo, DemoSettings, check_state
+from worker.simulation.demo.report import can_draw, check_report, write_report
+from worker.simulation.demo.run import TICK, Demo, DemoSettings, check_state
+from worker.simulation.demo.summary import summary, summary_table
 from worker.simulation.environments import ENVIRONMENTS
 from worker.simulation.live import View, live_view
-from worker.simulation.report import can_draw, check_report, write_report
-from worker.simulation.summary import summary, summary_table
 from worker.web.server import WebServer, operations
 from worker.web.status import status_routes
 

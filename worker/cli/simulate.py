@@ -16,7 +16,7 @@ from worker.cli.options.parser import JSON, Command, Option, integer, number
 from worker.console import check_writable, note, progress, say, table, write_file, write_json
 from worker.errors import InputError
 from worker.simulation.environments import ENVIRONMENTS
-from worker.simulation.experiment import LAST, Run, Settings, Task, cores, run_all
+from worker.simulation.experiment import LAST, ExperimentTask, Run, Settings, cores, run_all
 
 DEFAULTS = Settings()
 
@@ -72,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
     )
     seeds = range(options.seed, options.seed + options.seeds)
     # Seeds outermost: when some runs are done, they are runs of all policies.
-    tasks = [Task(policy=p, users=n, seed=seed) for seed in seeds for n in options.users for p in options.policy]
+    tasks = [
+        ExperimentTask(policy=p, users=n, seed=seed) for seed in seeds for n in options.users for p in options.policy
+    ]
     runs = _make(settings, tasks, options.jobs or cores())
     runs.sort(key=lambda r: (options.policy.index(r.policy), options.users.index(r.users), r.seed))
     _draw(options, settings, runs)
@@ -114,7 +116,7 @@ def _check(options: argparse.Namespace) -> None:
             check_plot(path)
 
 
-def _make(settings: Settings, tasks: Sequence[Task], jobs: int) -> list[Run]:
+def _make(settings: Settings, tasks: Sequence[ExperimentTask], jobs: int) -> list[Run]:
     runs = []
     with progress("simulating", len(tasks)) as bar:
         for one in run_all(settings, tasks, jobs=jobs):

@@ -168,7 +168,7 @@ def _flag(name: str, value: Any) -> str:
 
 async def _attend(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
     """Run the traffic under the eyes of a person and of Prometheus; return the number of the signal that ended it."""
-    from worker.kafka.traffic import attend
+    from worker.simulation.traffic.client import attend
 
     metrics = TrafficMetrics(traffic)
     stop = asyncio.Event()

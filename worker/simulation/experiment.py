@@ -54,7 +54,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ExperimentTask:
     """One run to be made."""
 
     policy: str
@@ -108,7 +108,7 @@ class Run:
         return self.final > STUCK * self.users
 
 
-def run_task(settings: Settings, task: Task) -> Run:
+def run_task(settings: Settings, task: ExperimentTask) -> Run:
     """Make one run: the same numbers for the same settings and task (but for the seconds), wherever it is made."""
     # More than one BLAS thread may sum in another order, and then end with other bits.
     with threadpool_limits(limits=1, user_api="blas"):
@@ -118,7 +118,7 @@ def run_task(settings: Settings, task: Task) -> Run:
 class _Experiment:
     """A policy and its estimate as they go through the episodes of one run."""
 
-    def __init__(self, settings: Settings, task: Task) -> None:
+    def __init__(self, settings: Settings, task: ExperimentTask) -> None:
         self.settings, self.task, self.chance = settings, task, Chance.of(task.seed)
         self.world = make_environment(
             settings.environment, dim=settings.dim, arms=settings.arms, generator=self.chance.environment
@@ -222,7 +222,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(settings: Settings, tasks: Sequence[Task], *, jobs: int) -> Iterator[Run]:
+def run_all(settings: Settings, tasks: Sequence[ExperimentTask], *, jobs: int) -> Iterator[Run]:
     """Make all runs in up to `jobs` processes; yield each as it is done, in no particular order."""
     jobs = min(jobs, len(tasks))
     if jobs <= 1:

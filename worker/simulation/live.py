@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from worker.console import note
-from worker.simulation.demo import TICK, Demo
-from worker.simulation.ledger import Row, totals
-from worker.simulation.summary import has_budget
+from worker.simulation.demo.ledger import Row, totals
+from worker.simulation.demo.run import TICK, Demo
+from worker.simulation.demo.summary import has_budget
 from worker.simulation.users import BEGINNING
 
 if TYPE_CHECKING:

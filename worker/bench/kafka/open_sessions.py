@@ -12,7 +12,7 @@ from worker.bench.kafka import recording as traffic
 from worker.bench.kafka.recording import Recording
 from worker.bench.kafka.topics import Pair
 from worker.kafka.names import TopicNames
-from worker.kafka.traffic import partition_of
+from worker.simulation.traffic.client import partition_of
 from worker.stream.codec import encode_feedback
 from worker.stream.events import Feedback
 from worker.stream.session import Session, decode_state, encode_state

@@ -17,8 +17,8 @@ from worker.kafka.clients import administrator, reader
 from worker.kafka.connection import Connection
 from worker.kafka.names import TopicNames
 from worker.kafka.topics import Plan, create
-from worker.kafka.traffic import partition_of
 from worker.kafka.writer import Outlets
+from worker.simulation.traffic.client import partition_of
 from worker.stream.parameters import encode_parameters
 
 Pair = tuple[bytes, bytes]

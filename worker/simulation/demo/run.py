@@ -22,8 +22,8 @@ import msgspec
 from worker.embedded.runner import Embedded, Observer, Tap
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
+from worker.simulation.demo.ledger import Ledger, Row
 from worker.simulation.environments import Chance, make_environment
-from worker.simulation.ledger import Ledger, Row
 from worker.simulation.score import Judge
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
 from worker.stream.codec import decode_decision

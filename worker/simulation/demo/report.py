@@ -11,12 +11,12 @@ from typing import Any
 
 from worker.console import write_file
 from worker.errors import FailedError, InputError
-from worker.simulation.demo import Demo
-from worker.simulation.summary import summary
+from worker.simulation.demo.run import Demo
+from worker.simulation.demo.summary import summary
 
 PAGE = "report.html"
 
-#: The pictures in their order: the function of `worker.simulation.report_plots`, a heading, and what there is to see.
+#: The pictures in their order: the function of `worker.simulation.demo.plots`, a heading, and what there is to see.
 PICTURES = (
     (
         "regret",
@@ -104,9 +104,9 @@ def write_report(demo: Demo, folder: Path, *, seconds: float) -> Path:
 
 def draw(demo: Demo) -> dict[str, bytes]:
     """Return all pictures by name, as PNG."""
-    from worker.simulation import report_plots
+    from worker.simulation.demo import plots
 
-    return {name: getattr(report_plots, name)(demo) for name, _, _ in PICTURES}
+    return {name: getattr(plots, name)(demo) for name, _, _ in PICTURES}
 
 
 def html(demo: Demo, pictures: Mapping[str, bytes], *, seconds: float) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worker.bandit.precision import Floats
-from worker.simulation.demo import Demo
-from worker.simulation.ledger import Row, tenths
+from worker.simulation.demo.ledger import Row, tenths
+from worker.simulation.demo.run import Demo
+from worker.simulation.demo.summary import has_budget
 from worker.simulation.plots import LOOKS, STYLE
-from worker.simulation.summary import has_budget
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ import numpy as np
 from worker import __version__
 from worker.console import table
 from worker.metrics import imbalances
-from worker.simulation.demo import Demo
-from worker.simulation.ledger import tenths, totals
+from worker.simulation.demo.ledger import tenths, totals
+from worker.simulation.demo.run import Demo
 
 
 def summary(demo: Demo) -> dict[str, Any]:
