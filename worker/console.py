@@ -15,7 +15,7 @@ import orjson
 from worker.errors import FailedError, InputError
 
 
-class Progress(Protocol):
+class ProgressBar(Protocol):
     """Says how far the work is."""
 
     def advance(self, by: float = 1) -> None:
@@ -34,7 +34,7 @@ class _Silent:
 
 
 @contextmanager
-def progress(title: str, total: float | None, *, unit: str = "") -> Iterator[Progress]:
+def progress(title: str, total: float | None, *, unit: str = "") -> Iterator[ProgressBar]:
     """Show a bar on standard error if that is a terminal (and rich is installed), nothing in a pipe."""
     bar = _rich_bar(title, total, unit) if sys.stderr.isatty() else None
     if bar is None:

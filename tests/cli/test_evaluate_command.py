@@ -11,10 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.evaluate.recording import lines_of, record
 from worker.cli.main import COMMANDS, main
 from worker.evaluate.estimators import METHODS
-
-from tests.evaluate.recording import lines_of, record
 
 
 @pytest.fixture(scope="module")

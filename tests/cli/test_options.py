@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from worker.cli.main import COMMANDS, load, main
-from worker.cli.options.parser import Command, Option, boolean, build_parser, integer, number, resolve
+from worker.cli.options.parser import CommandSpec, Option, boolean, build_parser, integer, number, resolve
 from worker.errors import InputError
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="serve",
     summary="Serve.",
     options=(
@@ -100,7 +100,7 @@ def test_yes_and_no_have_many_names() -> None:
 # ── every command ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def leaves(command: Command, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Command]]:
+def leaves(command: CommandSpec, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], CommandSpec]]:
     path = (*path, command.name)
     if not command.actions:
         return [(path, command)]
@@ -112,7 +112,7 @@ EVERY = [leaf for name in COMMANDS for leaf in leaves(load(name))]
 
 @pytest.mark.parametrize(("path", "command"), EVERY, ids=[" ".join(path) for path, _ in EVERY])
 def test_every_command_has_a_summary_examples_and_options_with_help(
-    path: tuple[str, ...], command: Command, capsys: pytest.CaptureFixture[str]
+    path: tuple[str, ...], command: CommandSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*path, "--help"])

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from worker.cli.main import COMMANDS, load
-from worker.cli.options.parser import CONFIG, Command, build_parser, resolve
+from worker.cli.options.parser import CONFIG, CommandSpec, build_parser, resolve
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -88,7 +88,7 @@ def environment_of_the_image() -> dict[str, str]:
 # ── what the code knows ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def command_of(words: Sequence[str]) -> Command:
+def command_of(words: Sequence[str]) -> CommandSpec:
     """Return the command, or its action, that a command line calls."""
     command = load(words[0])
     for word in words[1:]:

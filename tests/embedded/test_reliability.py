@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
+from worker.secret import Secret
 from worker.stream.events import Command
 from worker.stream.parameters import Parameters
-from worker.stream.tokens import Secret
 from worker.stream.topology import Record, Tally
 
 SECRET = Secret(b"a secret of enough bytes")

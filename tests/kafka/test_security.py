@@ -15,7 +15,8 @@ from tests.kafka.fleet import Fleet
 from tests.kafka.guarded import Guarded, guarded_broker
 from tests.kafka.world import ROOT, eventually
 from worker.cli.main import main
-from worker.stream.tokens import Secret, make_token
+from worker.secret import Secret
+from worker.stream.tokens import make_token
 
 pytestmark = pytest.mark.slow
 

@@ -25,10 +25,11 @@ from tests.stream.scenes import (
     reasons,
     serving,
 )
+from worker.secret import Secret
 from worker.stream.parameters import Arm, Parameters
 from worker.stream.serving import MOST_PARKED, Serving, handle_together
 from worker.stream.session import Session
-from worker.stream.tokens import Secret, make_token
+from worker.stream.tokens import make_token
 from worker.stream.topology import Record, Tally
 from worker.stream.versions import Versions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from worker.cli.options.parser import JSON, Command, Option, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.target import PLACE, control
 from worker.console import check_writable, say, table, write_json
 from worker.errors import InputError
@@ -76,7 +76,7 @@ def _change(options: argparse.Namespace, change: ArmChange, done: str) -> int:
     return 0
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="arms",
     summary="Add, price and retire ads; list them.",
     examples=(
@@ -86,28 +86,28 @@ COMMAND = Command(
         "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # the workers of these topics",
     ),
     actions=(
-        Command(
+        CommandSpec(
             name="list",
             summary="Show all arms.",
             examples=("adcascade arms list --state demo-state",),
             options=(*PLACE, JSON),
             run=listing,
         ),
-        Command(
+        CommandSpec(
             name="add",
             summary="Add an arm, which starts at the prior, or bring a retired one back.",
             examples=("adcascade arms add winter-coat --reward 1.20 --state demo-state",),
             options=(ARM, REWARD, *PLACE, JSON),
             run=add,
         ),
-        Command(
+        CommandSpec(
             name="price",
             summary="Change what a click on an arm earns.",
             examples=("adcascade arms price winter-coat --reward 0.90 --state demo-state",),
             options=(ARM, REWARD, *PLACE, JSON),
             run=price,
         ),
-        Command(
+        CommandSpec(
             name="retire",
             summary="Stop showing an arm; what was learned of it is kept.",
             examples=("adcascade arms retire winter-coat --state demo-state",),

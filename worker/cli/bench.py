@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator
 
 from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
-from worker.cli.options.parser import JSON, Command, Option, integer
+from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.console import check_writable, note, progress, say, write_json
 
 
@@ -66,7 +66,7 @@ def run_kafka(options: argparse.Namespace) -> int:
     return _measured("kafka", "measuring on Kafka", lambda: measure(options.broker, scale), FIGURES, options.json)
 
 
-CORE = Command(
+CORE = CommandSpec(
     name="core",
     summary="The decision core: planning and closing episodes against a plain dense loop, growth with K, memory.",
     examples=("adcascade bench core", "adcascade bench core --json core.json"),
@@ -74,7 +74,7 @@ CORE = Command(
     run=run_core,
 )
 
-STREAM = Command(
+STREAM = CommandSpec(
     name="stream",
     summary="The embedded runner against a bare codec loop, decision latency, memory of open sessions.",
     examples=("adcascade bench stream", "adcascade bench stream --json stream.json"),
@@ -82,7 +82,7 @@ STREAM = Command(
     run=run_stream,
 )
 
-KAFKA = Command(
+KAFKA = CommandSpec(
     name="kafka",
     summary=(
         "The worker on a real broker against raw aiokafka and an idiomatic Faust agent: events per second and\n"
@@ -114,7 +114,7 @@ KAFKA = Command(
     run=run_kafka,
 )
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="bench",
     summary="Benchmarks of this machine, as ratios within one run.",
     examples=("adcascade bench core", "adcascade bench stream", "adcascade bench kafka"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from worker.bandit.policies import BONUSES, POLICIES
 from worker.cli.options.learning import beta
-from worker.cli.options.parser import JSON, Command, Option, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.console import check_writable, note, say, write_json
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
@@ -168,7 +168,7 @@ def _tell(options: argparse.Namespace, demo: Demo, page: Path | None, seconds: f
         say(report)
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="demo",
     summary="The whole job in this process: simulated users, live view, metrics, and a report at the end.",
     examples=(

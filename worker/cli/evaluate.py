@@ -11,8 +11,8 @@ from typing import Any, Final
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import BONUSES, POLICIES
 from worker.cli.options.learning import beta
-from worker.cli.options.parser import JSON, Command, Option, Parser, integer, number
-from worker.console import Progress, check_writable, note, progress, say, table, write_json
+from worker.cli.options.parser import JSON, CommandSpec, Option, Parser, integer, number
+from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError, ParametersError
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, Served, evaluate_log
@@ -134,7 +134,7 @@ def _parameters(path: str) -> Parameters:
         raise ParametersError(f"--parameters {path}: {error}") from None
 
 
-def _stage(title: str, total: float | None) -> AbstractContextManager[Progress]:
+def _stage(title: str, total: float | None) -> AbstractContextManager[ProgressBar]:
     return progress(title, total, unit="records")
 
 
@@ -258,7 +258,7 @@ draw. An estimator that has too few of them for an honest answer says so instead
 the session as unit; that of direct trusts the form of its model. "against served" compares with
 what the same sessions earned. Exit 1 if nobody has an answer, or one named by --method has none."""
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="evaluate",
     summary=SUMMARY,
     examples=(

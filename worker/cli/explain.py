@@ -15,7 +15,7 @@ import orjson
 from worker.bandit.policies import BONUSES, POLICIES
 from worker.bandit.precision import Floats, Ints
 from worker.cli.options.learning import beta
-from worker.cli.options.parser import JSON, Command, Option, integer
+from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.console import check_writable, note, say, table, write_json
 from worker.errors import InputError, ParametersError
 from worker.stream.explanation import Explanation, Position, explain
@@ -222,7 +222,7 @@ def reason(position: Position) -> str:
     return f"{chosen.arm} and {surest.arm} are as good as equal ({chosen.q:.7g}, {surest.q:.7g}); {later}"
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="explain",
     summary="Why this ad at this position: every arm's probability, Q, width, bonus and score, and the choice.",
     examples=(

@@ -13,7 +13,7 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 from worker import __version__
-from worker.cli.options.parser import Command, build_parser, resolve
+from worker.cli.options.parser import CommandSpec, build_parser, resolve
 from worker.errors import AdcascadeError, InputError
 
 #: Commands by name with their one-line summaries; each lives in `worker.cli.<name>` as `COMMAND` and is imported
@@ -66,11 +66,11 @@ def _run(arguments: list[str]) -> int:
     return int(parsed._command.run(options))
 
 
-def load(name: str) -> Command:
+def load(name: str) -> CommandSpec:
     """Import the command called `name`."""
     if name not in COMMANDS:
         raise InputError(f"unknown command {name!r}; one of {', '.join(COMMANDS)} (see adcascade --help)")
-    command: Command = importlib.import_module(f"worker.cli.{name}").COMMAND
+    command: CommandSpec = importlib.import_module(f"worker.cli.{name}").COMMAND
     return command
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from worker.cli.options.parser import JSON, Command, Option, integer
+from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.cli.options.target import PLACE, control
 from worker.console import check_writable, note, say, table, write_file, write_json
 from worker.errors import InputError
-from worker.stream.events import Command as Order
+from worker.stream.events import Command
 from worker.stream.parameters import SETTINGS, Parameters, encode_parameters
 
 TOP = 15  # arms shown to people; --json has all
@@ -190,7 +190,7 @@ def _ordering(action: str, done: str) -> Any:
         check_writable(options.json)
         place = control(options)
         before = place.history()[-1]
-        order = Order(action=action, version=getattr(options, "to", None))  # type: ignore[arg-type]
+        order = Command(action=action, version=getattr(options, "to", None))  # type: ignore[arg-type]
         after = place.order(order)
         write_json(options.json, {"version": after.version, "sha256": after.sha256, "frozen": after.frozen})
         if options.json != "-":
@@ -201,7 +201,7 @@ def _ordering(action: str, done: str) -> Any:
     return run
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="parameters",
     summary="Show, export, compare versions of the parameters; freeze learning, or roll back.",
     examples=(
@@ -211,14 +211,14 @@ COMMAND = Command(
         "adcascade parameters freeze --broker kafka:9092     # the workers of these topics",
     ),
     actions=(
-        Command(
+        CommandSpec(
             name="show",
             summary="Show a version: arms, estimates, uncertainty, settings.",
             examples=("adcascade parameters show --state demo-state --json -",),
             options=(VERSION, *PLACE, JSON),
             run=show,
         ),
-        Command(
+        CommandSpec(
             name="export",
             summary="Write a version's record; `adcascade explain --parameters` reads it.",
             examples=("adcascade parameters export --state demo-state --output now.json",),
@@ -229,7 +229,7 @@ COMMAND = Command(
             ),
             run=export,
         ),
-        Command(
+        CommandSpec(
             name="diff",
             summary="Show what changed between two versions.",
             examples=("adcascade parameters diff 40 41 --state demo-state",),
@@ -247,7 +247,7 @@ COMMAND = Command(
             ),
             run=diff,
         ),
-        Command(
+        CommandSpec(
             name="rollback",
             summary="Go back to the estimate of one of the last 8 versions, under the arms of now.",
             examples=("adcascade parameters rollback 39 --state demo-state",),
@@ -258,14 +258,14 @@ COMMAND = Command(
             ),
             run=_ordering("rollback", "rolled back"),
         ),
-        Command(
+        CommandSpec(
             name="freeze",
             summary="Stop learning: windows close without a version; serving goes on.",
             examples=("adcascade parameters freeze --state demo-state",),
             options=(*PLACE, JSON),
             run=_ordering("freeze", "frozen"),
         ),
-        Command(
+        CommandSpec(
             name="unfreeze",
             summary="Learn again.",
             examples=("adcascade parameters unfreeze --state demo-state",),

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from worker.cli.options.brokers import CONNECTION, connection
-from worker.cli.options.parser import JSON, Command, Option
+from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import moment
 from worker.cli.signals import stops_on_signals
-from worker.console import Progress, check_writable, note, progress, say, table, write_json
+from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.logs.format import LogWriter
@@ -139,7 +139,7 @@ class _Bar:
     def __init__(self, stack: ExitStack, name: str) -> None:
         self._stack = stack
         self._name = name
-        self._bar: Progress | None = None
+        self._bar: ProgressBar | None = None
 
     def tell(self, total: int | None, written: int) -> None:
         if self._bar is None:
@@ -187,7 +187,7 @@ def told(name: str, recorded: Recorded, seconds: float) -> str:
     return "\n".join(lines)
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="record",
     summary=(
         "Writes topics of Kafka to a log of JSON lines, as kcat -J does, in the order of time. With all topics,\n"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from worker.cli.main import COMMANDS, load
-from worker.cli.options.parser import Command, Option
+from worker.cli.options.parser import CommandSpec, Option
 from worker.metrics import CATALOGUE
 from worker.metrics.catalogue import POSITIONS, Spec
 
@@ -78,7 +78,7 @@ def _replaced(place: re.Pattern[str], text: str, new: str) -> str:
 # ── cells ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _options(command: Command) -> Iterator[tuple[str, Option]]:
+def _options(command: CommandSpec) -> Iterator[tuple[str, Option]]:
     for option in command.options:
         yield command.name, option
     for action in command.actions:

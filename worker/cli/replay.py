@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from worker.cli.options.learning import CATALOG, LEARNING, Duration, read_arms
-from worker.cli.options.parser import JSON, Command, Option, number
-from worker.console import Progress, check_writable, note, progress, say, table, write_json
+from worker.cli.options.parser import JSON, CommandSpec, Option, number
+from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError
 from worker.replay.replay import Report, relearn, verify
 from worker.stream.topology import Topics
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if report.mismatches else 0
 
 
-def _stage(title: str, total: float | None) -> AbstractContextManager[Progress]:
+def _stage(title: str, total: float | None) -> AbstractContextManager[ProgressBar]:
     return progress(title, total, unit="lines")
 
 
@@ -187,7 +187,7 @@ def mismatches(report: Report) -> list[str]:
     return told
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="replay",
     summary=(
         "Checks a recorded log: every decision is made again under the version it names, every version is folded\n"

@@ -12,7 +12,7 @@ from worker import __version__
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import BONUSES, POLICIES
 from worker.cli.options.learning import beta
-from worker.cli.options.parser import JSON, Command, Option, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.console import check_writable, note, progress, say, table, write_file, write_json
 from worker.errors import InputError
 from worker.simulation.environments import ENVIRONMENTS
@@ -182,7 +182,7 @@ def summary(runs: Sequence[Run]) -> str:
     return table(header, rows)
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="simulate",
     summary="The paper's experiments: policies learn from simulated users, and what they lose to the best is counted.",
     examples=(

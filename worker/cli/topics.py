@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.learning import Duration, duration
-from worker.cli.options.parser import JSON, Command, Option, integer
+from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.console import check_writable, say, table, write_json
 
 if TYPE_CHECKING:
@@ -95,12 +95,12 @@ def _tell(findings: Sequence[Finding], right: bool) -> None:
         say("`adcascade topics create` creates what is missing.")
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="topics",
     summary="Create the topics of the workers, or check those that exist.",
     examples=("adcascade topics create --partitions 12", "adcascade topics check --broker kafka:9092"),
     actions=(
-        Command(
+        CommandSpec(
             name="create",
             summary="Create what is missing; what exists is checked and left alone.",
             examples=(
@@ -110,7 +110,7 @@ COMMAND = Command(
             options=(*OPTIONS, *CONNECTION, JSON),
             run=create,
         ),
-        Command(
+        CommandSpec(
             name="check",
             summary="Say what differs from what the workers need; exit 1 if anything does.",
             examples=("adcascade topics check", "adcascade topics check --partitions 12 --json -"),

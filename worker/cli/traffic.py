@@ -13,7 +13,7 @@ import orjson
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.learning import Duration, duration
-from worker.cli.options.parser import JSON, Command, Option, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.cli.options.times import span
 from worker.cli.signals import stops_on_signals
 from worker.console import check_writable, note, say, write_file, write_json
@@ -191,7 +191,7 @@ def _tell(options: argparse.Namespace, numbers: dict[str, Any]) -> None:
     say(summary_table(numbers))
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="traffic",
     summary=(
         "Simulated users against Kafka: sends arrivals, looks at the decisions, answers with passes and clicks. It\n"

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from worker.cli import log_format as logs_json
-from worker.cli.options.brokers import CONNECTION, Hidden, connection, secret, topic_names
+from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.learning import (
     CATALOG,
     LEARNING,
@@ -19,13 +19,14 @@ from worker.cli.options.learning import (
     limits,
     read_arms,
 )
-from worker.cli.options.parser import Command, Option, integer
+from worker.cli.options.parser import CommandSpec, Option, integer
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.kafka.names import TopicNames
+from worker.secret import Secret
 from worker.stream.codec import Limits
 from worker.stream.parameters import Arm, LearningSettings
-from worker.stream.tokens import Secret
+from worker.stream.tokens import token_secret
 
 #: For tests: a file with the time, in place of the machine's clock.
 CLOCK = "ADCASCADE_TEST_CLOCK"
@@ -52,7 +53,7 @@ OPERATION = (
         parse=integer(least=1),
         default=1,
     ),
-    Option(name="token-secret", help="signs the tokens of decisions, at least 16 bytes", parse=Hidden, secret=True),
+    Option(name="token-secret", help="signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
     Option(name="token-secret-file", help="a file with the secret that signs tokens", metavar="FILE"),
     Option(name="web-host", help="address of /metrics, /livez and /readyz", default="127.0.0.1"),
     Option(name="web-port", help="its port; 0 takes a free one", parse=integer(least=0, most=65535), default=0),
@@ -83,9 +84,9 @@ def read(options: argparse.Namespace) -> Told:
         learning=learning_settings(options, options.dim or 1),
         arms=read_arms(options.catalog),
         limits=limits(options),
-        secret=None if signing is None else Secret(signing.reveal().encode()),
+        secret=None if signing is None else token_secret(signing),
     )
-    secrets = [link.password or "", signing.reveal() if signing is not None else ""]
+    secrets = [link.password or "", signing.reveal().decode() if signing is not None else ""]
     logs_json.configure(format=options.log_format, level=options.log_level, secrets=secrets)
     return told
 
@@ -127,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
     )
 
 
-COMMAND = Command(
+COMMAND = CommandSpec(
     name="worker",
     summary="Serve from Kafka: any number of workers share the partitions; one of them learns.",
     examples=(

@@ -18,10 +18,10 @@ from worker.kafka.learning import fitting
 from worker.kafka.processors import Partition, Published, clock_of, progress_record, step
 from worker.kafka.transport import Ports, Report
 from worker.metrics import Metrics
+from worker.secret import Secret
 from worker.stream.codec import Limits, decode_episode
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.serving import Serving
-from worker.stream.tokens import Secret
 from worker.web.server import LOOPBACK, WebServer, operations
 from worker.web.status import status_routes
 

@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from worker.secret import Secret
 from worker.stream.codec import (
     Limits,
     Rejected,
@@ -33,7 +34,7 @@ from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Feedback
 from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state, encode_state
 from worker.stream.slates import Slate, SlatePlanner
-from worker.stream.tokens import Secret, check_token, slate_tokens
+from worker.stream.tokens import check_token, slate_tokens
 from worker.stream.topology import Emits, Record, Tally, Topics, dead_letter
 from worker.stream.versions import Versions
 

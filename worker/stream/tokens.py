@@ -11,9 +11,10 @@ import hmac
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from struct import pack
-from typing import Final, NoReturn
+from typing import Final
 
 from worker.errors import InputError
+from worker.secret import Secret
 from worker.stream.events import MOST
 
 #: Shortest secret that is accepted, in bytes.
@@ -24,35 +25,12 @@ _PURPOSE: Final = b"adcascade token 1\x00"
 _SIGNATURE_BYTES: Final = 16
 
 
-class Secret:
-    """A secret that does not show itself in text, logs, errors or pickles.
-
-    >>> Secret(b"correct horse battery staple")
-    Secret(…)
-    """
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: bytes) -> None:
-        if len(value) < LEAST:
-            raise InputError(f"the token secret must have at least {LEAST} bytes, not {len(value)}")
-        self._value = bytes(value)
-
-    def reveal(self) -> bytes:
-        """Return the secret itself."""
-        return self._value
-
-    def __repr__(self) -> str:
-        return "Secret(…)"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
-
-    def __hash__(self) -> int:
-        return hash(self._value)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret is not written anywhere")
+def token_secret(value: Secret | bytes) -> Secret:
+    """Return `value` as a secret that can sign tokens; raise `InputError` if it is too short."""
+    secret = value if isinstance(value, Secret) else Secret(value)
+    if len(secret.reveal()) < LEAST:
+        raise InputError(f"the token secret must have at least {LEAST} bytes, not {len(secret.reveal())}")
+    return secret
 
 
 def make_token(secret: Secret | bytes, *, session_id: str, position: int, arm: str, arrived_at: int) -> str:
@@ -99,7 +77,7 @@ def check_token(secret: Secret | bytes, token: str | None, *, session_id: str, p
 
 
 def _key(secret: Secret | bytes) -> bytes:
-    return (secret if isinstance(secret, Secret) else Secret(secret)).reveal()
+    return token_secret(secret).reveal()
 
 
 def _signature(key: bytes, session_id: str, position: int, arm: str, arrived_at: int) -> str:

@@ -16,31 +16,9 @@ from worker.cli.options.parser import Option
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.kafka.names import TopicNames
+from worker.secret import Secret
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-
-
-class Hidden:
-    """A text that does not show itself.
-
-    >>> Hidden("hush")
-    Hidden(…)
-    """
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def reveal(self) -> str:
-        """Return the text itself."""
-        return self._text
-
-    def __repr__(self) -> str:
-        return "Hidden(…)"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret is not written anywhere")
 
 
 BROKER = Option(name="broker", help="brokers to begin with, host:port[,host:port…]", default="127.0.0.1:9092")
@@ -53,7 +31,7 @@ SECURITY = (
     Option(name="tls-key", help="the key of the client's certificate, PEM, without a passphrase", metavar="FILE"),
     Option(name="sasl-mechanism", help="how to prove who this is", choices=MECHANISMS, default="SCRAM-SHA-512"),
     Option(name="sasl-username", help="who this is; none: nobody in particular", metavar="NAME"),
-    Option(name="sasl-password", help="the password of the SASL user", parse=Hidden, secret=True),
+    Option(name="sasl-password", help="the password of the SASL user", parse=Secret, secret=True),
     Option(name="sasl-password-file", help="a file with the password of the SASL user", metavar="FILE"),
     Option(
         name="allow-plaintext-credentials",
@@ -91,7 +69,7 @@ def connection(options: argparse.Namespace) -> Connection:
         tls=tls,
         mechanism=options.sasl_mechanism,
         username=options.sasl_username,
-        password=None if password is None else password.reveal(),
+        password=None if password is None else password.reveal().decode(),
         clear_credentials=options.allow_plaintext_credentials,
     )
 
@@ -101,17 +79,17 @@ def topic_names(options: argparse.Namespace) -> TopicNames:
     return TopicNames(options.prefix)
 
 
-def secret(options: argparse.Namespace, name: str) -> Hidden | None:
+def secret(options: argparse.Namespace, name: str) -> Secret | None:
     """Return a secret given by itself (variable) or in a file, not both; without the line end of the file."""
     attribute = name.replace("-", "_")
-    given: Hidden | None = getattr(options, attribute)
+    given: Secret | None = getattr(options, attribute)
     path: str | None = getattr(options, f"{attribute}_file")
     variable = f"ADCASCADE_{attribute.upper()}"
     if given is not None and path is not None:
         raise InputError(f"{variable} and --{name}-file are both given: which one counts?")
     if path is not None:
         try:
-            given = Hidden(Path(path).read_text(encoding="utf-8").rstrip("\r\n"))
+            given = Secret(Path(path).read_text(encoding="utf-8").rstrip("\r\n"))
         except OSError as error:
             raise InputError(f"--{name}-file {path}: {error.strerror or error}") from None
         except UnicodeDecodeError:

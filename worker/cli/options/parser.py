@@ -57,7 +57,7 @@ JSON = Option(name="json", help="write the result as JSON to FILE, or - for stan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class CommandSpec:
     """A command: what it takes, what it does, and how people use it.
 
     `run` gets one attribute per option and returns the exit code. A command with `actions` (``parameters show``) has no
@@ -69,7 +69,7 @@ class Command:
     examples: Sequence[str] = ()
     options: Sequence[Option] = ()
     run: Callable[[argparse.Namespace], int] | None = None
-    actions: Sequence[Command] = field(default=())
+    actions: Sequence[CommandSpec] = field(default=())
 
 
 # ── parsing values ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +156,7 @@ CONFIG = Option(name="config", help="TOML file with options of the same names", 
 _UNSET: Any = object()
 
 
-def build_parser(command: Command, prog: str) -> ArgumentParser:
+def build_parser(command: CommandSpec, prog: str) -> ArgumentParser:
     """Return the parser of one command, with its actions as sub-commands."""
     examples = "\n".join(f"  {line}" for line in command.examples)
     parser = ArgumentParser(
@@ -224,7 +224,7 @@ def _display(option: Option) -> str:
 def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> argparse.Namespace:
     """Fill in variables, file and defaults; check every value; raise `InputError` on the first that is wrong."""
     environ = os.environ if environ is None else environ
-    command: Command = parsed._command
+    command: CommandSpec = parsed._command
     file = _config(parsed, environ, command)
     values = {}
     for option in command.options:
@@ -268,7 +268,7 @@ def _parse_one(option: Option, given: Any, where: str) -> Any:
         raise InputError(f"{where}: {error}") from None
 
 
-def _config(parsed: argparse.Namespace, environ: Mapping[str, str], command: Command) -> dict[str, Any]:
+def _config(parsed: argparse.Namespace, environ: Mapping[str, str], command: CommandSpec) -> dict[str, Any]:
     given = getattr(parsed, "config", _UNSET)
     path = environ.get(CONFIG.variable) if given is _UNSET else given
     if not path:
