@@ -25,7 +25,6 @@ from worker.bench.kafka.soak import Sample
 from worker.bench.kafka.topics import inputs
 from worker.cli.main import main
 from worker.errors import FailedError, InputError
-from worker.kafka.names import TopicNames
 from worker.stream.codec import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.serving import Serving
 from worker.stream.session import decode_state
@@ -83,7 +82,7 @@ def test_the_part_of_the_first_sessions_has_their_clicks_and_no_others(recording
 
 
 def test_a_session_keeps_to_one_partition(recording):
-    names = TopicNames("t")
+    names = Topics("t")
     where = {}
     for (topic, partition), pairs in inputs(names, recording, 5).items():
         assert topic in names.inputs
@@ -181,7 +180,7 @@ def test_with_the_codec_it_writes_records_that_can_be_read(recording):
 
 def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recording):
     script = max(recording.scripts, key=lambda one: len(one.clicks))
-    names = TopicNames("t")
+    names = Topics("t")
     sender = Sender(names, 5, [script])
     first = sender.due(0, 2, START)
     assert {topic for topic, _ in first} == {names.arrivals}
@@ -288,7 +287,7 @@ def test_only_what_was_sent_after_the_warm_up_counts():
 
 
 def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(recording):
-    names = TopicNames("t")
+    names = Topics("t")
     parts = standing.backlog(recording, names, 500, START, partitions=5)
     serving = Serving(Versions(recording.parameters), topics=names)
     serving.restore([pair for (topic, _), pairs in parts.items() if topic == names.changelog for pair in pairs])

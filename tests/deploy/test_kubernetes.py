@@ -27,7 +27,7 @@ from worker.cli.options.learning import read_arms
 from worker.kafka import topics as kafka_topics
 from worker.kafka.connection import Connection
 from worker.kafka.faust.app import Options
-from worker.kafka.names import TopicNames
+from worker.stream.topology import Topics
 from worker.web.server import operations
 
 STATEFUL_SET = manifest("StatefulSet")
@@ -210,10 +210,10 @@ class Listening:
 
 def test_the_topics_are_those_that_the_command_creates() -> None:
     declared = {each["metadata"]["name"]: each["spec"] for each in manifests() if each["kind"] == "KafkaTopic"}
-    names = TopicNames(settings().prefix)
+    names = Topics(settings().prefix)
     partitions = declared[names.arrivals]["partitions"]
     (replicas,) = {spec["replicas"] for spec in declared.values()}
-    plan = kafka_topics.Plan(partitions=partitions, replication=replicas)
+    plan = kafka_topics.TopicLayout(partitions=partitions, replication=replicas)
     admin: Any = Listening()
     asyncio.run(kafka_topics._create(admin, plan.topics(names, partitions), replicas))
     created = {
@@ -236,7 +236,7 @@ def test_the_rights_of_the_user_cover_the_topics_and_the_group_and_no_more() -> 
 
 def test_there_are_never_more_workers_than_partitions() -> None:
     scaled = manifest("ScaledObject")["spec"]
-    names, options = TopicNames(settings().prefix), settings()
+    names, options = Topics(settings().prefix), settings()
     (arrivals,) = (each for each in manifests() if each["metadata"]["name"] == names.arrivals)
     assert 2 <= scaled["minReplicaCount"] <= scaled["maxReplicaCount"] == arrivals["spec"]["partitions"]
     assert scaled["scaleTargetRef"]["kind"] == "StatefulSet"

@@ -21,12 +21,12 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from tests.embedded.traffic import ARMS, Sent, settings
 from tests.kafka.world import ROOT, eventually
-from worker.kafka.clients import converse
+from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
 from worker.kafka.control import KafkaControl
-from worker.kafka.names import TopicNames
-from worker.kafka.topics import Plan, create
+from worker.kafka.topics import TopicLayout, create
 from worker.stream.parameters import LearningSettings
+from worker.stream.topology import Topics
 
 #: The settings of tests/embedded/traffic.py as flags.
 TIMES = ("window", "session_timeout", "lateness")
@@ -129,7 +129,7 @@ class Fleet:
 
     def __init__(self, address: str, prefix: str, folder: Path, *, partitions: int = 4) -> None:
         self.address, self.folder = address, folder
-        self.names = TopicNames(prefix)
+        self.names = Topics(prefix)
         self.connection = Connection(servers=(address,))
         self.clock = folder / "clock"
         self.workers: list[Running] = []
@@ -137,7 +137,7 @@ class Fleet:
         arms.write_bytes(orjson.dumps({arm.arm: arm.reward for arm in ARMS}))
         self.arguments = ["--broker", address, "--prefix", prefix, "--group", prefix, "--catalog", str(arms)]
         self.arguments += ["--progress-interval", "100ms", "--member-timeout", "2s", *flags(settings())]
-        converse(self.connection, create(self.connection, self.names, Plan(partitions=partitions)))
+        run_client(self.connection, create(self.connection, self.names, TopicLayout(partitions=partitions)))
 
     def set_clock(self, now: int) -> None:
         """Tell the workers the time; they must not read half of it."""

@@ -25,10 +25,10 @@ from worker.kafka import learner
 from worker.kafka.connection import Connection
 from worker.kafka.faust import driver
 from worker.kafka.faust.app import Options, WorkerApp, build, partition_count, run
-from worker.kafka.names import TopicNames
 from worker.kafka.pipeline import Lane
 from worker.kafka.transport import DeadLetter, Emits, Lessons, Ports, Publication, Record
-from worker.kafka.writer import Outlet
+from worker.kafka.writer import TopicWriter
+from worker.stream.topology import Topics
 
 
 class Joins:
@@ -192,7 +192,7 @@ def die_at(step: int) -> None:
 
         return wrapped
 
-    Outlet.records = counted(Outlet.records)  # type: ignore[method-assign]
+    TopicWriter.write_with_headers = counted(TopicWriter.write_with_headers)  # type: ignore[method-assign]
     Lane._when_durable = counted(Lane._when_durable)  # type: ignore[method-assign]
     driver.Client._commit = counted_after(driver.Client._commit)  # type: ignore[method-assign]
 
@@ -203,7 +203,7 @@ def main(settings: dict[str, Any]) -> int:
         level=settings.pop("log", "WARNING"), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     connection = Connection(servers=tuple(settings.pop("servers")))
-    names = TopicNames(settings.pop("prefix"))
+    names = Topics(settings.pop("prefix"))
     status = settings.pop("status")
     if "die_at" in settings:
         die_at(settings.pop("die_at"))

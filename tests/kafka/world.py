@@ -19,7 +19,7 @@ import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
-from worker.kafka.names import TopicNames
+from worker.stream.topology import Topics
 
 ROOT = Path(__file__).parents[2]
 _T = TypeVar("_T")
@@ -107,7 +107,7 @@ class World:
 
     def __init__(self, address: str, prefix: str, folder: Path, partitions: int = 4) -> None:
         self.address = address
-        self.names = TopicNames(prefix)
+        self.names = Topics(prefix)
         self.folder = folder
         self.partitions = partitions
         self.workers: list[Process] = []

@@ -24,7 +24,7 @@ def test_free_memory_goes_back_though_what_lies_above_it_is_still_in_use(monkeyp
     del blocks
     assert full - resident() < 50e6, "nothing went back by itself"
     monkeypatch.setattr(memory, "GIVE_BACK", 0.01)
-    memory.give_back_now_and_then()
+    memory.return_memory_periodically()
     deadline = time.monotonic() + 20
     while full - resident() < 50e6:
         assert time.monotonic() < deadline, f"only {(full - resident()) / 1e6:.0f} MB went back"

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.errors import FailedError
-from worker.kafka.names import TopicNames
 from worker.kafka.pipelines import UNSURE, Serving
 from worker.kafka.records import RecordList
 from worker.kafka.transport import Emits, Record
+from worker.stream.topology import Topics
 
-NAMES = TopicNames("t")
+NAMES = Topics("t")
 ARRIVALS, CLICKS = TP(NAMES.arrivals, 0), TP(NAMES.clicks, 0)
 
 
@@ -74,20 +74,20 @@ class Disk:
 
     batches: list[Batch] = field(default_factory=list)
 
-    def to(self, topic: str, partition: int) -> Any:
+    def writer(self, topic: str, partition: int) -> Any:
         disk = self
 
-        class Outlet:
-            def pairs(self, pairs: Iterable[tuple[Any, Any]]) -> list[Batch]:
-                return self.records((key, value, []) for key, value in pairs)
+        class TopicWriter:
+            def write(self, pairs: Iterable[tuple[Any, Any]]) -> list[Batch]:
+                return self.write_with_headers((key, value, []) for key, value in pairs)
 
-            def records(self, records: Iterable[tuple[Any, Any, Any]]) -> list[Batch]:
+            def write_with_headers(self, records: Iterable[tuple[Any, Any, Any]]) -> list[Batch]:
                 keys = [key for key, _, _ in records]
                 batch = Batch(topic, keys, asyncio.get_running_loop().create_future(), len(keys))
                 disk.batches.append(batch)
                 return [batch]
 
-        return Outlet()
+        return TopicWriter()
 
     def pending(self) -> list[Batch]:
         return [batch for batch in self.batches if not batch.future.done()]

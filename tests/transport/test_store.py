@@ -12,10 +12,10 @@ from faust.types import TP
 
 from worker.kafka.faust import store as under_test
 from worker.kafka.faust.store import SessionStore
-from worker.kafka.names import TopicNames
 from worker.kafka.records import Record, RecordList
+from worker.stream.topology import Topics
 
-NAMES = TopicNames("t")
+NAMES = Topics("t")
 
 
 class Task:

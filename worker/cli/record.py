@@ -87,17 +87,16 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--live goes on until Ctrl-C: --until contradicts it")
     if options.json == "-" and options.file == "-":
         raise InputError("the log and --json cannot both go to standard output")
-    from worker.kafka.clients import converse
-    from worker.kafka.reading import partition_counts
+    from worker.kafka.clients import partition_counts, run_client
     from worker.logs.record import full_names
 
     check_writable(options.file, options.json)
     reached, topics = connection(options), Topics(options.prefix)
     # Before a log of the same name is overwritten.
-    converse(reached, partition_counts(reached, *full_names(topics, options.topics)))
+    run_client(reached, partition_counts(reached, *full_names(topics, options.topics)))
     began = time.perf_counter()
     with LogWriter(options.file) as log:
-        recorded, stopped = converse(reached, _record(reached, topics, options, log))
+        recorded, stopped = run_client(reached, _record(reached, topics, options, log))
     seconds = time.perf_counter() - began
     write_json(options.json, as_json(recorded, seconds, topics, stopped=bool(stopped)))
     (note if "-" in (options.file, options.json) else say)(told(log.name, recorded, seconds))

@@ -13,7 +13,7 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.console import check_writable, say, table, write_json
 
 if TYPE_CHECKING:
-    from worker.kafka.topics import Finding, Plan
+    from worker.kafka.topics import Finding, TopicLayout
 
 OPTIONS = (
     Option(
@@ -57,11 +57,11 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, ask: Any) -> int:
-    from worker.kafka.clients import converse
+    from worker.kafka.clients import run_client
 
     check_writable(options.json)
     link = connection(options)
-    findings: Sequence[Finding] = converse(link, ask(link, topic_names(options), _plan(options)))
+    findings: Sequence[Finding] = run_client(link, ask(link, topic_names(options), _plan(options)))
     right = all(finding.state in ("right", "created") for finding in findings)
     write_json(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]})
     if options.json != "-":
@@ -69,10 +69,10 @@ def _run(options: argparse.Namespace, ask: Any) -> int:
     return 0 if right else 1
 
 
-def _plan(options: argparse.Namespace) -> Plan:
-    from worker.kafka.topics import Plan
+def _plan(options: argparse.Namespace) -> TopicLayout:
+    from worker.kafka.topics import TopicLayout
 
-    return Plan(
+    return TopicLayout(
         partitions=options.partitions,
         replication=options.replication,
         retention=None if options.retention is None else int(options.retention),

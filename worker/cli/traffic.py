@@ -99,11 +99,11 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
         return _write_arms(settings, options.write_arms)
-    from worker.kafka.clients import converse
-    from worker.kafka.control import published
+    from worker.kafka.clients import run_client
+    from worker.kafka.control import published_versions
 
     reached, topics = connection(options), Topics(options.prefix)
-    versions = converse(reached, published(reached, topic_names(options)))
+    versions = run_client(reached, published_versions(reached, topic_names(options)))
     if versions:
         check_fits(settings, versions[-1])
     else:
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     traffic = Traffic(settings, now=time.time_ns())
     began = time.perf_counter()
     try:
-        stopped = converse(reached, _attend(reached, topics, traffic, options.metrics_port))
+        stopped = run_client(reached, _attend(reached, topics, traffic, options.metrics_port))
     finally:
         if traffic.counts.sessions:  # also if the brokers have gone away in the middle
             traffic.settle(time.time_ns())

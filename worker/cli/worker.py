@@ -22,11 +22,11 @@ from worker.cli.options.learning import (
 from worker.cli.options.parser import CommandSpec, Option, integer
 from worker.errors import InputError
 from worker.kafka.connection import Connection
-from worker.kafka.names import TopicNames
 from worker.secret import Secret
 from worker.stream.codec import Limits
 from worker.stream.parameters import Arm, LearningSettings
 from worker.stream.tokens import token_secret
+from worker.stream.topology import Topics
 
 #: For tests: a file with the time, in place of the machine's clock.
 CLOCK = "ADCASCADE_TEST_CLOCK"
@@ -67,7 +67,7 @@ class Told:
     """What worker and learner are both told, checked as far as that goes without a broker."""
 
     link: Connection
-    names: TopicNames
+    names: Topics
     learning: LearningSettings  # for whatever the dimension will turn out to be
     arms: tuple[Arm, ...]
     limits: Limits

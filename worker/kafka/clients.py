@@ -1,6 +1,6 @@
-"""Short conversations with Kafka, for commands: ask, read a topic to its end, append a record.
+"""Kafka clients outside of any consumer group: ask for metadata, read topics, append a record.
 
-Each ends with a value or with one line that says why not; what the client library has to say meanwhile is kept back.
+`run_client` runs them for a command: it ends with a value or with one line that says why not.
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
 from worker.kafka.connection import Connection
-from worker.stream.topology import Record
+from worker.kafka.records import plain
+from worker.stream.topology import ONLY_PARTITION, Record
 
 T = TypeVar("T")
 
-#: Milliseconds that a broker may take for one answer.
-PATIENCE = 10_000
+#: Milliseconds that a broker may take to answer a request.
+REQUEST_TIMEOUT = 10_000
 
 
-def converse(connection: Connection, conversation: Coroutine[Any, Any, T]) -> T:
-    """Run a conversation; raise `FailedError` with one line if the brokers cannot be reached or refuse."""
-    with _kept_back() as said:
+def run_client(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that uses Kafka; raise `FailedError` with one line if the brokers are unreachable or refuse."""
+    with _captured_log() as messages:
         try:
-            return asyncio.run(conversation)
+            return asyncio.run(work)
         except (KafkaError, OSError) as error:
-            # What went wrong with a broker is only logged; the error says that none could be used.
-            reason = said[-1] if said else f"{type(error).__name__} {error}".strip()
+            # aiokafka logs the cause per broker; its error only says that no broker could be used.
+            reason = messages[-1] if messages else f"{type(error).__name__} {error}".strip()
             raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason}") from None
 
 
 @contextmanager
-def _kept_back() -> Iterator[list[str]]:
-    """Collect what the client library logs, in place of showing it."""
+def _captured_log() -> Iterator[list[str]]:
+    """Collect the log messages of aiokafka in place of showing them."""
 
-    class Keeper(logging.Handler):
+    class Capture(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
 
-    said: list[str] = []
-    logger, keeper = logging.getLogger("aiokafka"), Keeper(logging.WARNING)
+    messages: list[str] = []
+    logger, capture = logging.getLogger("aiokafka"), Capture(logging.WARNING)
     propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(keeper)
+    logger.addHandler(capture)
     try:
-        yield said
+        yield messages
     finally:
-        logger.removeHandler(keeper)
+        logger.removeHandler(capture)
         logger.propagate = propagated
 
 
@@ -60,9 +61,9 @@ def _kept_back() -> Iterator[list[str]]:
 
 
 @asynccontextmanager
-async def administrator(connection: Connection) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Yield a client that asks about topics and creates them."""
-    admin = AIOKafkaAdminClient(**connection.arguments(), request_timeout_ms=PATIENCE)
+async def admin_client(connection: Connection) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Yield a client that describes and creates topics."""
+    admin = AIOKafkaAdminClient(**connection.arguments(), request_timeout_ms=REQUEST_TIMEOUT)
     await admin.start()
     try:
         yield admin
@@ -71,17 +72,21 @@ async def administrator(connection: Connection) -> AsyncIterator[AIOKafkaAdminCl
 
 
 @asynccontextmanager
-async def reader(connection: Connection) -> AsyncIterator[AIOKafkaConsumer]:
-    """Yield a consumer outside of any group."""
-    consumer = AIOKafkaConsumer(
-        **connection.arguments(),
-        group_id=None,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        fetch_max_wait_ms=100,
-        max_partition_fetch_bytes=8 << 20,
-        request_timeout_ms=PATIENCE,
-    )
+async def standalone_consumer(connection: Connection, **settings: Any) -> AsyncIterator[AIOKafkaConsumer]:
+    """Yield a consumer outside of any group. It commits nothing and reads committed records only.
+
+    `settings` override those of the aiokafka consumer.
+    """
+    defaults: dict[str, Any] = {
+        "enable_auto_commit": False,
+        "auto_offset_reset": "earliest",
+        "isolation_level": "read_committed",
+        # Requests of one connection are answered in turn: a request for end offsets waits behind a parked fetch.
+        "fetch_max_wait_ms": 100,
+        # A record may be larger: then the broker sends it alone.
+        "max_partition_fetch_bytes": 8 << 20,
+    }
+    consumer = AIOKafkaConsumer(**connection.arguments(), group_id=None, **{**defaults, **settings})
     try:
         await consumer.start()
         yield consumer
@@ -89,16 +94,32 @@ async def reader(connection: Connection) -> AsyncIterator[AIOKafkaConsumer]:
         await consumer.stop()
 
 
+# ── metadata ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 async def partitions_of(admin: AIOKafkaAdminClient, topics: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Return the partitions of those of the topics that exist."""
-    # Asked for by name, a broker that creates topics by itself would create them.
+    # All topics: a broker with auto.create.topics.enable creates those that are asked for by name.
     everything = await admin.describe_topics()
     return {topic["topic"]: topic["partitions"] for topic in everything if topic["topic"] in set(topics)}
 
 
+async def partition_counts(connection: Connection, *topics: str) -> dict[str, int]:
+    """Return the partition counts of topics, in the order given; raise `FailedError` if one does not exist."""
+    async with admin_client(connection) as admin:
+        found = await partitions_of(admin, topics)
+    for topic in topics:
+        if topic not in found:
+            raise FailedError(f"no topic {topic}: create it first (adcascade topics create), or give another --prefix")
+    return {topic: len(found[topic]) for topic in topics}
+
+
+# ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 async def read_to_end(consumer: AIOKafkaConsumer, topic: str, start: int = 0) -> list[Record]:
-    """Return what partition 0 of a topic holds now, from an offset on."""
-    tp = TopicPartition(topic, 0)
+    """Return all records of a topic with one partition, from an offset on."""
+    tp = TopicPartition(topic, ONLY_PARTITION)
     if tp not in consumer.assignment():
         consumer.assign([tp])
     first = (await consumer.beginning_offsets([tp]))[tp]
@@ -107,18 +128,17 @@ async def read_to_end(consumer: AIOKafkaConsumer, topic: str, start: int = 0) ->
     records: list[Record] = []
     while await consumer.position(tp) < end:
         fetched = await consumer.getmany(tp, timeout_ms=200)
-        # The fields of an aiokafka record that matter; Faust has its own way, and half a second of imports.
-        records += [Record(topic, 0, r.offset, r.timestamp, r.key, r.value) for r in fetched.get(tp, ())]
+        records += [plain(record) for record in fetched.get(tp, ())]
     return records
 
 
 async def append(connection: Connection, topic: str, value: bytes) -> int:
-    """Append a record without a key to partition 0 of a topic; return its offset when all replicas have it."""
+    """Append a record without a key to a topic with one partition; return its offset when all replicas have it."""
     producer = AIOKafkaProducer(
-        **connection.arguments(), acks="all", enable_idempotence=True, request_timeout_ms=PATIENCE
+        **connection.arguments(), acks="all", enable_idempotence=True, request_timeout_ms=REQUEST_TIMEOUT
     )
     try:
         await producer.start()
-        return int((await producer.send_and_wait(topic, value, partition=0)).offset)
+        return int((await producer.send_and_wait(topic, value, partition=ONLY_PARTITION)).offset)
     finally:
         await producer.stop()

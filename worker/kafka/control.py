@@ -12,14 +12,13 @@ import time
 
 from worker.console import progress
 from worker.errors import FailedError, InputError, ParametersError
-from worker.kafka.clients import administrator, append, converse, partitions_of, read_to_end, reader
+from worker.kafka.clients import admin_client, append, partitions_of, read_to_end, run_client, standalone_consumer
 from worker.kafka.connection import Connection
-from worker.kafka.names import TopicNames
 from worker.stream.catalogue import Refusal, change_arm, obey
 from worker.stream.codec import encode_journal
 from worker.stream.events import ArmChange, Command
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.topology import Record
+from worker.stream.topology import Record, Topics
 from worker.stream.versions import KEPT
 
 _PAUSE = 0.1  # seconds between two looks at the parameters
@@ -33,14 +32,14 @@ class KafkaControl:
     patience : seconds to wait for the learner's answer
     """
 
-    def __init__(self, connection: Connection, names: TopicNames, *, patience: float = 30.0) -> None:
+    def __init__(self, connection: Connection, names: Topics, *, patience: float = 30.0) -> None:
         self._connection = connection
         self._names = names
         self._patience = patience
 
     def history(self) -> list[Parameters]:
         """Return the versions kept, oldest first."""
-        versions = converse(self._connection, published(self._connection, self._names))
+        versions = run_client(self._connection, published_versions(self._connection, self._names))
         if not versions:
             raise InputError(f"{self._names.parameters} holds no parameters yet: has a worker been started?")
         return versions
@@ -54,10 +53,10 @@ class KafkaControl:
             raise FailedError(f"refused: {outcome.reason}")
         if outcome is None:
             return newest
-        return converse(self._connection, self._give(event, newest.version))
+        return run_client(self._connection, self._give(event, newest.version))
 
     async def _give(self, event: ArmChange | Command, known: int) -> Parameters:
-        async with reader(self._connection) as consumer:
+        async with standalone_consumer(self._connection) as consumer:
             offset = await append(self._connection, self._names.journal, encode_journal(event))
             deadline = time.monotonic() + self._patience
             start = 0
@@ -101,12 +100,12 @@ def _answer(versions: dict[int, Parameters], event: ArmChange | Command, offset:
     )
 
 
-async def published(connection: Connection, names: TopicNames) -> list[Parameters]:
+async def published_versions(connection: Connection, names: Topics) -> list[Parameters]:
     """Return the last versions of the parameters topic, oldest first; none if there are none."""
-    async with administrator(connection) as admin:
+    async with admin_client(connection) as admin:
         if not await partitions_of(admin, [names.parameters]):
             raise FailedError(f"no topic {names.parameters}: create it first (adcascade topics create)")
-    async with reader(connection) as consumer:
+    async with standalone_consumer(connection) as consumer:
         return newest_of(decoded(await read_to_end(consumer, names.parameters)))
 
 

@@ -27,10 +27,10 @@ from aiokafka.structs import TopicPartition
 from worker.errors import FailedError
 from worker.kafka.broadcast import Broadcast
 from worker.kafka.connection import Connection
-from worker.kafka.memory import collect_rarely, give_back_now_and_then
-from worker.kafka.names import TopicNames
+from worker.kafka.memory import collect_garbage_rarely, return_memory_periodically
 from worker.kafka.records import next_records
 from worker.kafka.transport import Learner, Lessons, ParametersSink, Report
+from worker.stream.topology import Topics
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ NICE = 10
 _T = TypeVar("_T")
 
 
-def run(connection: Connection, names: TopicNames, sink: ParametersSink, learn: Callable[[], Learner]) -> int:
+def run(connection: Connection, names: Topics, sink: ParametersSink, learn: Callable[[], Learner]) -> int:
     """Learn until the standard input ends; return 1 after a failure. Logging is the caller's.
 
     `learn` makes a learner from what the sink has seen.
@@ -50,8 +50,8 @@ def run(connection: Connection, names: TopicNames, sink: ParametersSink, learn: 
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     threading.Thread(target=_end_with_input, daemon=True).start()
-    collect_rarely()
-    give_back_now_and_then()
+    collect_garbage_rarely()
+    return_memory_periodically()
     try:
         asyncio.run(_fold(connection, names, sink, learn))
     except FailedError as error:
@@ -73,7 +73,7 @@ def _tell(report: Report) -> None:
     sys.stdout.buffer.flush()
 
 
-async def _fold(connection: Connection, names: TopicNames, sink: ParametersSink, learn: Callable[[], Learner]) -> None:
+async def _fold(connection: Connection, names: Topics, sink: ParametersSink, learn: Callable[[], Learner]) -> None:
     broadcast = Broadcast(connection=connection, topic=names.parameters, sink=sink)
     producer = AIOKafkaProducer(
         **connection.arguments(), enable_idempotence=True, acks="all", max_request_size=16 << 20
@@ -99,7 +99,7 @@ class Fold:
 
     def __init__(
         self,
-        names: TopicNames,
+        names: Topics,
         broadcast: Broadcast,
         sink: ParametersSink,
         consumer: AIOKafkaConsumer,

@@ -8,24 +8,24 @@ from dataclasses import replace
 
 from worker.errors import InputError
 from worker.kafka import processors as kafka_ports
-from worker.kafka.clients import converse
+from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
-from worker.kafka.control import published
+from worker.kafka.control import published_versions
 from worker.kafka.learner import run
-from worker.kafka.names import TopicNames
 from worker.kafka.processors import JournalFold, Published
 from worker.metrics import Metrics
 from worker.stream.learner import Learner
 from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.topology import Topics
 
 
 def run_learner(
-    connection: Connection, names: TopicNames, *, learning: LearningSettings, dim: int | None, arms: tuple[Arm, ...]
+    connection: Connection, names: Topics, *, learning: LearningSettings, dim: int | None, arms: tuple[Arm, ...]
 ) -> int:
     """Learn until the worker ends this; the arguments are those of the worker."""
     # Which versions there are, the worker says.
     logging.getLogger(kafka_ports.__name__).setLevel(logging.WARNING)
-    history = converse(connection, published(connection, names))
+    history = run_client(connection, published_versions(connection, names))
     learning = fitting(learning, dim, history)
     sink = Published(Parameters.first(learning, arms), history, Metrics())
     return run(connection, names, sink, lambda: JournalFold(Learner(learning, arms, sink.history)))

@@ -11,7 +11,7 @@ import time
 GIVE_BACK = 2.0
 
 
-def collect_rarely() -> None:
+def collect_garbage_rarely() -> None:
     """Look for cycles rarely; there are few.
 
     Every record makes a few containers, and Python goes through all of memory after some thousands of them. With
@@ -22,7 +22,7 @@ def collect_rarely() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
-def give_back_now_and_then() -> None:
+def return_memory_periodically() -> None:
     """Give free memory back to the system every few seconds, where the C library can (glibc).
 
     It keeps what a process once needed, for the next time: after a worker was far behind that is a lot.

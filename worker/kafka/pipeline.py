@@ -23,20 +23,20 @@ from faust.types import TP
 
 from worker.errors import FailedError
 from worker.kafka.transport import Emits, PartitionTask, Record
-from worker.kafka.writer import Outlet
+from worker.kafka.writer import TopicWriter
 from worker.stream.topology import dead_letter
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneOutlets:
+class PipelineWriters:
     """Where a lane writes: the journal is shared by all lanes, changelog and decisions are its own partition."""
 
-    journal: Outlet
-    dead_letters: Outlet
-    changelog: Outlet
-    decisions: Outlet
+    journal: TopicWriter
+    dead_letters: TopicWriter
+    changelog: TopicWriter
+    decisions: TopicWriter
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class Lane:
         *,
         partition: int,
         task: PartitionTask,
-        outlets: LaneOutlets,
+        outlets: PipelineWriters,
         starts: Mapping[TP, int],
         changelog_end: int,
         moved: Callable[[int], None],
@@ -137,11 +137,11 @@ class Lane:
         self._writing.append(flight)
         batches: list[Any] = []
         if emits.journal:
-            batches += outlets.journal.pairs(emits.journal)
+            batches += outlets.journal.write(emits.journal)
         if emits.dead_letters:
-            batches += outlets.dead_letters.records(emits.dead_letters)
+            batches += outlets.dead_letters.write_with_headers(emits.dead_letters)
         if emits.changelog:
-            changelog = outlets.changelog.pairs(emits.changelog)
+            changelog = outlets.changelog.write(emits.changelog)
             changelog[-1].future.add_done_callback(partial(self._on_changelog, changelog[-1]))
             batches += changelog
         self._follow(flight, batches)
@@ -178,7 +178,7 @@ class Lane:
             self._deciding.append(flight)
             self._moved(0)
             if flight.decisions:
-                batches = self._outlets.decisions.pairs(flight.decisions)
+                batches = self._outlets.decisions.write(flight.decisions)
                 flight.decisions = []
                 self._follow(flight, list(batches))
         while self._deciding and not self._deciding[0].waiting:
@@ -206,7 +206,7 @@ class Lane:
         if any(self.acknowledged[tp] < end for tp, end in ends.items()):
             return
         self._target, self._reporting = None, True
-        (batch,) = self._outlets.journal.pairs([record])
+        (batch,) = self._outlets.journal.write([record])
         batch.future.add_done_callback(partial(self._when_durable, partial(self._on_progress, time)))
 
     def _on_progress(self, time: int) -> None:

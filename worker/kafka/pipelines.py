@@ -16,11 +16,11 @@ from contextlib import suppress
 from faust.types import TP
 
 from worker.errors import FailedError
-from worker.kafka.names import TopicNames
-from worker.kafka.pipeline import Lane, LaneOutlets
+from worker.kafka.pipeline import Lane, PipelineWriters
 from worker.kafka.records import RecordList
 from worker.kafka.transport import Emits, PartitionTask, Record
-from worker.kafka.writer import Outlets
+from worker.kafka.writer import TopicWriters
+from worker.stream.topology import Topics
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Serving:
     def __init__(
         self,
         *,
-        names: TopicNames,
+        names: Topics,
         step: Callable[[Sequence[tuple[PartitionTask, Sequence[Record]]]], Sequence[Emits]],
         limit: int,
         is_member: Callable[[], bool],
@@ -68,7 +68,7 @@ class Serving:
         self._is_member = is_member
         self._reread = reread
         self._report = failed
-        self._outlets: Outlets | None = None
+        self._outlets: TopicWriters | None = None
         self._open = False
         self._clean = False
         self._rereading: dict[TP, int] = {}
@@ -109,7 +109,7 @@ class Serving:
         *,
         generation: int,
         member: str,
-        outlets: Outlets,
+        outlets: TopicWriters,
         starts: Mapping[TP, int],
         restored: Mapping[int, tuple[PartitionTask, int]],
     ) -> None:
@@ -129,11 +129,11 @@ class Serving:
             self.lanes[partition] = Lane(
                 partition=partition,
                 task=task,
-                outlets=LaneOutlets(
-                    journal=outlets.to(self._names.journal, 0),
-                    dead_letters=outlets.to(self._names.dead_letters, 0),
-                    changelog=outlets.to(self._names.changelog, partition),
-                    decisions=outlets.to(self._names.decisions, partition),
+                outlets=PipelineWriters(
+                    journal=outlets.writer(self._names.journal, 0),
+                    dead_letters=outlets.writer(self._names.dead_letters, 0),
+                    changelog=outlets.writer(self._names.changelog, partition),
+                    decisions=outlets.writer(self._names.decisions, partition),
                 ),
                 starts=own,
                 changelog_end=end,

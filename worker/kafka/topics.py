@@ -16,9 +16,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 
 from worker.errors import FailedError
-from worker.kafka.clients import administrator, partitions_of
+from worker.kafka.clients import admin_client, partitions_of
 from worker.kafka.connection import Connection
-from worker.kafka.names import TopicNames
+from worker.stream.topology import Topics
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -84,7 +84,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TopicLayout:
     """What was asked for. Times in milliseconds; None leaves the choice to what is there, or to the defaults."""
 
     partitions: int | None = None
@@ -92,7 +92,7 @@ class Plan:
     retention: int | None = None
     journal_retention: int = 30 * DAY
 
-    def topics(self, names: TopicNames, partitions: int) -> tuple[Wanted, ...]:
+    def topics(self, names: Topics, partitions: int) -> tuple[Wanted, ...]:
         """Return all topics, with so many partitions of the inputs."""
         traffic: dict[str, Any] = {
             "partitions": partitions,
@@ -131,9 +131,9 @@ class Finding:
     differences: tuple[str, ...] = ()
 
 
-async def create(connection: Connection, names: TopicNames, plan: Plan) -> list[Finding]:
+async def create(connection: Connection, names: Topics, plan: TopicLayout) -> list[Finding]:
     """Create what is missing; say of the rest how it is."""
-    async with administrator(connection) as admin:
+    async with admin_client(connection) as admin:
         found = await _find(admin, names)
         wanted = plan.topics(names, _partitions(plan, names, found))
         missing = [topic for topic in wanted if topic.name not in found]
@@ -150,9 +150,9 @@ async def create(connection: Connection, names: TopicNames, plan: Plan) -> list[
         ]
 
 
-async def check(connection: Connection, names: TopicNames, plan: Plan) -> list[Finding]:
+async def check(connection: Connection, names: Topics, plan: TopicLayout) -> list[Finding]:
     """Say of every topic whether it is as it has to be."""
-    async with administrator(connection) as admin:
+    async with admin_client(connection) as admin:
         found = await _find(admin, names)
     return [
         _compare(topic, found[topic.name], plan.replication)
@@ -162,7 +162,7 @@ async def check(connection: Connection, names: TopicNames, plan: Plan) -> list[F
     ]
 
 
-def _partitions(plan: Plan, names: TopicNames, found: Mapping[str, Found]) -> int:
+def _partitions(plan: TopicLayout, names: Topics, found: Mapping[str, Found]) -> int:
     """Return how many partitions the inputs have to have: as asked for, else as they have already."""
     if plan.partitions is not None:
         return plan.partitions
@@ -183,8 +183,8 @@ def _compare(wanted: Wanted, found: Found, replication: int | None) -> Finding:
     )
 
 
-async def _find(admin: AIOKafkaAdminClient, names: TopicNames) -> dict[str, Found]:
-    topics = [topic.name for topic in Plan().topics(names, 1)]
+async def _find(admin: AIOKafkaAdminClient, names: Topics) -> dict[str, Found]:
+    topics = [topic.name for topic in TopicLayout().topics(names, 1)]
     partitions = await partitions_of(admin, topics)
     if not partitions:
         return {}

@@ -11,8 +11,8 @@ from aiokafka.errors import KafkaError
 from faust.types import TP
 from mode import Service
 
-from worker.kafka.clients import converse
-from worker.kafka.control import published
+from worker.kafka.clients import run_client
+from worker.kafka.control import published_versions
 from worker.kafka.faust.app import Options, WorkerApp, build, partition_count, run
 from worker.kafka.learning import fitting
 from worker.kafka.processors import Partition, Published, clock_of, progress_record, step
@@ -55,8 +55,8 @@ def run_worker(settings: WorkerSettings) -> int:
     """
     transport = settings.transport
     connection, names = transport.connection, transport.names
-    partitions = converse(connection, partition_count(connection, names))
-    history = converse(connection, published(connection, names))
+    partitions = run_client(connection, partition_count(connection, names))
+    history = run_client(connection, published_versions(connection, names))
     learning = fitting(settings.learning, settings.dim, history)
     warn(settings, learning, history)
     metrics = Metrics()

@@ -20,7 +20,7 @@ from aiokafka.structs import TopicPartition
 _NO_HEADERS: list[tuple[str, bytes]] = []
 
 
-class Outlet:
+class TopicWriter:
     """One partition of one topic, written in the order of the calls.
 
     Each call returns the batches that its records are in. A batch's `future` resolves when all replicas have it.
@@ -31,7 +31,7 @@ class Outlet:
         self._tp = TopicPartition(topic, partition)
         self._batch: Any = None
 
-    def pairs(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> list[MessageBatch]:
+    def write(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> list[MessageBatch]:
         """Append keys with values."""
         # As `records`, but written out and past aiokafka's own `append`, to what that calls in the end: two or three
         # records for each event come through here, and this halves what an append takes.
@@ -55,7 +55,7 @@ class Outlet:
             builder._relative_offset = offset
         return used
 
-    def records(
+    def write_with_headers(
         self, records: Iterable[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]]
     ) -> list[MessageBatch]:
         """Append keys with values and headers."""
@@ -96,14 +96,14 @@ def _inside(batch: Any) -> tuple[Any, Any, int]:
     return builder, builder._builder.append, builder._relative_offset
 
 
-class Outlets:
+class TopicWriters:
     """The outlets of one producer by topic and partition."""
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self._outlets: dict[tuple[str, int], Outlet] = {}
+        self._outlets: dict[tuple[str, int], TopicWriter] = {}
 
-    async def know(self, *topics: str) -> None:
+    async def load_metadata(self, *topics: str) -> None:
         """Have the metadata of topics before the first write to them, and keep it.
 
         Waiting for it is not enough: the first answer of a broker is about all topics, the later ones only about those
@@ -115,9 +115,9 @@ class Outlets:
         for topic in topics:
             await client._wait_on_metadata(topic)
 
-    def to(self, topic: str, partition: int) -> Outlet:
+    def writer(self, topic: str, partition: int) -> TopicWriter:
         """Return the outlet of a partition."""
         outlet = self._outlets.get((topic, partition))
         if outlet is None:
-            outlet = self._outlets[topic, partition] = Outlet(self._producer, topic, partition)
+            outlet = self._outlets[topic, partition] = TopicWriter(self._producer, topic, partition)
         return outlet

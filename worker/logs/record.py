@@ -21,8 +21,8 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
+from worker.kafka.clients import partition_counts, standalone_consumer
 from worker.kafka.connection import Connection
-from worker.kafka.reading import outsider, partition_counts
 from worker.logs.format import NO_TIMESTAMP, Headers
 from worker.logs.merge import TimeMerge
 from worker.stream.topology import Record, Topics
@@ -116,12 +116,8 @@ class Recorder:
         """Record; when `stop` is set, to what is the end then."""
         counts = await partition_counts(self._connection, *self._topics)
         self._tps = [TopicPartition(topic, p) for topic in self._topics for p in range(counts[topic])]
-        consumer = outsider(self._connection)
-        try:
-            await consumer.start()
+        async with standalone_consumer(self._connection, max_partition_fetch_bytes=1 << 20) as consumer:
             await self._record(consumer, stop)
-        finally:
-            await consumer.stop()
         return self.result
 
     # ── where ────────────────────────────────────────────────────────────────────────────────────────────────────────

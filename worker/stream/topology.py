@@ -20,6 +20,10 @@ class Record(NamedTuple):
     value: bytes | None
 
 
+#: The partition of the topics that have one: journal, parameters, episodes, dead letters.
+ONLY_PARTITION = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Topics:
     """Full names of the topics.
@@ -69,6 +73,16 @@ class Topics:
     def dead_letters(self) -> str:
         """Records that could not be used."""
         return f"{self.prefix}.dead-letters"
+
+    @property
+    def changelog(self) -> str:
+        """The session table, on Kafka only; compacted, partitioned as the arrivals."""
+        return f"{self.prefix}.sessions-changelog"
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The topics that clients write to."""
+        return frozenset((self.arrivals, self.clicks))
 
 
 class DeadLetter(NamedTuple):

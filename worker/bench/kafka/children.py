@@ -21,7 +21,7 @@ import msgspec
 import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from worker.kafka.memory import collect_rarely
+from worker.kafka.memory import collect_garbage_rarely
 from worker.stream.codec import Limits, decode_arrival, decode_feedback, encode_feedback_fact, opened_document
 from worker.stream.contexts import unpack_context
 from worker.stream.session import Session, decode_state, encode_state
@@ -219,7 +219,7 @@ def main(argument: str) -> None:
     """Run what the argument says."""
     task = msgspec.json.decode(argument, type=Task)
     if task.kind in ("raw", "wire"):
-        collect_rarely()  # as the worker does
+        collect_garbage_rarely()  # as the worker does
         asyncio.run(raw(task))
     else:
         agent(task)

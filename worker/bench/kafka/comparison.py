@@ -36,9 +36,9 @@ from worker.bench.kafka.processes import Child, broker
 from worker.bench.kafka.recording import Recording
 from worker.bench.kafka.topics import Usage, clear, ends, fill, inputs, partitions, prepare
 from worker.errors import FailedError
-from worker.kafka.clients import converse
+from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
-from worker.kafka.names import TopicNames
+from worker.stream.topology import Topics
 
 FIGURES = 18  # that `measure` yields
 BEFORE = 300_000  # milliseconds that the users of the backlog came before the run
@@ -104,21 +104,21 @@ class Bench:
 
     def clear(self) -> None:
         """Delete the topics."""
-        converse(self._connection, clear(self._connection, self._prefix))
+        run_client(self._connection, clear(self._connection, self._prefix))
 
-    def _names(self) -> TopicNames:
+    def _names(self) -> Topics:
         self._made += 1
-        return TopicNames(f"{self._prefix}-{self._made}")
+        return Topics(f"{self._prefix}-{self._made}")
 
     def _all(self, topic: str) -> list[TopicPartition]:
         return partitions(topic, self._scale.partitions)
 
-    async def _created(self, names: TopicNames, recording: Recording | None = None) -> None:
+    async def _created(self, names: Topics, recording: Recording | None = None) -> None:
         await prepare(self._connection, names, self._scale.partitions, recording=recording)
 
     # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _worker(self, names: TopicNames) -> Child:
+    def _worker(self, names: Topics) -> Child:
         # Arms and dimension it takes from the version that is published.
         options = {
             "broker": self._address,
@@ -133,7 +133,7 @@ class Bench:
         flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         return Child("the worker", ["worker", "worker", *flags], self._folder)
 
-    def _other(self, kind: str, read: TopicNames, written: TopicNames, changes: Shares, decisions: Shares) -> Child:
+    def _other(self, kind: str, read: Topics, written: Topics, changes: Shares, decisions: Shares) -> Child:
         sizes = self._recording.sizes
         task = Task(
             kind=kind,
@@ -187,20 +187,20 @@ class Bench:
 
     def _once(self) -> None:
         names, connection = self._names(), self._connection
-        converse(connection, self._prepared(names, self._recording))
-        outputs = converse(connection, self._worker_on_backlog(names))
+        run_client(connection, self._prepared(names, self._recording))
+        outputs = run_client(connection, self._worker_on_backlog(names))
         for kind in ("raw", "wire"):
-            converse(connection, self._raw_on_backlog(kind, names, outputs))
-        converse(connection, self._agent_on_backlog())
+            run_client(connection, self._raw_on_backlog(kind, names, outputs))
+        run_client(connection, self._agent_on_backlog())
 
     def _rate(self, kind: str) -> float:
         return statistics.median(usage.rate for usage in self._usages[kind])
 
-    async def _prepared(self, names: TopicNames, recording: Recording) -> None:
+    async def _prepared(self, names: Topics, recording: Recording) -> None:
         await self._created(names, recording)
         await fill(self._connection, inputs(names, recording, self._scale.partitions))
 
-    async def _worker_on_backlog(self, names: TopicNames) -> Outputs:
+    async def _worker_on_backlog(self, names: Topics) -> Outputs:
         recording = self._recording
         async with ends(self._connection) as look:
             with self._worker(names) as child:
@@ -216,7 +216,7 @@ class Bench:
             raise FailedError(f"the worker made {dead} dead letters of {recording.events} records: no measurement")
         return outputs
 
-    async def _raw_on_backlog(self, kind: str, names: TopicNames, outputs: Outputs) -> None:
+    async def _raw_on_backlog(self, kind: str, names: Topics, outputs: Outputs) -> None:
         events, written = self._recording.events, self._names()
         changes, decisions = outputs.changes / events, outputs.decisions / events
         await self._created(written)
@@ -241,7 +241,7 @@ class Bench:
         seen: list[tuple[float, Usage]] = []
         for turn in range(self._scale.rounds):
             yield f"{count:,} open sessions, round {turn + 1} of {self._scale.rounds}"
-            seen.append(converse(self._connection, self._stand(count)))
+            seen.append(run_client(self._connection, self._stand(count)))
         rate, events = statistics.median(usage.rate for _, usage in seen), seen[0][1].events
         detail = f"backlog of {events:,}, each about another session; {rate / self._rate('agent'):.1f} × (b)"
         yield Figure(name="(c), every event answered", value=rate, unit="events/s", detail=detail)
@@ -315,7 +315,7 @@ class Bench:
         return self._live(kind, (rate, rate), WARM + self._scale.live_seconds).latency()
 
     def _live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
-        return converse(self._connection, self._serve_live(kind, rates, seconds))
+        return run_client(self._connection, self._serve_live(kind, rates, seconds))
 
     async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
         names = self._names()

@@ -22,9 +22,9 @@ from worker.bench.kafka.recording import Recording, live_arrival
 from worker.bench.kafka.sender import TICK, Play, Sent
 from worker.bench.kafka.topics import ends, fill, partitions
 from worker.errors import FailedError
-from worker.kafka.clients import reader
+from worker.kafka.clients import standalone_consumer
 from worker.kafka.connection import Connection
-from worker.kafka.names import TopicNames
+from worker.stream.topology import Topics
 
 WARM = 3.0  # seconds that do not count
 STRETCH = 0.5  # seconds of a rising rate that are looked at together
@@ -93,7 +93,7 @@ class Latency:
 
 async def live(
     connection: Connection,
-    names: TopicNames,
+    names: Topics,
     child: Child,
     recording: Recording,
     rates: tuple[float, float],
@@ -119,14 +119,14 @@ async def live(
         last=rates[1] / per_session,
         seconds=seconds,
     )
-    async with reader(connection) as consumer:
+    async with standalone_consumer(connection) as consumer:
         tps = partitions(names.decisions, count)
         decisions = FirstDecisions(consumer, await consumer.end_offsets(tps))
         with Child("sender", ["worker.bench.kafka.sender", msgspec.json.encode(play).decode()], folder) as sender:
             return await _listen(decisions, child, sender)
 
 
-async def _probe(connection: Connection, names: TopicNames, child: Child, recording: Recording, count: int) -> None:
+async def _probe(connection: Connection, names: Topics, child: Child, recording: Recording, count: int) -> None:
     """Wait until a child serves every partition."""
     now = time.time_ns() // 1_000_000
     script = recording.scripts[0]

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from worker.bench.kafka import recording as traffic
 from worker.bench.kafka.recording import Recording
 from worker.bench.kafka.topics import Pair
-from worker.kafka.names import TopicNames
 from worker.simulation.traffic.client import partition_of
 from worker.stream.codec import encode_feedback
 from worker.stream.events import Feedback
 from worker.stream.session import Session, decode_state, encode_state
+from worker.stream.topology import Topics
 
 
 def backlog(
-    recording: Recording, names: TopicNames, count: int, now: int, *, partitions: int
+    recording: Recording, names: Topics, count: int, now: int, *, partitions: int
 ) -> dict[tuple[str, int], list[Pair]]:
     """Return a changelog with so many sessions, a pass for each, and as many arrivals beside them as users bring."""
     parts: dict[tuple[str, int], list[Pair]] = {}

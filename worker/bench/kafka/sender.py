@@ -20,8 +20,8 @@ from aiokafka.protocol.produce import ProduceRequest
 
 from worker.bench.kafka.recording import Script, live_arrival, live_click
 from worker.errors import FailedError
-from worker.kafka.names import TopicNames
-from worker.kafka.writer import Outlets
+from worker.kafka.writer import TopicWriters
+from worker.stream.topology import Topics
 
 TICK = 0.010  # seconds between two batches of the sender
 LOOK = 20  # ticks that a user looks at a display
@@ -65,7 +65,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 class Sender:
     """Plays sessions: an arrival, then its clicks, one look after the other."""
 
-    def __init__(self, names: TopicNames, partitions: int, scripts: list[Script]) -> None:
+    def __init__(self, names: Topics, partitions: int, scripts: list[Script]) -> None:
         self._names = names
         self._partitions = partitions
         self._scripts = scripts
@@ -118,7 +118,7 @@ class Tick(NamedTuple):
 
 async def prepare(producer: AIOKafkaProducer, play: Play, scripts: list[Script], start: int) -> list[Tick]:
     """Make the requests of a play that begins at `start`."""
-    sender = Sender(TopicNames(play.prefix), play.partitions, scripts)
+    sender = Sender(Topics(play.prefix), play.partitions, scripts)
     ticks = []
     events = 0
     for tick in range(int(play.seconds / TICK)):
@@ -150,9 +150,9 @@ async def _requests(
 
 async def send(play: Play, scripts: list[Script]) -> Sent:
     """Send for as long as the play says."""
-    names = TopicNames(play.prefix)
+    names = Topics(play.prefix)
     async with AIOKafkaProducer(bootstrap_servers=play.broker, max_batch_size=BATCH) as producer:
-        await Outlets(producer).know(names.arrivals, names.clicks)
+        await TopicWriters(producer).load_metadata(names.arrivals, names.clicks)
         ticks = await prepare(producer, play, scripts, time.time_ns() // 1_000_000)
         gc.collect()
         gc.freeze()

@@ -26,9 +26,9 @@ from worker.bench.kafka.processes import Child, broker
 from worker.bench.kafka.recording import ARMS, DIM, HORIZON
 from worker.bench.kafka.topics import PATIENCE, Ends, clear, ends, partitions, prepare
 from worker.errors import FailedError
-from worker.kafka.clients import administrator, converse
+from worker.kafka.clients import admin_client, run_client
 from worker.kafka.connection import Connection
-from worker.kafka.names import TopicNames
+from worker.stream.topology import Topics
 
 FIGURES = 3  # that `soak` yields
 EVENTS = 1_000_000
@@ -56,10 +56,10 @@ def soak(address: str | None, *, count: int, events: int = EVENTS) -> Iterator[F
         run = Soak(reached, Path(folder), events, count)
         try:
             yield f"{events:,} events"
-            samples = converse(run.connection, run.samples())
+            samples = run_client(run.connection, run.samples())
             yield from figures(samples)
         finally:
-            converse(run.connection, clear(run.connection, run.names.prefix))
+            run_client(run.connection, clear(run.connection, run.names.prefix))
 
 
 class Soak:
@@ -67,7 +67,7 @@ class Soak:
 
     def __init__(self, address: str, folder: Path, events: int, count: int) -> None:
         self.connection = Connection(servers=(address,))
-        self.names = TopicNames(f"bench-{uuid.uuid4().hex[:8]}")
+        self.names = Topics(f"bench-{uuid.uuid4().hex[:8]}")
         self._folder = folder
         self._events = events
         self._partitions = count
@@ -105,7 +105,7 @@ class Soak:
     async def _watch(self, worker: Child, users: Child, look: Ends) -> list[Sample]:
         samples: list[Sample] = []
         deadline = time.monotonic() + PATIENCE
-        async with administrator(self.connection) as admin:
+        async with admin_client(self.connection) as admin:
             while True:
                 sent = await look.count(self._inputs)
                 done = await self._committed(admin)

@@ -13,13 +13,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from worker.bench.kafka.processes import Child
 from worker.bench.kafka.recording import Recording
 from worker.errors import FailedError
-from worker.kafka.clients import administrator, reader
+from worker.kafka.clients import admin_client, standalone_consumer
 from worker.kafka.connection import Connection
-from worker.kafka.names import TopicNames
-from worker.kafka.topics import Plan, create
-from worker.kafka.writer import Outlets
+from worker.kafka.topics import TopicLayout, create
+from worker.kafka.writer import TopicWriters
 from worker.simulation.traffic.client import partition_of
 from worker.stream.parameters import encode_parameters
+from worker.stream.topology import Topics
 
 Pair = tuple[bytes, bytes]
 # What producers write by default. Larger batches than a consumer's max_partition_fetch_bytes would come from one
@@ -29,9 +29,9 @@ LOOK = 0.01  # seconds between two looks at the end of a topic
 PATIENCE = 120.0  # seconds without anything new, then it counts as failed
 
 
-async def prepare(connection: Connection, names: TopicNames, count: int, *, recording: Recording | None = None) -> None:
+async def prepare(connection: Connection, names: Topics, count: int, *, recording: Recording | None = None) -> None:
     """Create topics with so many partitions; with a recording, publish its parameters."""
-    await create(connection, names, Plan(partitions=count))
+    await create(connection, names, TopicLayout(partitions=count))
     if recording is not None:
         value = encode_parameters(recording.parameters)
         await fill(connection, {(names.parameters, 0): [(b"1", value)]})
@@ -39,13 +39,13 @@ async def prepare(connection: Connection, names: TopicNames, count: int, *, reco
 
 async def clear(connection: Connection, prefix: str) -> None:
     """Delete all topics whose names begin so."""
-    async with administrator(connection) as admin:
+    async with admin_client(connection) as admin:
         ours = [name for name in await admin.list_topics() if name.startswith(prefix)]
         if ours:
             await admin.delete_topics(ours)
 
 
-def inputs(names: TopicNames, recording: Recording, count: int) -> dict[tuple[str, int], list[Pair]]:
+def inputs(names: Topics, recording: Recording, count: int) -> dict[tuple[str, int], list[Pair]]:
     """Return the arrivals and clicks of a recording by topic and partition, of which there are so many."""
     parts: dict[tuple[str, int], list[Pair]] = {}
     for topic, records in ((names.arrivals, recording.arrivals), (names.clicks, recording.clicks)):
@@ -59,9 +59,11 @@ async def fill(connection: Connection, parts: Mapping[tuple[str, int], Iterable[
     async with AIOKafkaProducer(
         **connection.arguments(), enable_idempotence=True, max_batch_size=BATCH, max_request_size=16 << 20
     ) as producer:
-        outlets = Outlets(producer)
-        await outlets.know(*{topic for topic, _ in parts})
-        batches = [batch for (topic, place), pairs in parts.items() for batch in outlets.to(topic, place).pairs(pairs)]
+        outlets = TopicWriters(producer)
+        await outlets.load_metadata(*{topic for topic, _ in parts})
+        batches = [
+            batch for (topic, place), pairs in parts.items() for batch in outlets.writer(topic, place).write(pairs)
+        ]
         await asyncio.gather(*(batch.future for batch in batches))
 
 
@@ -125,7 +127,7 @@ class Ends:
 @asynccontextmanager
 async def ends(connection: Connection) -> AsyncIterator[Ends]:
     """Yield a look at the ends of topics."""
-    async with reader(connection) as consumer:
+    async with standalone_consumer(connection) as consumer:
         yield Ends(consumer)
 
 

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from worker.cli.options.parser import Option
 from worker.errors import InputError
 from worker.kafka.connection import Connection
-from worker.kafka.names import TopicNames
 from worker.secret import Secret
+from worker.stream.topology import Topics
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
@@ -74,9 +74,9 @@ def connection(options: argparse.Namespace) -> Connection:
     )
 
 
-def topic_names(options: argparse.Namespace) -> TopicNames:
+def topic_names(options: argparse.Namespace) -> Topics:
     """Return the names of the topics under the prefix."""
-    return TopicNames(options.prefix)
+    return Topics(options.prefix)
 
 
 def secret(options: argparse.Namespace, name: str) -> Secret | None:

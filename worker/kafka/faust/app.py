@@ -25,12 +25,12 @@ from worker.kafka.faust import driver, store
 from worker.kafka.faust.recovery import RecoveryEnd
 from worker.kafka.faust.schema import ListSchema
 from worker.kafka.learner_process import LearnerSeat
-from worker.kafka.memory import collect_rarely, give_back_now_and_then
-from worker.kafka.names import TopicNames
+from worker.kafka.memory import collect_garbage_rarely, return_memory_periodically
 from worker.kafka.pipelines import Serving
 from worker.kafka.progress import Progress
 from worker.kafka.transport import PartitionTask, Ports
-from worker.kafka.writer import Outlets
+from worker.kafka.writer import TopicWriters
+from worker.stream.topology import Topics
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Options:
     """How the transport runs. The defaults are for a worker with its own core; times are in seconds."""
 
     connection: Connection
-    names: TopicNames = field(default_factory=TopicNames)
+    names: Topics = field(default_factory=Topics)
     group: str = "adcascade"
     #: The command line of the learner's process (see `worker.kafka.learner`).
     learner: tuple[str, ...]
@@ -65,7 +65,7 @@ class WorkerApp(faust.App):
     """The Faust app of a worker. Made by `build`, run by `run`."""
 
     options: Options
-    names: TopicNames
+    names: Topics
     partitions: int
     #: Makes the task of a partition.
     make_task: Callable[[int], PartitionTask]
@@ -79,7 +79,7 @@ class WorkerApp(faust.App):
     #: Whether the output topics are known to the producer; nothing is read before.
     knows_topics = False
     _sessions: Any
-    _outlets: Outlets | None = None
+    _outlets: TopicWriters | None = None
     _failing: asyncio.Task[None] | None = None
 
     @property
@@ -103,12 +103,12 @@ class WorkerApp(faust.App):
     async def know_topics(self) -> None:
         """Let the producer find out where its partitions are."""
         names = self.names
-        await self._find_outlets().know(names.journal, names.dead_letters, names.changelog, names.decisions)
+        await self._find_outlets().load_metadata(names.journal, names.dead_letters, names.changelog, names.decisions)
         self.knows_topics = True
 
-    def _find_outlets(self) -> Outlets:
+    def _find_outlets(self) -> TopicWriters:
         if self._outlets is None:
-            self._outlets = Outlets(self.batch_producer.aiokafka)
+            self._outlets = TopicWriters(self.batch_producer.aiokafka)
         return self._outlets
 
     @property
@@ -203,7 +203,7 @@ def build(options: Options, ports: Ports, *, partitions: int) -> WorkerApp:
     return app
 
 
-def _add_agents(app: WorkerApp, names: TopicNames) -> None:
+def _add_agents(app: WorkerApp, names: Topics) -> None:
     # acks=False: Faust's ack happens when an iteration ends, also by an exception, and would lose the list.
     inputs = app.topic(names.arrivals, names.clicks, schema=ListSchema(), acks=False, maxsize=2)
     journal = app.topic(names.journal, schema=ListSchema(), acks=False)
@@ -226,7 +226,7 @@ def _add_agents(app: WorkerApp, names: TopicNames) -> None:
     app.agent(journal, name="learner")(hold_the_seat)
 
 
-async def partition_count(connection: Connection, names: TopicNames) -> int:
+async def partition_count(connection: Connection, names: Topics) -> int:
     """Return how many partitions the inputs have; raise `FailedError` if the topics are not as they must be."""
     admin = AIOKafkaAdminClient(**connection.arguments())
     await admin.start()
@@ -249,7 +249,7 @@ async def partition_count(connection: Connection, names: TopicNames) -> int:
     return count
 
 
-def _outside(names: TopicNames) -> tuple[str, ...]:
+def _outside(names: Topics) -> tuple[str, ...]:
     return (
         *(names.arrivals, names.clicks, names.decisions, names.journal),
         *(names.parameters, names.episodes, names.dead_letters),
@@ -266,8 +266,8 @@ class _Worker(faust.Worker):
 
 def run(app: WorkerApp) -> int:
     """Run the app until SIGTERM or SIGINT (0) or a failure (1). Logging is the caller's."""
-    collect_rarely()
-    give_back_now_and_then()
+    collect_garbage_rarely()
+    return_memory_periodically()
     worker = _Worker(app, loop=asyncio.new_event_loop(), override_logging=False, quiet=True, redirect_stdouts=False)
     worker.spinner = None
     try:

@@ -18,9 +18,9 @@ from aiokafka.partitioner import murmur2
 from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
+from worker.kafka.clients import partition_counts, standalone_consumer
 from worker.kafka.connection import Connection
-from worker.kafka.reading import outsider, partition_counts
-from worker.kafka.writer import Outlets
+from worker.kafka.writer import TopicWriters
 from worker.stream.topology import Topics
 
 PAUSE: Final = 0.002  # seconds between two looks at what is due
@@ -74,14 +74,14 @@ class KeyedSender:
     """Sends records to the partitions of their keys, in batches that fill while others are under way."""
 
     def __init__(self, producer: AIOKafkaProducer, topics: Topics, partitions: int) -> None:
-        self._outlets = Outlets(producer)
+        self._outlets = TopicWriters(producer)
         self._names = {"arrivals": topics.arrivals, "clicks": topics.clicks}
         self._partitions = partitions
         self._under_way: dict[asyncio.Future[Any], None] = {}  # in the order of sending
 
     async def start(self) -> None:
         """Find out where the partitions are."""
-        await self._outlets.know(*self._names.values())
+        await self._outlets.load_metadata(*self._names.values())
 
     async def send(self, records: Iterable[Outgoing]) -> None:
         """Hand records over; waits only while too much is under way."""
@@ -91,7 +91,7 @@ class KeyedSender:
             key = record.key
             parts[record.topic, partition_of(key, partitions)].append((key, record.value))
         for (topic, partition), pairs in parts.items():
-            for batch in self._outlets.to(self._names[topic], partition).pairs(pairs):
+            for batch in self._outlets.writer(self._names[topic], partition).write(pairs):
                 self._under_way[batch.future] = None
         await self._settle(MOST_UNDER_WAY)
 
@@ -170,17 +170,13 @@ async def _talk(
 @contextlib.asynccontextmanager
 async def _listener(connection: Connection, topic: str, partitions: int) -> AsyncIterator[AIOKafkaConsumer]:
     """Yield a consumer that stands at the end of a topic."""
-    consumer = outsider(connection)
-    try:
-        await consumer.start()
+    async with standalone_consumer(connection) as consumer:
         tps = [TopicPartition(topic, partition) for partition in range(partitions)]
         consumer.assign(tps)
         await consumer.seek_to_end(*tps)
         for tp in tps:
             await consumer.position(tp)  # only now it stands there: what is decided from here on is heard
         yield consumer
-    finally:
-        await consumer.stop()
 
 
 @contextlib.asynccontextmanager
