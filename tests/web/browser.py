@@ -1,6 +1,6 @@
-"""A headless Chromium for tests, driven over the DevTools protocol: see what a person would see.
+"""A headless Chromium for tests, driven over the DevTools protocol.
 
-`chromium()` says where it is; without it tests are skipped, except under CI=true, where that is a failure.
+Without Chromium the tests are skipped; under CI=true they fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-port=0",
 )
-PATIENCE = 40.0
+TIMEOUT = 40.0
 
 
 def chromium() -> str:
@@ -44,13 +44,13 @@ def chromium() -> str:
 
 
 class Tab:
-    """One page; collects what it says on the console and asks of the network."""
+    """One page; collect its console errors and network requests."""
 
     def __init__(self, socket: ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         self.requests: list[str] = []
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
@@ -58,32 +58,32 @@ class Tab:
         async for message in self._socket:
             if message.type is not WSMsgType.TEXT:
                 continue
-            told = json.loads(message.data)
-            if "id" in told:
-                waiting = self._waiting.pop(told["id"])
+            reply = json.loads(message.data)
+            if "id" in reply:
+                waiting = self._waiting.pop(reply["id"])
                 if not waiting.done():
-                    waiting.set_result(told)
+                    waiting.set_result(reply)
             else:
-                self._note(told["method"], told["params"])
+                self._note(reply["method"], reply["params"])
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            self.complaints.append(str(params["exceptionDetails"].get("exception", params["exceptionDetails"])))
+            self.errors.append(str(params["exceptionDetails"].get("exception", params["exceptionDetails"])))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-            self.complaints.append(str(params["args"]))
+            self.errors.append(str(params["args"]))
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(str(params["entry"]))
+            self.errors.append(str(params["entry"]))
 
     async def call(self, method: str, **params: Any) -> Any:
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        async with asyncio.timeout(PATIENCE):
-            told = await self._waiting[number]
-        assert "error" not in told, told
-        return told["result"]
+        async with asyncio.timeout(TIMEOUT):
+            reply = await self._waiting[number]
+        assert "error" not in reply, reply
+        return reply["result"]
 
     async def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         for domain in ("Page", "Runtime", "Network", "Log", "Accessibility"):
@@ -103,13 +103,13 @@ class Tab:
 
     async def look(self, script: str) -> Any:
         """Return the value of a JavaScript expression."""
-        told = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        reply = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     async def until(self, script: str, fits: Callable[[Any], bool] = bool) -> Any:
-        """Wait until an expression has a value that fits."""
-        async with asyncio.timeout(PATIENCE):
+        """Wait until the value of an expression fits."""
+        async with asyncio.timeout(TIMEOUT):
             while not fits(value := await self.look(script)):  # noqa: ASYNC110 (the condition is in another process)
                 await asyncio.sleep(0.05)
         return value
@@ -119,7 +119,7 @@ class Tab:
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES[key])
 
     async def picture(self) -> bytes:
-        """Return what is seen, as PNG."""
+        """Return a screenshot as PNG."""
         shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         return base64.b64decode(shot["data"])
 
@@ -133,7 +133,7 @@ _CODES = {"Tab": 9, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13}
 
 @asynccontextmanager
 async def browser_tab() -> AsyncIterator[Tab]:
-    """Start a browser with a profile of its own, give its only tab, and end it."""
+    """Run a browser with a profile of its own, and yield its only tab."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
             chromium(),
@@ -167,10 +167,10 @@ async def browser_tab() -> AsyncIterator[Tab]:
 
 async def _port(process: asyncio.subprocess.Process) -> int:
     assert process.stderr is not None
-    said = b""
-    async with asyncio.timeout(PATIENCE):
+    output = b""
+    async with asyncio.timeout(TIMEOUT):
         while line := await process.stderr.readline():
-            said += line
+            output += line
             if found := re.search(rb"DevTools listening on ws://[^:]+:(\d+)/", line):
                 return int(found[1])
-    raise AssertionError(f"chromium ended: {said.decode(errors='replace')}")
+    raise AssertionError(f"chromium ended: {output.decode(errors='replace')}")

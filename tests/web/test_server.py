@@ -1,4 +1,4 @@
-"""The web server beside the work."""
+"""The HTTP server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server():
         yield running
 
 
-def test_metrics_are_told_as_text(server):
+def test_metrics_are_served_as_text(server):
     status, headers, body = ask(server, "/metrics")
     assert status == 200
     assert headers["content-type"].startswith("text/plain; version=")
@@ -39,54 +39,54 @@ def test_metrics_are_told_as_text(server):
     assert int(headers["content-length"]) == len(body)
 
 
-def test_a_scraper_that_asks_for_openmetrics_gets_it(server):
+def test_openmetrics_is_served_on_request(server):
     _, headers, body = ask(server, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert headers["content-type"].startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
 
-def test_what_is_long_is_packed_for_those_who_understand_it(server):
+def test_long_bodies_are_compressed_for_clients_that_accept_it(server):
     _, plain_headers, plain = ask(server, "/metrics")
-    _, headers, packed = ask(server, "/metrics", **{"Accept-Encoding": "gzip"})
+    _, headers, compressed = ask(server, "/metrics", **{"Accept-Encoding": "gzip"})
     assert "content-encoding" not in plain_headers
     assert headers["content-encoding"] == "gzip"
-    assert len(packed) < len(plain)
-    assert gzip.decompress(packed) == plain
+    assert len(compressed) < len(plain)
+    assert gzip.decompress(compressed) == plain
 
 
-def test_it_is_alive_also_while_it_is_not_ready(server):
+def test_a_process_that_is_not_ready_is_alive(server):
     assert ask(server, "/readyz")[::2] == (200, b"ready\n")
     server.reasons.append("recovering 3 partitions")
     assert ask(server, "/readyz")[::2] == (503, b"not ready: recovering 3 partitions\n")
     assert ask(server, "/livez")[::2] == (200, b"alive\n")
 
 
-def test_a_question_after_the_path_is_ignored(server):
+def test_the_query_is_ignored(server):
     assert ask(server, "/livez?verbose=1")[0] == 200
 
 
-def test_an_unknown_path_is_told_what_there_is(server):
+def test_an_unknown_path_lists_the_routes(server):
     status, _, body = ask(server, "/secret")
     assert status == 404
     assert b"/livez, /metrics, /readyz" in body
 
 
-def test_head_says_the_same_without_the_content(server):
+def test_head_answers_without_the_body(server):
     status, headers, body = ask(server, "/livez", method="HEAD")
     assert (status, headers["content-length"], body) == (200, "6", b"")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_nothing_can_be_changed(server, method):
+def test_other_methods_are_refused(server, method):
     assert ask(server, "/metrics", method=method)[0] == 501
 
 
-def test_a_page_that_fails_says_so_without_details_and_the_others_go_on(server):
+def test_a_failing_route_hides_the_details_and_the_others_work(server):
     assert ask(server, "/broken")[::2] == (500, b"failed: ZeroDivisionError\n")
     assert ask(server, "/livez")[0] == 200
 
 
-def test_nobody_is_told_what_it_runs_on(server):
+def test_the_server_header_hides_the_python_version(server):
     assert ask(server, "/livez")[1]["server"].strip() == "adcascade"
 
 
@@ -95,14 +95,14 @@ def test_a_port_that_is_taken_is_a_clear_error(server):
         WebServer({}, port=server.port)
 
 
-def test_it_stops_listening_when_it_is_left():
+def test_the_port_is_closed_on_exit():
     with WebServer({"/": lambda _: Page(body=b"")}) as running:
         assert ask(running, "/")[0] == 200
     with pytest.raises(ConnectionRefusedError):
         ask(running, "/")
 
 
-def test_by_default_only_this_machine_is_answered():
+def test_it_listens_on_loopback_by_default():
     with WebServer({}) as running:
         assert running.host == "127.0.0.1"
         assert running.url == f"http://127.0.0.1:{running.port}"

@@ -1,4 +1,4 @@
-"""What the status page is told."""
+"""The status page: its document, figures, list of problems and files."""
 
 from __future__ import annotations
 
@@ -11,27 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.metrics.episodes import an_episode
 from worker.bandit.model import Posterior
 from worker.metrics import CONSUMED, Metrics
-from worker.metrics.history import MOST_MARKS, MOST_WINDOWS
+from worker.metrics.history import MOST_MARKS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
-from worker.stream.events import Episode
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.topology import Emits, Tally
+from worker.web.figures import MOST_ARMS, lately, positions, top_arms
+from worker.web.problems import MOST_LAG, problems
 from worker.web.server import WebServer
-from worker.web.status import (
-    FILES,
-    MOST_ARMS,
-    MOST_LAG,
-    columns,
-    lately,
-    positions,
-    problems,
-    quantile,
-    status_routes,
-    top_arms,
-)
+from worker.web.status import FILES, status_routes
 
 UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.05, prefetching=0.4)
 
@@ -50,31 +41,9 @@ def document(metrics: Metrics, **options: object) -> dict[str, object]:
     return json.loads(status_routes(metrics, **options)["/status.json"]({}).body)  # type: ignore[arg-type]
 
 
-def an_episode(number: int, **changes: object) -> Episode:
-    usual: dict[str, object] = {
-        "version": number,
-        "window_start": (number - 1) * 60_000,
-        "window_end": number * 60_000,
-        "sessions": 10,
-        "displays": 20,
-        "clicks": 3,
-        "reward": 1.5,
-        "expected_reward": 2.0,
-        "explored": 2.5,
-        "late": 0,
-        "beta": 1.5,
-        "explore_budget": 4,
-        "thresholds": (0.1,),
-        "regret_bound": 0.3,
-        "regret_posterior": 0.2,
-        "frozen": False,
-    }
-    return Episode(**{**usual, **changes})  # type: ignore[arg-type]
-
-
 def a_version(arms: int = 2, **changes: object) -> Parameters:
     first = Parameters.first(
-        LearningSettings(dim=2), tuple(Arm(arm=f"a{place}", reward=1.0 + place) for place in range(arms))
+        LearningSettings(dim=2), tuple(Arm(arm=f"a{index}", reward=1.0 + index) for index in range(arms))
     )
     return replace(first, **changes)  # type: ignore[arg-type]
 
@@ -82,10 +51,10 @@ def a_version(arms: int = 2, **changes: object) -> Parameters:
 # ── the document ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_windows_shown_are_those_of_the_run(ran):
+def test_the_document_matches_the_run(ran):
     metrics, demo = ran
-    told = document(metrics, runner="demo")
-    windows = told["windows"]
+    shown = document(metrics, runner="demo")
+    windows = shown["windows"]
     assert windows["end"] == [row.episode.window_end for row in demo.rows]
     assert windows["sessions"] == [row.episode.sessions for row in demo.rows]
     assert windows["reward"] == pytest.approx([row.episode.reward for row in demo.rows], rel=1e-4)
@@ -93,40 +62,40 @@ def test_the_windows_shown_are_those_of_the_run(ran):
     per_session = [(row.score.oracle - row.score.served) / row.score.sessions for row in demo.rows]
     assert windows["pseudo"] == pytest.approx(per_session, rel=1e-3, abs=1e-9)
     assert sum(windows["allowed"]) == pytest.approx(sum(row.allowed for row in demo.rows), rel=0.15)
-    assert told["counters"]["decisions"] == demo.counts["decisions"]
-    assert told["dead"] == demo.dead_letters
-    assert told["parameters"]["version"] == demo.parameters.version
-    assert told["simulated"] is True
-    assert told["learning"]["windows"] == len(demo.rows)
-    assert set(told["accounts"].values()) == {0.0}
-    assert set(told["lag"]) == set(CONSUMED)
+    assert shown["counters"]["decisions"] == demo.counts["decisions"]
+    assert shown["dead"] == demo.dead_letters
+    assert shown["parameters"]["version"] == demo.parameters.version
+    assert shown["simulated"] is True
+    assert shown["learning"]["windows"] == len(demo.rows)
+    assert set(shown["accounts"].values()) == {0.0}
+    assert set(shown["lag"]) == set(CONSUMED)
 
 
-def test_a_process_that_has_seen_nothing_has_a_page_too():
-    told = document(Metrics())
-    assert told["windows"]["end"] == told["arms"] == told["positions"] == []
-    assert told["parameters"] is None
-    assert told["time"] is None
-    assert [problem["text"] for problem in told["problems"]] == ["No parameters are known yet."]
+def test_a_new_process_has_an_empty_document():
+    shown = document(Metrics())
+    assert shown["windows"]["end"] == shown["arms"] == shown["positions"] == []
+    assert shown["parameters"] is None
+    assert shown["time"] is None
+    assert [problem["text"] for problem in shown["problems"]] == ["No parameters have been received yet."]
 
 
-def test_without_a_truth_there_is_no_pseudo_regret():
+def test_without_a_true_model_there_is_no_pseudo_regret():
     metrics = Metrics()
-    metrics.episode(an_episode(1))
-    told = document(metrics)
-    assert told["simulated"] is False
-    assert told["windows"]["pseudo"] == [None]
-    assert told["recent"]["pseudo"] is None
-    assert told["recent"]["posterior"] == pytest.approx(0.2)
+    metrics.episode(an_episode())
+    shown = document(metrics)
+    assert shown["simulated"] is False
+    assert shown["windows"]["pseudo"] == [None]
+    assert shown["recent"]["pseudo"] is None
+    assert shown["recent"]["posterior"] == pytest.approx(0.2)
 
 
-def test_numbers_that_are_not_finite_do_not_break_the_document():
+def test_numbers_that_are_not_finite_become_null():
     metrics = Metrics()
-    metrics.episode(an_episode(1, regret_bound=float("inf"), expected_reward=float("nan")))
+    metrics.episode(an_episode(regret_bound=float("inf"), expected_reward=float("nan")))
     assert document(metrics)["windows"]["expected"] == [None]
 
 
-def test_an_answer_is_used_again_for_a_moment(monkeypatch):
+def test_an_answer_is_reused_for_half_a_second(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("worker.web.status.monotonic", lambda: now[0])
     metrics = Metrics()
@@ -138,35 +107,7 @@ def test_an_answer_is_used_again_for_a_moment(monkeypatch):
     assert json.loads(route({}).body)["counters"]["arrivals"] == 5
 
 
-def test_history_is_bounded_however_long_it_runs():
-    metrics = Metrics()
-    for number in range(1, 2_000):
-        metrics.episode(an_episode(number))
-        metrics.watermark(number * 60_000)
-    snapshot = metrics.snapshot()
-    assert len(snapshot.windows) == MOST_WINDOWS
-    assert len(snapshot.marks) == MOST_MARKS
-    assert snapshot.windows[-1].end == 1_999 * 60_000
-    assert len(json.dumps(columns(snapshot.windows))) < 60_000
-
-
-def test_a_window_that_is_told_again_is_shown_once():
-    metrics = Metrics()
-    for number in (1, 2, 1, 2, 3):
-        metrics.episode(an_episode(number))
-    assert [window.end for window in metrics.snapshot().windows] == [60_000, 120_000, 180_000]
-
-
-def test_a_snapshot_does_not_change_any_more():
-    metrics = Metrics()
-    metrics.batch(Emits(tally=Tally(arrivals=1, opened=1)), 1, 0.1)
-    before = metrics.snapshot()
-    metrics.batch(Emits(tally=Tally(arrivals=1, opened=1)), 1, 0.1)
-    metrics.episode(an_episode(1))
-    assert (before.now.tally.arrivals, before.windows, before.totals["episodes"]) == (1, (), 0)
-
-
-def test_the_age_of_the_parameters_is_told_by_the_clock_if_there_is_one():
+def test_the_age_of_the_parameters_follows_the_clock():
     metrics = Metrics()
     metrics.version(a_version(made_at=1_000_000))
     metrics.watermark(1_060_000)
@@ -177,7 +118,7 @@ def test_the_age_of_the_parameters_is_told_by_the_clock_if_there_is_one():
 # ── lately ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_click_rates_are_among_the_sessions_not_clicked_before():
+def test_click_rates_are_among_the_sessions_without_an_earlier_click():
     metrics = Metrics()
     metrics.version(a_version())
     tally = Tally(arrivals=100, opened=100)
@@ -187,7 +128,7 @@ def test_click_rates_are_among_the_sessions_not_clicked_before():
     assert [(row["sessions"], row["clicks"]) for row in rows] == [(100, 20), (80, 0), (80, 40), (40, 0), (40, 0)]
 
 
-def test_what_is_long_ago_is_not_lately():
+def test_recent_figures_leave_out_what_came_before_the_oldest_mark():
     metrics = Metrics()
     metrics.version(a_version())
     metrics.watermark(0)
@@ -205,24 +146,10 @@ def test_what_is_long_ago_is_not_lately():
     assert (lately(snapshot)["span"], lately(snapshot)["read"]) == ((MOST_MARKS - 1) * 60_000, 50)
 
 
-@pytest.mark.parametrize(
-    ("counts", "share", "expected"),
-    [
-        ((10, 0, 0), 0.99, 1.0),
-        ((50, 50, 0), 0.5, 1.0),
-        ((50, 50, 0), 0.51, 2.0),
-        ((0, 0, 9), 0.5, None),
-        ((0,) * 3, 0.5, None),
-    ],
-)
-def test_a_quantile_is_the_bound_that_holds_it(counts, share, expected):
-    assert quantile((1.0, 2.0), counts, share) == expected
-
-
 # ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_arms_that_earn_most_come_first_with_intervals_around_them():
+def test_the_arms_with_the_highest_revenue_come_first():
     version = a_version(arms=30)
     arms = top_arms(version)
     assert len(arms) == MOST_ARMS
@@ -230,7 +157,7 @@ def test_the_arms_that_earn_most_come_first_with_intervals_around_them():
     assert all(0 < arm["low"] < arm["probability"] < arm["high"] < 1 for arm in arms)
 
 
-def test_the_interval_narrows_where_more_is_known():
+def test_more_observations_narrow_the_interval():
     version = a_version(arms=2)
     belief = version.posterior
     known = belief.precision.plus(
@@ -253,49 +180,45 @@ def test_retired_arms_come_last():
 # ── problems ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def told(metrics: Metrics, unready: str | None = None, time: int = 0) -> str:
+def texts(metrics: Metrics, unready: str | None = None, time: int = 0) -> str:
     return " ".join(problem["text"] for problem in problems(metrics.snapshot(), unready, time))
 
 
-def test_a_run_that_is_well_has_no_problems():
+def test_every_problem_has_a_sentence():
     metrics = Metrics()
     metrics.version(a_version())
-    assert told(metrics) == ""
-
-
-def test_problems_are_told_in_words():
-    metrics = Metrics()
+    assert texts(metrics) == ""
     metrics.version(a_version(frozen=True))
     metrics.add(Tally(arrivals=3, opened=2))
     metrics.census(open_sessions=2, parked=0)
     metrics.refused()
     metrics.consumer_lag("clicks", MOST_LAG + 1)
-    metrics.episode(an_episode(1, rejected="not finite"))
-    text = told(metrics, unready="recovering")
-    for part in ("Not ready: recovering", "arrivals +1", "two learners", "no usable", "records of clicks", "frozen"):
+    metrics.episode(an_episode(rejected="not finite"))
+    text = texts(metrics, unready="recovering")
+    for part in ("Not ready: recovering", "arrivals +1", "Two learners", "no usable", "records of clicks", "frozen"):
         assert part in text
 
 
-def test_parameters_that_are_too_old_are_told():
+def test_old_parameters_are_a_problem():
     metrics = Metrics()
     metrics.version(a_version(made_at=1_000))
-    assert told(metrics, time=600_000) == ""
-    assert "11 minutes old" in told(metrics, time=661_000)
+    assert texts(metrics, time=600_000) == ""
+    assert "11 minutes old" in texts(metrics, time=661_000)
 
 
-def test_many_dead_letters_are_told():
+def test_many_dead_letters_are_a_problem():
     metrics = Metrics()
     metrics.version(a_version())
     tally = Tally(arrivals=100, opened=98, dead_arrivals=2)
     tally.dead["norm"] = 2
     metrics.add(tally)
-    assert "2.0% of the records" in told(metrics)
+    assert "2.0% of the recent records" in texts(metrics)
 
 
 # ── the files ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_page_is_small_and_asks_nobody_else_for_anything():
+def test_the_page_is_small_and_loads_nothing_from_elsewhere():
     with WebServer(status_routes(Metrics())) as server:
         connection = HTTPConnection(server.host, server.port, timeout=10)
         size = 0

@@ -1,4 +1,4 @@
-"""The status page as a browser sees it: headless Chromium on a run that goes on."""
+"""The status page in headless Chromium, on a live run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worker.web.status import status_routes
 SHOWN = "Number(document.body?.dataset.shown ?? 0)"
 HOSTILE = "<img src=x onerror=alert(1)>"
 
-#: Texts that cannot be read well: contrast below 4.5 (3 for large ones) against what is behind them.
+#: Texts with too little contrast against their background: below 4.5, or 3 for large ones.
 FAINT = """
 (() => {
   const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
@@ -51,27 +51,27 @@ FAINT = """
 
 @dataclass(slots=True)
 class Scene:
-    """A demo that goes on when told to, and where its page is."""
+    """A demo that is advanced by hand, and the address of its page."""
 
     demo: Demo
     metrics: Metrics
     url: str
 
-    def go_on(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
         for _ in range(steps):
             self.demo.step()
 
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
-    chromium()  # before anything is run in vain
+    chromium()  # skip before the demo runs
     metrics = Metrics()
     metrics.learning(here=True)
     demo = Demo(DemoSettings(users=20, episodes=1000), watchers=[metrics])
     routes = {**operations(metrics.registry, lambda: None), **status_routes(metrics, runner="demo")}
     with WebServer(routes) as server:
         scene = Scene(demo, metrics, server.url)
-        scene.go_on(60 * 14)
+        scene.advance(60 * 14)
         yield scene
 
 
@@ -83,13 +83,13 @@ def see(script: Callable[[Tab], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_the_page_shows_a_live_run_on_every_screen_without_a_complaint(scene):
+def test_the_page_shows_a_live_run_on_every_screen_size_without_errors(scene):
     async def script(tab: Tab) -> None:
         await tab.open(scene.url)
         await tab.until(SHOWN)
         await charts_are_drawn(tab)
-        await figures_are_those_of_the_run(tab, scene)
-        await it_is_live(tab, scene)
+        await figures_match_the_run(tab, scene)
+        await page_is_live(tab, scene)
         for width, dark in ((1280, False), (1280, True), (800, False), (320, True), (320, False)):
             await tab.resize(width, 800)
             await tab.prefer(dark=dark)
@@ -97,7 +97,7 @@ def test_the_page_shows_a_live_run_on_every_screen_without_a_complaint(scene):
             assert await tab.look("document.documentElement.scrollWidth") <= width
             assert await tab.look(FAINT) == []
         assert len(await tab.picture()) > 10_000
-        assert tab.complaints == []
+        assert tab.errors == []
         assert {url.rsplit("/", 1)[0] for url in tab.requests} == {scene.url}
 
     see(script)
@@ -114,7 +114,7 @@ async def charts_are_drawn(tab: Tab) -> None:
     assert await tab.look("document.querySelectorAll('#arms tbody .range u').length") == 10
 
 
-async def figures_are_those_of_the_run(tab: Tab, scene: Scene) -> None:
+async def figures_match_the_run(tab: Tab, scene: Scene) -> None:
     assert await tab.look("document.getElementById('version').textContent") == f"v{scene.demo.parameters.version}"
     assert await tab.look("document.getElementById('pill-text').textContent") == "Serving"
     text = await tab.look("document.body.innerText")
@@ -124,11 +124,10 @@ async def figures_are_those_of_the_run(tab: Tab, scene: Scene) -> None:
     assert "demo · simulated users · aucbbp" in text
 
 
-async def it_is_live(tab: Tab, scene: Scene) -> None:
-    scene.go_on(61)
+async def page_is_live(tab: Tab, scene: Scene) -> None:
+    scene.advance(61)
     version = f"v{scene.demo.parameters.version}"
     await tab.until(f"document.getElementById('version').textContent === {version!r}")
-    # Paused, it stays as it is; then it goes on.
     await tab.look("document.getElementById('pause').click()")
     assert await tab.look("document.getElementById('pause').getAttribute('aria-pressed')") == "true"
     await tab.until("document.getElementById('pill-text').textContent === 'Paused'")
@@ -136,7 +135,7 @@ async def it_is_live(tab: Tab, scene: Scene) -> None:
     await tab.until("document.getElementById('pill-text').textContent === 'Serving'")
 
 
-def test_the_page_can_be_used_with_a_keyboard_and_a_screen_reader(scene):
+def test_the_page_works_with_a_keyboard_and_a_screen_reader(scene):
     async def script(tab: Tab) -> None:
         await tab.open(scene.url)
         await tab.until(SHOWN)
@@ -145,17 +144,8 @@ def test_the_page_can_be_used_with_a_keyboard_and_a_screen_reader(scene):
             (node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]
         ]
         roles = {role for role, _ in named}
-        assert roles >= {
-            "banner",
-            "main",
-            "contentinfo",
-            "navigation",
-            "region",
-            "table",
-            "heading",
-            "button",
-            "status",
-        }
+        landmarks = {"banner", "main", "contentinfo", "navigation", "region"}
+        assert roles >= landmarks | {"table", "heading", "button", "status"}
         unnamed = [
             role for role, name in named if role in ("button", "link", "image", "region", "navigation") and not name
         ]
@@ -163,7 +153,7 @@ def test_the_page_can_be_used_with_a_keyboard_and_a_screen_reader(scene):
         pictures = [name for role, name in named if role == "image" and "windows from" in name]
         assert len(pictures) == 3
         assert all("latest: " in name for name in pictures)
-        # Everything that can be reached has a place in the order, and a visible ring.
+        # Every focusable element is reached by Tab, and shows a focus ring.
         reached = []
         for _ in range(14):
             await tab.press("Tab")
@@ -176,7 +166,7 @@ def test_the_page_can_be_used_with_a_keyboard_and_a_screen_reader(scene):
         assert [name for name, _ in reached].count("plot") == 3
         assert {"skip", "pause"} <= {name for name, _ in reached}
         assert all(ring != "none" for name, ring in reached if name != "BODY")
-        # A chart reads single windows aloud, and has its numbers in a table.
+        # A chart announces single windows, and has its numbers in a table.
         await tab.look("document.querySelector('#chart-regret .plot').focus()")
         await tab.press("ArrowLeft")
         spoken = await tab.look("document.querySelector('#chart-regret [aria-live]').textContent")
@@ -185,12 +175,12 @@ def test_the_page_can_be_used_with_a_keyboard_and_a_screen_reader(scene):
         await tab.look("document.querySelector('#chart-regret details').open = true")
         rows = await tab.until("document.querySelectorAll('#chart-regret tbody tr').length")
         assert rows == len(scene.demo.rows)
-        assert tab.complaints == []
+        assert tab.errors == []
 
     see(script)
 
 
-def test_problems_are_shown_and_names_from_outside_are_only_text(scene):
+def test_problems_are_shown_and_arm_names_are_never_markup(scene):
     metrics = Metrics()
     arms = (Arm(arm=HOSTILE, reward=1.0), *scene.demo.parameters.arms[1:])
     metrics.version(replace(scene.demo.parameters, arms=arms, frozen=True))
@@ -207,7 +197,7 @@ def test_problems_are_shown_and_names_from_outside_are_only_text(scene):
             await tab.prefer(dark=dark)
             assert await tab.look(FAINT) == []
         assert "will show here" in await tab.look("document.getElementById('chart-regret').innerText")
-        assert tab.complaints == []
+        assert tab.errors == []
 
-    with WebServer(status_routes(metrics, unready=lambda: "it recovers")) as server:
+    with WebServer(status_routes(metrics, unready=lambda: "recovering")) as server:
         see(script)

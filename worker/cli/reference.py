@@ -14,7 +14,7 @@ from pathlib import Path
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.parser import CommandSpec, Option
 from worker.metrics import CATALOGUE
-from worker.metrics.catalogue import POSITIONS, Spec
+from worker.metrics.catalogue import POSITIONS, MetricSpec
 
 #: A default that only the help text tells, because it is found out when the command runs.
 _TOLD = re.compile(r"^(.*) \[([^\]]+)\]$")
@@ -124,11 +124,11 @@ def _help(option: Option) -> str:
     return text
 
 
-def _labels(spec: Spec) -> str:
+def _labels(spec: MetricSpec) -> str:
     return "; ".join(f"`{label}`{_values(spec, values)}" for label, values in spec.labels.items())
 
 
-def _values(spec: Spec, values: Sequence[str]) -> str:
+def _values(spec: MetricSpec, values: Sequence[str]) -> str:
     if spec.name == "adcascade_build_info":  # not the same on every machine
         return ""
     if tuple(values) == POSITIONS:

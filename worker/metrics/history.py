@@ -1,8 +1,7 @@
-"""What was observed lately, for people who look at one worker: bounded, however long it runs.
+"""Recent history for the status page, of bounded size: the last closed windows, and marks of the counts.
 
-Prometheus keeps history for those who have it. This is for the status page, which must work without: the last closed
-windows, and once per minute of the stream's time a mark of what had been counted by then, so that "lately" can be told
-as a difference. Time is the stream's own, so a simulated run that takes seconds looks like the hours it stands for.
+A mark holds all counts at one time; "lately" is the difference between now and the oldest mark. Time is event time, so
+a simulated run of a few seconds shows the hours it stands for. Prometheus keeps the long history.
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
+from worker.metrics.histogram import Histogram
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
@@ -19,15 +20,15 @@ from worker.stream.versions import KEPT
 
 MOST_WINDOWS: Final = 240
 MOST_MARKS: Final = 16
-BETWEEN_MARKS: Final = 60_000  # milliseconds of the stream's time
+BETWEEN_MARKS: Final = 60_000  # milliseconds of event time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A closed window.
 
-    `allowed` is how many of its sessions the versions in force meant to explore, None where the policy has no budget;
-    `bound` and `posterior` are regrets per session; `oracle` and `served` are known in simulated traffic only.
+    `allowed` is the number of sessions that the exploration budget covers, None if the policy has no budget. `bound`
+    and `posterior` are regrets per session. `oracle` and `served` are known in simulated traffic only.
     """
 
     end: int
@@ -47,7 +48,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What had been counted at a time: all of it since the process started."""
+    """All counts since the process started, at one event time; `durations` and `delays` are counts of histograms."""
 
     time: int
     tally: Tally
@@ -57,52 +58,47 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything that `Metrics` knows, all of one moment; nothing in it changes any more."""
+    """An immutable copy of everything that `Metrics` holds.
+
+    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`; `histograms` likewise.
+    `scored_windows` counts the windows whose true value is known, which happens in simulated traffic only.
+    """
 
     now: Mark
     marks: Sequence[Mark]
     windows: Sequence[Window]
     parameters: Parameters | None
-    gauges: Mapping[str, float]
-    totals: Mapping[str, float]
+    numbers: Mapping[str, float]
+    histograms: Mapping[str, Histogram]
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]
-    simulated: bool
+    horizon: int
+    scored_windows: int
 
     @property
     def since(self) -> Mark | None:
-        """The oldest mark: what "lately" begins with; None while the process is young."""
+        """The oldest mark, where "lately" begins; None just after the start."""
         return self.marks[0] if self.marks else None
 
 
-class History:
-    """Keeps the last windows and marks; not safe to share between threads, its owner has the lock."""
+class MetricsHistory:
+    """Keep the last windows and marks; not thread-safe, the owner holds a lock."""
 
     def __init__(self) -> None:
-        self._windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
-        self._marks: deque[Mark] = deque(maxlen=MOST_MARKS)
-        self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share meant to explore
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """The last closed windows, oldest first."""
-        return tuple(self._windows)
-
-    @property
-    def marks(self) -> tuple[Mark, ...]:
-        """The last marks, oldest first."""
-        return tuple(self._marks)
+        self.windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
+        self.marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+        self._shares: deque[tuple[int, float | None]] = deque(maxlen=KEPT)  # effective_at, share allowed to explore
 
     def version(self, parameters: Parameters) -> None:
-        """Keep from when on a version serves and how much it means to explore."""
-        self._shares.append((parameters.effective_at, meant_to_explore(parameters)))
+        """Keep the exploration share of a version and the time from which it serves."""
+        self._shares.append((parameters.effective_at, exploration_share(parameters)))
 
     def episode(self, episode: Episode) -> None:
-        """Keep a closed window; a learner that began anew may tell it again."""
-        if self._windows and episode.window_end <= self._windows[-1].end:
+        """Keep a closed window; ignore windows that a restarted learner reports again."""
+        if self.windows and episode.window_end <= self.windows[-1].end:
             return
-        share = allowed_share(self._shares, episode.window_start, episode.window_end)
-        self._windows.append(
+        share = mean_share(self._shares, episode.window_start, episode.window_end)
+        self.windows.append(
             Window(
                 end=episode.window_end,
                 sessions=episode.sessions,
@@ -119,45 +115,38 @@ class History:
         )
 
     def truth(self, window_end: int, *, oracle: float, served: float) -> None:
-        """Add what a window was really worth."""
-        for place in range(len(self._windows) - 1, -1, -1):
-            if self._windows[place].end == window_end:
-                self._windows[place] = replace(self._windows[place], oracle=oracle, served=served)
+        """Add the true values of the best and the served slates to a window."""
+        for index, window in enumerate(self.windows):
+            if window.end == window_end:
+                self.windows[index] = replace(window, oracle=oracle, served=served)
                 return
 
     def wants_mark(self, time: int) -> bool:
-        """Whether it is time for another mark."""
-        return not self._marks or time >= self._marks[-1].time + BETWEEN_MARKS
-
-    def mark(self, mark: Mark) -> None:
-        """Keep a mark."""
-        self._marks.append(mark)
+        """Return whether the next mark is due."""
+        return not self.marks or time >= self.marks[-1].time + BETWEEN_MARKS
 
 
-def meant_to_explore(parameters: Parameters) -> float | None:
-    """Return the share of the sessions that a version means to explore; None if its policy has no budget."""
+def exploration_share(parameters: Parameters) -> float | None:
+    """Return the share of sessions that a version allows to explore; None if its policy has no budget."""
     if parameters.settings.policy != "aucbbp":
         return None
     if parameters.folds < parameters.settings.warmup or not parameters.expected_sessions:
-        return 0.0  # nothing in the warm-up is called exploring
+        return 0.0  # warm-up does not count as exploration
     return min(1.0, parameters.explore_budget / parameters.expected_sessions)
 
 
-def allowed_share(shares: Iterable[tuple[int, float | None]], start: int, end: int) -> float | None:
-    """Return the mean share over a window that several versions served, each from its time on.
+def mean_share(shares: Iterable[tuple[int, float | None]], start: int, end: int) -> float | None:
+    """Return the mean share over a window in which several versions served, each from its own time on.
 
-    >>> allowed_share([(0, 1.0), (10, 0.5), (15, 0.0)], 0, 20)
+    >>> mean_share([(0, 1.0), (10, 0.5), (15, 0.0)], 0, 20)
     0.625
-    >>> allowed_share([(0, None)], 0, 20) is None
+    >>> mean_share([(0, None)], 0, 20) is None
     True
     """
     served = sorted(shares, key=lambda one: one[0])
     if not served or any(share is None for _, share in served):
         return None
-    total = 0.0
-    for place, (begins, share) in enumerate(served):
-        until = served[place + 1][0] if place + 1 < len(served) else end
-        # The oldest version known also served what came before it.
-        overlap = min(until, end) - max(begins if place else start, start)
-        total += max(0, overlap) * (share or 0.0)
-    return total / (end - start)
+    # The oldest known version also covers the time before it.
+    times = [min(max(time, start), end) for time in (start, *(begin for begin, _ in served[1:]), end)]
+    spans = [until - since for since, until in pairwise(times)]
+    return sum(span * (share or 0.0) for span, (_, share) in zip(spans, served, strict=True)) / (end - start)

@@ -1,4 +1,4 @@
-"""The HTTP server beside the work: /metrics, /livez, /readyz and the status page.
+"""The HTTP server of a worker: /metrics, the health checks and the status page.
 
-Serves what it is given; reads the metrics and never changes them.
+It reads snapshots of the metrics and changes nothing.
 """

@@ -1,7 +1,6 @@
-"""A small web server beside the work: /metrics, /livez, /readyz, and whatever pages are given to it.
+"""A small HTTP server in threads of its own: /metrics, /livez, /readyz, and any other routes.
 
-It runs in threads of its own and only reads, so a slow or curious client costs the worker nothing but a moment of the
-interpreter. Bound to this machine unless told otherwise: there is no login.
+It only reads. There is no login, so it listens on loopback by default.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from worker.errors import FailedError
 
 LOOPBACK = "127.0.0.1"
 
-_PATIENCE = 10.0  # seconds that a client may take to send its request
-_WORTH_PACKING = 1_000  # bytes
+_REQUEST_TIMEOUT = 10.0  # seconds
+_LEAST_COMPRESSED = 1_000  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What is answered."""
+    """A response."""
 
     body: bytes
     kind: str = "text/plain; charset=utf-8"
@@ -35,14 +34,14 @@ class Page:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Route: TypeAlias = Callable[[Mapping[str, str]], Page]  # headers of the request, by lower-case name
+Route: TypeAlias = Callable[[Mapping[str, str]], Page]  # from the request headers, by lower-case name
 
 
 def operations(registry: CollectorRegistry, unready: Callable[[], str | None]) -> dict[str, Route]:
-    """Return the routes for whoever runs the process.
+    """Return the routes for monitoring.
 
-    `unready` says why no traffic should be sent here yet, or None if all is well. `/livez` only says that the process
-    answers: whoever restarts it because of anything else would restart it for nothing.
+    `unready` returns the reason why the process is not ready, or None. `/livez` succeeds whenever the process answers:
+    a restart would help with nothing else.
     """
 
     def metrics(headers: Mapping[str, str]) -> Page:
@@ -57,13 +56,13 @@ def operations(registry: CollectorRegistry, unready: Callable[[], str | None]) -
 
 
 class WebServer:
-    """Answers GET and HEAD on the routes given; a context manager.
+    """Answer GET and HEAD requests while the context is open.
 
     Parameters
     ----------
     routes : by path
-    host : an address of this machine; by default only this machine can ask
-    port : 0 takes any that is free, see `port`
+    host : address to listen on
+    port : 0 for any free port, see `port`
 
     Examples
     --------
@@ -85,7 +84,7 @@ class WebServer:
 
     @property
     def url(self) -> str:
-        """The address of `/`, without the slash."""
+        """The base URL, without a final slash."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
@@ -100,10 +99,10 @@ class WebServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a client that keeps its connection open must not hold up the end
+    block_on_close = False  # open connections must not delay the shutdown
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that goes away in the middle is not our trouble."""
+        """Ignore clients that disconnect."""
 
 
 def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
@@ -111,49 +110,42 @@ def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
         server_version = "adcascade"
         sys_version = ""
-        timeout = _PATIENCE
-        # Head and content leave in one write: beside work that holds the interpreter, every write is a wait for it.
+        timeout = _REQUEST_TIMEOUT
+        # Send header and body in one write: each write waits for the interpreter lock.
         wbufsize = 1 << 18
 
         def do_GET(self) -> None:
-            """Answer."""
-            self._answer(body=True)
-
-        def do_HEAD(self) -> None:
-            """Answer without the content."""
-            self._answer(body=False)
-
-        def _answer(self, *, body: bool) -> None:
+            """Answer a GET or HEAD request."""
             route = routes.get(urlsplit(self.path).path)
             headers = {name.lower(): value for name, value in self.headers.items()}
             if route is None:
-                page = Page(body=f"not found; there is {', '.join(sorted(routes))}\n".encode(), status=404)
+                page = Page(body=f"not found; available: {', '.join(sorted(routes))}\n".encode(), status=404)
             else:
                 try:
                     page = route(headers)
-                except Exception as error:  # a page that fails must not take the others with it
+                except Exception as error:  # one failing route must not stop the server
                     page = Page(body=f"failed: {type(error).__name__}\n".encode(), status=500)
-            self._send(page, packed="gzip" in headers.get("accept-encoding", ""), body=body)
+            self._send(page, "gzip" in headers.get("accept-encoding", "") and len(page.body) >= _LEAST_COMPRESSED)
 
-        def _send(self, page: Page, *, packed: bool, body: bool) -> None:
-            content = page.body
-            packed = packed and len(content) >= _WORTH_PACKING
-            if packed:
-                content = gzip.compress(content, compresslevel=1, mtime=0)
+        do_HEAD = do_GET  # noqa: N815 (the name is that of http.server)
+
+        def _send(self, page: Page, compressed: bool) -> None:
+            content = gzip.compress(page.body, compresslevel=1, mtime=0) if compressed else page.body
             self.send_response(page.status)
-            self.send_header("Content-Type", page.kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("X-Content-Type-Options", "nosniff")
-            if packed:
-                self.send_header("Content-Encoding", "gzip")
-            for name, value in page.headers:
+            for name, value in (
+                ("Content-Type", page.kind),
+                ("Content-Length", str(len(content))),
+                ("Cache-Control", "no-store"),
+                ("X-Content-Type-Options", "nosniff"),
+                *((("Content-Encoding", "gzip"),) if compressed else ()),
+                *page.headers,
+            ):
                 self.send_header(name, value)
             self.end_headers()
-            if body:
+            if self.command != "HEAD":
                 self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: a scrape every few seconds is no news."""
+            """Do not log requests: scrapes come every few seconds."""
 
     return Handler

@@ -23,8 +23,7 @@ import numpy as np
 
 from worker.bandit.planning import NO_ARM
 from worker.errors import InputError
-from worker.metrics.catalogue import LAGS
-from worker.metrics.observer import Histogram
+from worker.metrics.histogram import DELAY_BOUNDS, Histogram
 from worker.simulation.environments import Chance, make_environment
 from worker.simulation.traffic.accounts import History, Latencies, Valuer, Worth
 from worker.simulation.users import Cohort, Habits, Sent, Users
@@ -177,7 +176,7 @@ class Traffic:
         self.start = now // NANOSECONDS
         self.counts = Counts()
         self.latencies = Latencies()
-        self.delays = Histogram(LAGS)  # the same for Prometheus
+        self.delays = Histogram(DELAY_BOUNDS)  # the same for Prometheus
         self.history = History()
         world = make_environment(
             settings.environment, dim=settings.dim, arms=settings.arms, generator=Chance.of(settings.seed).environment

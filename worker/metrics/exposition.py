@@ -1,0 +1,101 @@
+"""The series for Prometheus, made from a snapshot."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from worker import __version__
+from worker.metrics.accounts import open_sessions, parked_records
+from worker.metrics.catalogue import CATALOGUE, MOST_POSITIONS, POSITIONS
+from worker.metrics.history import Snapshot
+from worker.stream.events import DEAD_LETTER_REASONS, MODES
+from worker.stream.session import ENDINGS
+from worker.stream.topology import Tally
+
+Series: TypeAlias = Mapping[tuple[str, ...], float]  # values by those of the labels
+
+
+def families(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield every metric of the catalogue, in its order; one without data has no series."""
+    series = {name: {(): value} for name, value in snapshot.numbers.items()} | _labelled(snapshot)
+    for spec in CATALOGUE:
+        name = spec.name.removeprefix("adcascade_")
+        if spec.kind == "histogram":
+            histogram = HistogramMetricFamily(spec.name, spec.help)
+            histogram.add_metric([], snapshot.histograms[name].buckets(), snapshot.histograms[name].sum)
+            yield histogram
+            continue
+        kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+        family = kind(spec.name, spec.help, labels=list(spec.labels))
+        for labels, value in series.get(name, {}).items():
+            family.add_metric(list(labels), float(value))
+        yield family
+
+
+def _labelled(snapshot: Snapshot) -> dict[str, Series]:
+    positions = POSITIONS[: snapshot.horizon] if snapshot.horizon <= MOST_POSITIONS else POSITIONS
+    return _counted(snapshot.now.tally, positions) | {
+        "regret_time_averaged": _time_averaged(snapshot),
+        "accounting_imbalance": {(name,): value for name, value in snapshot.imbalance.items()},
+        "consumer_lag_records": {(topic,): value for topic, value in snapshot.lag.items()},
+        "build_info": {(__version__, platform.python_version()): 1.0},
+    }
+
+
+def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
+    by_mode = {
+        mode: {position: count for (how, position), count in tally.decisions.items() if how == mode} for mode in MODES
+    }
+    return {
+        "reward_total": {(): tally.reward},
+        "expected_reward_total": {(): tally.expected_reward},
+        "arrivals_total": {(): tally.arrivals},
+        "arrivals_classified_total": _each(opened=tally.opened, repeated=tally.repeated, dead=tally.dead_arrivals),
+        "open_sessions": {(): open_sessions(tally)},
+        "sessions_ended_total": {(how,): tally.ended[how] for how in ENDINGS},
+        "sessions_recovered_total": {(): tally.recovered},
+        "sessions_handed_over_total": {(): tally.handed_over},
+        "feedback_received_total": {(): tally.feedback},
+        "feedback_total": _each(
+            applied=tally.applied,
+            redundant=tally.redundant,
+            outside=tally.outside,
+            late=tally.late,
+            dead=tally.dead_feedback,
+        ),
+        "parked_records": {(): parked_records(tally)},
+        "parked_recovered_total": {(): tally.recovered_parked},
+        "parked_handed_over_total": {(): tally.handed_over_parked},
+        "decisions_total": {
+            (mode, position): value
+            for mode, counts in by_mode.items()
+            for position, value in _by_position(counts, positions).items()
+        },
+        "clicks_total": {(label,): value for label, value in _by_position(tally.clicks, positions).items()},
+        "dead_letters_total": {(reason,): tally.dead[reason] for reason in DEAD_LETTER_REASONS},
+    }
+
+
+def _time_averaged(snapshot: Snapshot) -> Series:
+    numbers, windows = snapshot.numbers, max(1.0, snapshot.numbers["episodes_closed_total"])
+    averages = {kind: numbers[f"regret_{kind}_total"] / windows for kind in ("bound", "posterior")}
+    if snapshot.scored_windows:
+        averages = {"pseudo": numbers["pseudo_regret_total"] / snapshot.scored_windows, **averages}
+    return _each(**averages)
+
+
+def _each(**values: float) -> Series:
+    return {(name,): value for name, value in values.items()}
+
+
+def _by_position(counts: Mapping[int, int], positions: tuple[str, ...]) -> dict[str, int]:
+    """Return counts by label; positions beyond `MOST_POSITIONS` share the last one."""
+    numbers = dict.fromkeys(positions, 0)
+    for position, count in counts.items():
+        label = str(position) if position <= MOST_POSITIONS else POSITIONS[-1]
+        numbers[label] = numbers.get(label, 0) + count
+    return numbers
