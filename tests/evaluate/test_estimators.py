@@ -17,7 +17,7 @@ from worker.bandit.model import Posterior
 from worker.bandit.policies import EpsilonGreedy
 from worker.bandit.precision import Floats, Precision
 from worker.evaluate.estimators import METHODS, Estimate, direct, doubly_robust, per_decision, weighted
-from worker.evaluate.model import ClickModel, Judges, judges, model_error, slate_values
+from worker.evaluate.model import FittedModel, Judges, judges, model_error, slate_values
 from worker.evaluate.sessions import Rule, Sessions
 from worker.evaluate.support import LEAST_CLICKS, LEAST_SESSIONS, Support, Unsupported, support
 
@@ -117,10 +117,10 @@ def every_session(scene: Scene) -> tuple[Sessions, Floats]:
     return sessions, np.array(chances)
 
 
-def any_model(scene: Scene, seed: int) -> ClickModel:
+def any_model(scene: Scene, seed: int) -> FittedModel:
     """Return a click model that has nothing to do with the truth."""
     generator = np.random.default_rng(seed)
-    return ClickModel(
+    return FittedModel(
         posterior=Posterior(
             theta_context=generator.standard_normal(3),
             theta_arms=generator.standard_normal(scene.arms),
@@ -381,7 +381,7 @@ def test_the_slopes_of_slate_values_are_their_derivatives() -> None:
     slates = sessions.target_slates[0]
     valued = slate_values(model, sessions, slates)
 
-    def moved(change: Callable[[ClickModel], ClickModel]) -> Floats:
+    def moved(change: Callable[[FittedModel], FittedModel]) -> Floats:
         return slate_values(change(model), sessions, slates).values[:, 0] - valued.values[:, 0]
 
     step = 1e-6

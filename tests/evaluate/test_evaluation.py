@@ -16,12 +16,11 @@ from worker.errors import FailedError, InputError
 from worker.evaluate import evaluation as module
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.log import NO_VERSION, OPEN, SEVERAL
+from worker.evaluate.logged import NO_VERSION, OPEN, SEVERAL
 from worker.evaluate.planning import CONTRADICTS, Assembled
 from worker.evaluate.targets import Change, align, fold_again
 from worker.logs.findings import Findings
-from worker.logs.format import LogReader
-from worker.logs.ordered import ReplayLog
+from worker.logs.ordered import OrderedLog
 from worker.simulation.demo.run import Demo
 from worker.simulation.users import Habits
 from worker.stream.parameters import Arm, Parameters, decode_parameters
@@ -225,14 +224,13 @@ def test_a_log_without_sessions_fails(lines: list[Line], tmp_path: Path) -> None
 
 
 @pytest.fixture
-def read(log: str) -> Iterator[ReplayLog]:
-    with ReplayLog(Topics(), Findings()) as found, LogReader(log) as reader:
-        for line in reader:
-            found.take(line)
+def read(log: str) -> Iterator[OrderedLog]:
+    with OrderedLog(Topics(), Findings()) as found:
+        found.read(log)
         yield found
 
 
-def test_folding_again_without_a_change_makes_the_recorded_versions(read: ReplayLog, lines: list[Line]) -> None:
+def test_folding_again_without_a_change_makes_the_recorded_versions(read: OrderedLog, lines: list[Line]) -> None:
     recorded = {
         version["version"]: version["sha256"]
         for version in (orjson.loads(line["payload"]) for line in lines if line["topic"] == "ads.parameters")
@@ -240,7 +238,7 @@ def test_folding_again_without_a_change_makes_the_recorded_versions(read: Replay
     assert {version.version: version.sha256 for version in fold_again(read, {})} == recorded
 
 
-def test_another_estimator_makes_other_versions(read: ReplayLog, demo: Demo) -> None:
+def test_another_estimator_makes_other_versions(read: OrderedLog, demo: Demo) -> None:
     versions = fold_again(read, {"estimator": "paper"})
     assert versions[-1].version == demo.parameters.version
     assert versions[-1].settings.estimator == "paper"

@@ -20,7 +20,7 @@ def test_lanes_in_order_become_one_list_in_order(lanes: list[list[int]]) -> None
     merge = TimeMerge[int, tuple[int, int]](range(len(lanes)))
     for lane, times in enumerate(lanes):
         merge.put(lane, entries(lane, times))
-    taken = list(merge.take(resting=range(len(lanes))))
+    taken = list(merge.take(exhausted=range(len(lanes))))
     assert [lanes[lane][number] for lane, number in taken] == sorted(time for lane in lanes for time in lane)
     assert len(merge) == 0
     assert set(merge.weights.values()) == {0}
@@ -38,8 +38,8 @@ def test_nothing_is_lost_and_no_lane_is_turned_around_however_it_comes(
         count = data.draw(st.integers(1, len(lanes[lane]) - given_[lane]))
         merge.put(lane, entries(lane, lanes[lane][given_[lane] : given_[lane] + count], given_[lane]))
         given_[lane] += count
-        taken += merge.take(resting=[i for i, times in enumerate(lanes) if given_[i] == len(times)])
-    taken += merge.take(resting=range(len(lanes)))
+        taken += merge.take(exhausted=[i for i, times in enumerate(lanes) if given_[i] == len(times)])
+    taken += merge.take(exhausted=range(len(lanes)))
     for lane, times in enumerate(lanes):
         assert [number for of, number in taken if of == lane] == list(range(len(times)))
 
@@ -47,15 +47,15 @@ def test_nothing_is_lost_and_no_lane_is_turned_around_however_it_comes(
 def test_what_is_too_young_stays() -> None:
     merge = TimeMerge[str, tuple[int, int]](["a", "b"])
     merge.put("a", entries(0, [1, 5, 9]))
-    assert list(merge.take(resting={"b"}, before=5)) == [(0, 0)]
-    assert list(merge.take(resting={"a", "b"}, before=9)) == [(0, 1)]
-    assert list(merge.take(resting={"a", "b"})) == [(0, 2)]
+    assert list(merge.take(exhausted={"b"}, before=5)) == [(0, 0)]
+    assert list(merge.take(exhausted={"a", "b"}, before=9)) == [(0, 1)]
+    assert list(merge.take(exhausted={"a", "b"})) == [(0, 2)]
 
 
 def test_a_lane_that_is_awaited_holds_the_others_up() -> None:
     merge = TimeMerge[str, tuple[int, int]](["a", "b"])
     merge.put("a", entries(0, [1, 2]))
-    assert list(merge.take(resting={"a"})) == []
+    assert list(merge.take(exhausted={"a"})) == []
     merge.put("b", entries(1, [1]))
-    assert list(merge.take(resting={"a"})) == [(0, 0), (1, 0)]
+    assert list(merge.take(exhausted={"a"})) == [(0, 0), (1, 0)]
     assert merge.weights == {"a": 1, "b": 0}

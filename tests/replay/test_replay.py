@@ -19,9 +19,9 @@ from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.logs.format import LogReader, encode_line
 from worker.logs.sorting import Sorter
-from worker.replay import decisions as replay_decisions
-from worker.replay import relearn as replay_relearn
-from worker.replay.replay import Report, relearn, verify
+from worker.replay.relearn import relearn
+from worker.replay.report import ReplayReport
+from worker.replay.verify import verify
 from worker.replay.versions import difference
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 from worker.stream.topology import Record, Topics
@@ -60,10 +60,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Document], Par
 
 
 @pytest.fixture
-def replayed(tmp_path: Path) -> Callable[..., Report]:
+def replayed(tmp_path: Path) -> Callable[..., ReplayReport]:
     """Replay lines, by default to verify them."""
 
-    def replay(lines: Iterable[Document], how: Callable[..., Report] = verify, **options: Any) -> Report:
+    def replay(lines: Iterable[Document], how: Callable[..., ReplayReport] = verify, **options: Any) -> ReplayReport:
         (tmp_path / "log").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
         return how(str(tmp_path / "log"), **options)
 
@@ -110,7 +110,7 @@ def mingled(lines: Sequence[Document], seed: int) -> list[Document]:
     return [doubled[index] for index in np.argsort(keys)]
 
 
-def hashes(report: Report) -> dict[int, str]:
+def hashes(report: ReplayReport) -> dict[int, str]:
     return {version.version: version.sha256 for version in report.versions}
 
 
@@ -123,7 +123,7 @@ def recorded_hashes(lines: Iterable[Document]) -> dict[int, str]:
 
 @pytest.mark.parametrize("how", [verify, relearn])
 def test_a_recorded_run_comes_out_again(
-    lines: list[Document], final: Parameters, replayed: Callable[..., Report], how: Callable[..., Report]
+    lines: list[Document], final: Parameters, replayed: Callable[..., ReplayReport], how: Callable[..., ReplayReport]
 ) -> None:
     report = replayed(lines, how)
     assert report.mismatches == report.unverified == report.unfolded == report.stale == report.duplicates == 0
@@ -137,7 +137,7 @@ def test_a_recorded_run_comes_out_again(
 @pytest.mark.parametrize("how", [verify, relearn])
 @pytest.mark.parametrize("seed", range(3))
 def test_order_and_repetition_change_nothing(
-    lines: list[Document], replayed: Callable[..., Report], how: Callable[..., Report], seed: int
+    lines: list[Document], replayed: Callable[..., ReplayReport], how: Callable[..., ReplayReport], seed: int
 ) -> None:
     before = replayed(lines, how).as_json()
     after = replayed(mingled(lines, seed), how).as_json()
@@ -149,7 +149,7 @@ def test_order_and_repetition_change_nothing(
 
 @pytest.mark.parametrize("how", [verify, relearn])
 def test_topics_may_come_one_after_the_other(
-    lines: list[Document], final: Parameters, replayed: Callable[..., Report], how: Callable[..., Report]
+    lines: list[Document], final: Parameters, replayed: Callable[..., ReplayReport], how: Callable[..., ReplayReport]
 ) -> None:
     report = replayed(sorted(lines, key=lambda line: (line["topic"], -line["partition"], -line["offset"])), how)
     assert report.mismatches == report.unverified == 0
@@ -158,13 +158,13 @@ def test_topics_may_come_one_after_the_other(
 
 @pytest.mark.parametrize("how", [verify, relearn])
 def test_what_does_not_fit_into_memory_is_sorted_on_disk(
-    lines: list[Document], replayed: Callable[..., Report], how: Callable[..., Report]
+    lines: list[Document], replayed: Callable[..., ReplayReport], how: Callable[..., ReplayReport]
 ) -> None:
     assert replayed(lines, how, memory=50_000).as_json() == replayed(lines, how).as_json()
 
 
 def test_payloads_may_be_objects_and_kcat_adds_fields(
-    lines: list[Document], final: Parameters, replayed: Callable[..., Report]
+    lines: list[Document], final: Parameters, replayed: Callable[..., ReplayReport]
 ) -> None:
     for line in lines:
         line["broker"] = 1
@@ -175,7 +175,7 @@ def test_payloads_may_be_objects_and_kcat_adds_fields(
     assert report.versions[-1].sha256 == final.sha256
 
 
-def test_a_prefix_tells_the_topics_from_others(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_prefix_tells_the_topics_from_others(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     for line in lines:
         line["topic"] = line["topic"].replace("ads.", "shop.eu.")
     other = {**lines[0], "topic": "ads.arrivals"}
@@ -185,7 +185,7 @@ def test_a_prefix_tells_the_topics_from_others(lines: list[Document], replayed: 
         replayed(lines)
 
 
-def test_a_log_without_records_is_wrong_input(replayed: Callable[..., Report]) -> None:
+def test_a_log_without_records_is_wrong_input(replayed: Callable[..., ReplayReport]) -> None:
     with pytest.raises(InputError, match="no record"):
         replayed([])
 
@@ -236,7 +236,7 @@ def test_sessions_clicks_and_revenue_are_those_of_the_run(tmp_path: Path) -> Non
 )
 @pytest.mark.parametrize("position", [1, 2])
 def test_a_changed_decision_is_found(
-    lines: list[Document], replayed: Callable[..., Report], name: str, value: Any, position: int
+    lines: list[Document], replayed: Callable[..., ReplayReport], name: str, value: Any, position: int
 ) -> None:
     line = decision(lines, position)
     change(line, **{name: value})
@@ -250,7 +250,7 @@ def test_a_changed_decision_is_found(
 
 
 def test_a_position_before_which_nothing_was_passed_over_is_found(
-    lines: list[Document], replayed: Callable[..., Report]
+    lines: list[Document], replayed: Callable[..., ReplayReport]
 ) -> None:
     session = decision(lines, 2)["key"]
     kept = [
@@ -266,7 +266,7 @@ def test_a_position_before_which_nothing_was_passed_over_is_found(
     assert {found.session for found in report.findings.first if found.kind == "decision"} == {session}
 
 
-def test_a_decision_without_an_arrival_is_found(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_decision_without_an_arrival_is_found(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     line = decision(lines, 1)
     change(line, session_id="nobody")
     report = replayed(lines)
@@ -274,7 +274,7 @@ def test_a_decision_without_an_arrival_is_found(lines: list[Document], replayed:
     assert report.unverified == 0
 
 
-def test_a_decision_that_is_none_is_found(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_decision_that_is_none_is_found(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     one, other = decision(lines, 1), decision(lines, 2)
     one["payload"] = "gone"
     change(other, propensity="high")
@@ -283,7 +283,7 @@ def test_a_decision_that_is_none_is_found(lines: list[Document], replayed: Calla
     assert report.decisions == len(of(lines, "decisions"))
 
 
-def test_a_version_that_was_not_in_force_is_found(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_version_that_was_not_in_force_is_found(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     """Version 4 is said to take effect only after sessions were served by it."""
     line = next(line for line in of(lines, "parameters") if payload(line)["version"] == 4)
     change(line, effective_at=payload(line)["effective_at"] + 5_000)
@@ -294,7 +294,7 @@ def test_a_version_that_was_not_in_force_is_found(lines: list[Document], replaye
     assert names <= {("version", "effective_at"), ("decision", "parameters_version"), ("opened", "parameters_version")}
 
 
-def test_a_version_that_came_late_is_no_mismatch(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_version_that_came_late_is_no_mismatch(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     """Version 4 is said to have been in force earlier: then it served late, and only that it says so is wrong."""
     line = next(line for line in of(lines, "parameters") if payload(line)["version"] == 4)
     change(line, effective_at=payload(line)["effective_at"] - 5_000)
@@ -304,7 +304,7 @@ def test_a_version_that_came_late_is_no_mismatch(lines: list[Document], replayed
 
 
 def test_a_damaged_version_is_found_and_what_it_served_is_unverified(
-    lines: list[Document], replayed: Callable[..., Report]
+    lines: list[Document], replayed: Callable[..., ReplayReport]
 ) -> None:
     line = next(line for line in of(lines, "parameters") if payload(line)["version"] == 3)
     change(line, observations=1)
@@ -318,7 +318,7 @@ def test_a_damaged_version_is_found_and_what_it_served_is_unverified(
 
 
 def test_a_forged_version_is_found_even_if_its_hash_fits(
-    lines: list[Document], replayed: Callable[..., Report]
+    lines: list[Document], replayed: Callable[..., ReplayReport]
 ) -> None:
     line = next(line for line in of(lines, "parameters") if payload(line)["version"] == 3)
     honest = decode_parameters(line["payload"].encode())
@@ -332,7 +332,7 @@ def test_a_forged_version_is_found_even_if_its_hash_fits(
     assert hashes(report)[3] == honest.sha256
 
 
-def test_two_contents_of_one_version_are_found(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_two_contents_of_one_version_are_found(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     line = next(line for line in of(lines, "parameters") if payload(line)["version"] == 3)
     honest = decode_parameters(line["payload"].encode())
     other = encode_parameters(replace(honest, observations=0)).decode()
@@ -340,7 +340,7 @@ def test_two_contents_of_one_version_are_found(lines: list[Document], replayed: 
     assert [(found.kind, found.version) for found in report.findings.first] == [("version", 3)]
 
 
-def test_a_version_out_of_nowhere_is_found(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_version_out_of_nowhere_is_found(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     line = of(lines, "parameters")[-1]
     newest = decode_parameters(line["payload"].encode())
     invented = replace(newest, version=newest.version + 1, parent_sha256=newest.sha256, journal_offset=1000)
@@ -351,7 +351,7 @@ def test_a_version_out_of_nowhere_is_found(lines: list[Document], replayed: Call
 
 
 def test_a_version_that_is_missing_leaves_its_decisions_unverified(
-    lines: list[Document], final: Parameters, replayed: Callable[..., Report]
+    lines: list[Document], final: Parameters, replayed: Callable[..., ReplayReport]
 ) -> None:
     kept = [line for line in lines if line["topic"] != "ads.parameters" or payload(line)["version"] != 3]
     served = sum(payload(line)["parameters_version"] == 3 for line in of(lines, "decisions"))
@@ -363,7 +363,7 @@ def test_a_version_that_is_missing_leaves_its_decisions_unverified(
 
 
 def test_a_changed_fact_spoils_one_version_only(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     """The next version was made from the recorded one, so checking goes on from there."""
     lines = orjson.loads(orjson.dumps(plain[0]))
@@ -375,7 +375,7 @@ def test_a_changed_fact_spoils_one_version_only(
     assert [version.status for version in report.versions].count("differs") == 1
 
 
-def test_a_changed_slate_in_the_journal_is_found(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_changed_slate_in_the_journal_is_found(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     opened = [line for line in of(lines, "journal") if payload(line)["kind"] == "opened"]
     line = opened[len(opened) // 2]
     change(line, slate=["ad-2"] * len(payload(line)["slate"]))
@@ -384,7 +384,7 @@ def test_a_changed_slate_in_the_journal_is_found(lines: list[Document], replayed
     assert [(mismatch.name, mismatch.session) for mismatch in found] == [("slate", line["key"])]
 
 
-def test_two_records_at_one_place_are_found(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_two_records_at_one_place_are_found(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     for topic in ("decisions", "journal"):
         line = of(lines, topic)[300]
         twin = {**line, "payload": line["payload"] + " "}
@@ -392,7 +392,9 @@ def test_two_records_at_one_place_are_found(lines: list[Document], replayed: Cal
         assert [(found.kind, found.line) for found in report.findings.first] == [("line", len(lines) + 1)]
 
 
-def test_a_journal_of_several_partitions_is_wrong_input(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_journal_of_several_partitions_is_wrong_input(
+    lines: list[Document], replayed: Callable[..., ReplayReport]
+) -> None:
     of(lines, "journal")[0]["partition"] = 1
     with pytest.raises(InputError, match=r"line \d+: ads.journal has one partition"):
         replayed(lines)
@@ -402,14 +404,14 @@ def test_a_journal_of_several_partitions_is_wrong_input(lines: list[Document], r
 
 
 def test_arrivals_may_be_missing_if_the_journal_has_them(
-    lines: list[Document], replayed: Callable[..., Report]
+    lines: list[Document], replayed: Callable[..., ReplayReport]
 ) -> None:
     report = replayed(without(lines, "arrivals"))
     assert report.mismatches == report.unverified == 0
 
 
 def test_decisions_cannot_be_judged_without_arrivals_and_journal(
-    lines: list[Document], replayed: Callable[..., Report]
+    lines: list[Document], replayed: Callable[..., ReplayReport]
 ) -> None:
     report = replayed(of(lines, "decisions", "parameters"))
     assert report.mismatches == 0
@@ -417,7 +419,9 @@ def test_decisions_cannot_be_judged_without_arrivals_and_journal(
     assert report.unfolded == len(report.versions) - 1  # version 0 needs no journal
 
 
-def test_decisions_cannot_be_judged_without_versions(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_decisions_cannot_be_judged_without_versions(
+    lines: list[Document], replayed: Callable[..., ReplayReport]
+) -> None:
     report = replayed(without(lines, "parameters"))
     assert report.mismatches == 0
     assert report.unverified == report.decisions > 0
@@ -425,7 +429,7 @@ def test_decisions_cannot_be_judged_without_versions(lines: list[Document], repl
 
 
 def test_without_any_feedback_later_positions_are_unverified(
-    lines: list[Document], replayed: Callable[..., Report]
+    lines: list[Document], replayed: Callable[..., ReplayReport]
 ) -> None:
     report = replayed(of(lines, "arrivals", "decisions", "parameters"))
     later = sum(payload(line)["position"] > 1 for line in of(lines, "decisions"))
@@ -434,7 +438,7 @@ def test_without_any_feedback_later_positions_are_unverified(
 
 
 def test_a_hole_in_the_journal_is_told_and_checking_goes_on_behind_it(
-    lines: list[Document], final: Parameters, replayed: Callable[..., Report]
+    lines: list[Document], final: Parameters, replayed: Callable[..., ReplayReport]
 ) -> None:
     hole = of(lines, "journal")[400:403]
     report = replayed([line for line in lines if line not in hole])
@@ -446,7 +450,7 @@ def test_a_hole_in_the_journal_is_told_and_checking_goes_on_behind_it(
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
 def test_a_log_may_begin_in_the_middle(
-    lines: list[Document], final: Parameters, replayed: Callable[..., Report], share: float
+    lines: list[Document], final: Parameters, replayed: Callable[..., ReplayReport], share: float
 ) -> None:
     report = replayed(lines[int(len(lines) * share) :])
     assert report.mismatches == 0
@@ -457,7 +461,7 @@ def test_a_log_may_begin_in_the_middle(
 
 
 def test_learning_again_goes_on_from_the_oldest_version_of_the_log(
-    lines: list[Document], final: Parameters, replayed: Callable[..., Report]
+    lines: list[Document], final: Parameters, replayed: Callable[..., ReplayReport]
 ) -> None:
     report = replayed(lines[int(len(lines) * 0.3) :], relearn)
     assert report.mismatches == 0
@@ -466,14 +470,14 @@ def test_learning_again_goes_on_from_the_oldest_version_of_the_log(
 
 
 def test_a_rollback_to_a_version_before_the_log_cannot_be_followed_and_is_told(
-    lines: list[Document], replayed: Callable[..., Report]
+    lines: list[Document], replayed: Callable[..., ReplayReport]
 ) -> None:
     report = replayed(lines[int(len(lines) * 0.6) :], relearn)
     assert report.mismatches == 0
     assert report.lost == 8
 
 
-def test_a_log_may_end_anywhere(lines: list[Document], replayed: Callable[..., Report]) -> None:
+def test_a_log_may_end_anywhere(lines: list[Document], replayed: Callable[..., ReplayReport]) -> None:
     for share in (0.1, 0.5, 0.9):
         kept = lines[: int(len(lines) * share)]
         for how in (verify, relearn):
@@ -497,7 +501,7 @@ def test_bad_lines_stop_or_are_skipped(tmp_path: Path, lines: list[Document]) ->
 
 
 def test_slates_are_planned_where_none_is_recorded(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     lines, final = plain
     report = replayed(of(lines, "arrivals", "clicks", "parameters"), relearn)
@@ -507,7 +511,7 @@ def test_slates_are_planned_where_none_is_recorded(
 
 
 def test_slates_may_be_known_from_decisions(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     lines, final = plain
     report = replayed(without(lines, "journal"), relearn)
@@ -516,7 +520,7 @@ def test_slates_may_be_known_from_decisions(
 
 
 def test_slates_that_were_shown_count_and_not_those_that_would_be(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     """All users were shown something else than was planned: what they answered is about that."""
     lines, final = orjson.loads(orjson.dumps(plain[0])), plain[1]
@@ -533,7 +537,7 @@ def test_slates_that_were_shown_count_and_not_those_that_would_be(
 
 
 def test_learning_needs_nothing_but_arrivals_clicks_and_what_is_configured(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     lines, final = plain
     bare = of(lines, "arrivals", "clicks")
@@ -548,7 +552,7 @@ def test_learning_needs_nothing_but_arrivals_clicks_and_what_is_configured(
 
 
 def test_learning_under_other_settings_is_not_compared(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     lines, final = plain
     report = replayed(lines, relearn, changes={"estimator": "newton"})
@@ -558,14 +562,14 @@ def test_learning_under_other_settings_is_not_compared(
 
 
 def test_a_wrong_dimension_teaches_nothing(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     report = replayed(plain[0], relearn, changes={"dim": 7})
     assert (report.sessions, len(report.versions)) == (0, 1)
 
 
 def test_time_goes_no_further_than_the_recorded_progress(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     """Without the progress after 47 s, the last of the four windows, due at 48 s, stays open."""
     lines = plain[0]
@@ -583,7 +587,9 @@ def test_time_goes_no_further_than_the_recorded_progress(
     assert [version.version for version in replayed(lines, relearn).versions] == [0, 1, 2, 3, 4]
 
 
-def test_dead_letters_stay_dead(plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]) -> None:
+def test_dead_letters_stay_dead(
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
+) -> None:
     """A click with a forged token is known as one by its dead letter alone."""
     lines = plain[0]
     click = next(line for line in of(lines, "clicks")[200:] if payload(line)["clicked"])
@@ -613,7 +619,7 @@ def test_dead_letters_stay_dead(plain: tuple[list[Document], Parameters], replay
 # ── a restart with other settings ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_settings_may_change_with_a_restart(tmp_path: Path, replayed: Callable[..., Report]) -> None:
+def test_settings_may_change_with_a_restart(tmp_path: Path, replayed: Callable[..., ReplayReport]) -> None:
     """Each version is made again under the settings that it carries."""
     records: list[tuple[Record, Any]] = []
 
@@ -646,7 +652,7 @@ def test_settings_may_change_with_a_restart(tmp_path: Path, replayed: Callable[.
 
 
 def test_rounding_of_another_machine_is_a_mismatch_unless_it_is_tolerated(
-    plain: tuple[list[Document], Parameters], replayed: Callable[..., Report]
+    plain: tuple[list[Document], Parameters], replayed: Callable[..., ReplayReport]
 ) -> None:
     """Every version differs in its last digits, and the next one was made from that."""
     lines = orjson.loads(orjson.dumps(plain[0]))
@@ -725,12 +731,12 @@ def test_a_sorter_takes_entries_longer_than_what_it_reads_at_once() -> None:
 def test_memory_does_not_grow_with_the_log(
     tmp_path: Path,
     plain: tuple[list[Document], Parameters],
-    how: Callable[..., Report],
+    how: Callable[..., ReplayReport],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same minute of traffic again and again: eight times the log, about the same memory."""
-    monkeypatch.setattr(replay_decisions, "BATCH", 64)
-    monkeypatch.setattr(replay_relearn, "CHUNK", 256)
+    monkeypatch.setattr("worker.replay.decisions.BATCH", 64)
+    monkeypatch.setattr("worker.replay.relearn.CHUNK", 256)
     options: dict[str, Any] = {"changes": {"window": 60_000}} if how is relearn else {}
     zero = of(plain[0], "parameters")[0]
     minute = [(line, payload(line)) for line in of(plain[0], "arrivals", "clicks", "decisions")]

@@ -12,7 +12,9 @@ from worker.cli.options.learning import CATALOG, LEARNING, Duration, read_arms
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError
-from worker.replay.replay import Report, relearn, verify
+from worker.replay.relearn import relearn
+from worker.replay.report import ReplayReport
+from worker.replay.verify import verify
 from worker.stream.topology import Topics
 
 SHOWN: Final = 5  # mismatches told to people
@@ -99,7 +101,7 @@ def _plain(value: Any) -> Any:
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def summary(path: str, report: Report) -> str:
+def summary(path: str, report: ReplayReport) -> str:
     """Return what was in the log and what came of it."""
     name = "standard input" if path == "-" else path
     lines = [
@@ -124,7 +126,7 @@ def _span(span: tuple[int, int] | None) -> str:
     return f", {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _versions(report: Report) -> str:
+def _versions(report: ReplayReport) -> str:
     if not report.versions:
         return "no versions"
     first, last = report.versions[0], report.versions[-1]
@@ -136,17 +138,17 @@ def _versions(report: Report) -> str:
     )
 
 
-def _decisions(report: Report) -> str:
+def _decisions(report: ReplayReport) -> str:
     verified = report.decisions - report.unverified
     modes = ", ".join(f"{mode} {count:,}" for mode, count in sorted(report.modes.items()))
     return f"{verified:,} of {report.decisions:,} decisions made again{f' ({modes})' if modes else ''}"
 
 
-def _slates(report: Report) -> str:
+def _slates(report: ReplayReport) -> str:
     return f"slates: {report.pinned or 0:,} as recorded, {report.planned or 0:,} planned here"
 
 
-def warnings(report: Report) -> list[str]:
+def warnings(report: ReplayReport) -> list[str]:
     """Return what could not be looked at, and what is unusual."""
     told = []
     for what, count in sorted(report.unverified_because.items()):
@@ -176,7 +178,7 @@ def warnings(report: Report) -> list[str]:
     return told
 
 
-def mismatches(report: Report) -> list[str]:
+def mismatches(report: ReplayReport) -> list[str]:
     """Return the first mismatches, a line each."""
     if not report.mismatches:
         return []

@@ -21,18 +21,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worker.errors import FailedError
+from worker.errors import FailedError, InputError
 from worker.evaluate.estimators import METHODS, Estimate, direct, weighted
 from worker.evaluate.intervals import Interval, interval
-from worker.evaluate.log import SessionReader, read_log
+from worker.evaluate.logged import LoggedSessions
 from worker.evaluate.model import Judges, judges
 from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import Unsupported
 from worker.evaluate.targets import Change, find_estimates
 from worker.logs.findings import Findings
-from worker.logs.ordered import ReplayLog
-from worker.replay.replay import Stage, no_bar, ticking
+from worker.logs.ordered import OrderedLog
+from worker.logs.stages import Stage, silent, ticking
 from worker.stream.parameters import LearningSettings
 from worker.stream.topology import Topics
 
@@ -84,7 +84,7 @@ def evaluate_log(
     seed: int = 0,
     topics: Topics | None = None,
     skip_bad: bool = False,
-    stage: Stage = no_bar,
+    stage: Stage = silent,
 ) -> Evaluation:
     """Evaluate a changed policy on a log.
 
@@ -96,18 +96,19 @@ def evaluate_log(
     seed : of the folds, and of what the target draws, if it draws
     """
     findings = Findings()
-    with ReplayLog(topics or Topics(), findings) as log:
-        reader = read_log(path, log, skip_bad=skip_bad, stage=stage)
-        sessions = SessionReader(log.versions)
+    with OrderedLog(topics or Topics(), findings) as log:
+        reader = log.read(path, skip_bad=skip_bad, stage=stage)
+        if not log.versions.known:
+            others = f" (its topics are {', '.join(sorted(log.others)[:3])}; see --prefix)" if log.others else ""
+            raise InputError(f"{reader.name}: has no parameters{others}, which evaluation needs to plan slates")
         with stage("gathering sessions", len(log.traffic)) as bar:
-            for entry in ticking(log.entries(), bar):
-                sessions.take(entry)
-        logged = sessions.finish()
-        if not logged:
-            raise FailedError(f"{reader.name}: no session can be used ({_told(sessions.left_out) or 'there is none'})")
+            logged = LoggedSessions(log, ticking(log.entries(), bar))
+        if not logged.by_version:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in logged.left_out.items())
+            raise FailedError(f"{reader.name}: no session can be used ({reasons or 'there is none'})")
         with stage("planning", None):
             estimates, origin = find_estimates(log, change)
-            assembled = assemble(logged, log.versions, estimates, change.settings, seed=seed)
+            assembled = assemble(logged.by_version, log.versions, estimates, change.settings, seed=seed)
         newest = change.parameters or log.versions.read(max(log.versions.known))
         notes = []
         if reader.bad:
@@ -123,7 +124,7 @@ def evaluate_log(
         evaluation,
         target=replace(newest.settings, **change.settings),
         origin=origin,
-        left_out={**sessions.left_out, **evaluation.left_out},
+        left_out={**logged.left_out, **evaluation.left_out},
         notes=[*notes, *evaluation.notes],
     )
 
@@ -200,7 +201,7 @@ def _notes(scope: Bools, weighable: Bools) -> list[str]:
     ]
 
 
-def _seen_before(change: Change, log: ReplayLog) -> list[str]:
+def _seen_before(change: Change, log: OrderedLog) -> list[str]:
     """Say if the parameters to be evaluated have learned from the sessions that they are evaluated on."""
     given = change.parameters
     first = log.first_time
@@ -210,7 +211,3 @@ def _seen_before(change: Change, log: ReplayLog) -> list[str]:
         f"version {given.version} has learned from windows up to {given.window_end}, some of which are in this log: "
         "what it would have earned there is overrated a little"
     ]
-
-
-def _told(left_out: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in left_out.items())

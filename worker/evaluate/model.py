@@ -36,7 +36,7 @@ PRIOR_DISPLAYS = 10.0  # with which the share of users who leave at a position i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ClickModel:
+class FittedModel:
     """What was fitted: the click model, and (H,) the probability of leaving at each position and what it rests on."""
 
     posterior: Posterior
@@ -56,13 +56,13 @@ class Judges:
     """Models that have not seen the sessions of their fold, and one that has seen all: it tells how sure they are."""
 
     folds: Ints
-    models: tuple[ClickModel, ...]
-    whole: ClickModel
+    models: tuple[FittedModel, ...]
+    whole: FittedModel
     displays: int
     clicks: int
     expected_clicks: float
 
-    def each(self) -> Iterator[tuple[Ints, ClickModel]]:
+    def each(self) -> Iterator[tuple[Ints, FittedModel]]:
         """Yield the sessions of each fold and their model."""
         for fold, model in enumerate(self.models):
             yield np.flatnonzero(self.folds == fold), model
@@ -116,7 +116,7 @@ def _seen(sessions: Sessions) -> Bools:
     return np.asarray(sessions.positions <= sessions.answered[:, None])
 
 
-def _fitted(sessions: Sessions) -> ClickModel:
+def _fitted(sessions: Sessions) -> FittedModel:
     rows, places = np.nonzero(_seen(sessions))
     data = Observations(
         contexts=sessions.contexts,
@@ -128,7 +128,7 @@ def _fitted(sessions: Sessions) -> ClickModel:
     left = (sessions.reached & ~_seen(sessions)).sum(axis=0)
     reached = sessions.reached.sum(axis=0)
     overall = left.sum() / max(1, reached.sum())
-    return ClickModel(
+    return FittedModel(
         posterior=update(prior, data).posterior,
         leaving=(left + PRIOR_DISPLAYS * overall) / (reached + PRIOR_DISPLAYS),
         reached=reached.astype(np.float64),
@@ -150,7 +150,7 @@ class SlateValues:
     losses: Floats
 
 
-def slate_values(model: ClickModel, sessions: Sessions, slates: Ints) -> SlateValues:
+def slate_values(model: FittedModel, sessions: Sessions, slates: Ints) -> SlateValues:
     """Value slates (n, H) for the sessions' contexts, at their prices, up to their depth."""
     count, horizon = slates.shape
     chances, prices = model.chances(sessions.contexts, slates), sessions.price(slates)
@@ -219,7 +219,7 @@ class Baseline:
     state: Floats
 
 
-def baseline(model: ClickModel, sessions: Sessions) -> Baseline:
+def baseline(model: FittedModel, sessions: Sessions) -> Baseline:
     """Return what a model expects at every position of what was shown."""
     parts = [_baseline(model, sessions.part(rows)) for rows in _slices(len(sessions))]
     return Baseline(
@@ -232,7 +232,7 @@ def _slices(count: int) -> Iterator[Ints]:
         yield np.arange(start, min(start + ROWS, count))
 
 
-def _baseline(model: ClickModel, sessions: Sessions) -> Baseline:
+def _baseline(model: FittedModel, sessions: Sessions) -> Baseline:
     target, depth, stay = sessions.target, sessions.depth, 1 - model.leaving
     epsilon = target.epsilon[:, None]
     anything = _uniform_means(model, sessions) if (target.epsilon > 0).any() else _Means.none(sessions)
@@ -265,7 +265,7 @@ class _Means:
         return cls(chance=first, earned=first, chance_along=along, earned_along=along)
 
 
-def _uniform_means(model: ClickModel, sessions: Sessions) -> _Means:
+def _uniform_means(model: FittedModel, sessions: Sessions) -> _Means:
     belief = model.posterior
     mask, prices = sessions.can_show(), sessions.prices[sessions.period]
     chances = sigmoid((sessions.contexts @ belief.theta_context)[:, None] + belief.theta_arms) * mask
@@ -289,7 +289,7 @@ def _before(numbers: Floats) -> Floats:
     return np.asarray(np.cumsum(numbers, axis=1) - numbers)
 
 
-def _continuation(model: ClickModel, sessions: Sessions, anything: _Means) -> Floats:
+def _continuation(model: FittedModel, sessions: Sessions, anything: _Means) -> Floats:
     """Return C_h, the value of the target's plan from each position on, whatever was shown before: (n, H+1)."""
     target = sessions.target
     best, stay = target.best, 1 - model.leaving

@@ -18,7 +18,7 @@ from worker.bandit.planning import NO_ARM, Masked, Planner
 from worker.bandit.policies import Policy, make_policy
 from worker.bandit.precision import Floats, Ints
 from worker.errors import InputError
-from worker.evaluate.log import LoggedSession
+from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from worker.bandit.model import Posterior
 from worker.bandit.precision import Precision
 from worker.errors import FailedError, InputError
-from worker.logs.ordered import ReplayLog
+from worker.logs.ordered import OrderedLog
 from worker.stream.catalogue import under
 from worker.stream.learner import Learner
 from worker.stream.parameters import Arm, LearningSettings, Parameters
@@ -45,7 +45,7 @@ class Change:
     parameters: Parameters | None = None
 
 
-def find_estimates(log: ReplayLog, change: Change) -> tuple[Estimates, str]:
+def find_estimates(log: OrderedLog, change: Change) -> tuple[Estimates, str]:
     """Return the target's estimates, and how they came about, in words."""
     given = change.parameters
     if given is not None:
@@ -106,7 +106,7 @@ def align(posterior: Posterior, known: Sequence[Arm], wanted: Sequence[Arm], *, 
 # ── folded again ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _needs_folding(log: ReplayLog, change: Change) -> bool:
+def _needs_folding(log: OrderedLog, change: Change) -> bool:
     """Say whether the changed settings would have made other versions, in a way that planning depends on."""
     return any(_made_otherwise(known.settings, change.settings) for known in log.versions.known.values())
 
@@ -119,7 +119,7 @@ def _made_otherwise(recorded: LearningSettings, changes: dict[str, Any]) -> bool
     return changed.beta == "theory" and recorded.beta != "theory"
 
 
-def fold_again(log: ReplayLog, settings: dict[str, Any]) -> list[Parameters]:
+def fold_again(log: OrderedLog, settings: dict[str, Any]) -> list[Parameters]:
     """Fold the journal of a log from version 0 under changed settings; raise `FailedError` if it is not complete."""
     zero = log.versions.known.get(0)
     if zero is None:

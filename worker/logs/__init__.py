@@ -1,4 +1,4 @@
-"""Recorded topics: the log format, recording from Kafka, and one reader that puts records in order.
+"""Recorded topics: the log format, recording from Kafka, the ordered log, and the one reader of session traces.
 
-Reads and writes logs; comparing and learning from them is left to `replay` and `evaluate`.
+Reads and writes logs. Comparison and learning belong to `replay` and `evaluate`.
 """

@@ -1,21 +1,21 @@
-"""What a replay found not to be as it was recorded."""
+"""Mismatches between a log and its replay."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-#: Mismatches that are kept to be told; all are counted.
-MOST_TOLD = 20
+#: Mismatches that are kept; all are counted.
+MOST_LISTED = 20
 
 Kind: TypeAlias = Literal["decision", "opened", "version", "line"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Something recorded that does not come out again.
+    """A recorded fact that the replay does not reproduce.
 
-    `expected` is what the replay computed, `found` what stands in the log; `line` is 0 where it is no single line.
+    `expected` is the result of the replay, `found` the content of the log; `line` is 0 if no single line is concerned.
     """
 
     kind: Kind
@@ -44,7 +44,7 @@ def _short(value: Any) -> str:
 
 @dataclass(slots=True)
 class Findings:
-    """Counts all mismatches and keeps the first.
+    """Count all mismatches and keep the first.
 
     >>> findings = Findings()
     >>> findings.add(Mismatch(kind="decision", name="arm", expected="a", found="b", session="s", position=1, version=3))
@@ -56,11 +56,11 @@ class Findings:
     first: list[Mismatch] = field(default_factory=list)
 
     def add(self, mismatch: Mismatch) -> None:
-        """Take note of a mismatch."""
+        """Count a mismatch."""
         self.count += 1
-        if len(self.first) < MOST_TOLD:
+        if len(self.first) < MOST_LISTED:
             self.first.append(mismatch)
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Return the first mismatches as they are written."""
+        """Return the first mismatches in their JSON form."""
         return [{k: v for k, v in asdict(mismatch).items() if v is not None} for mismatch in self.first]

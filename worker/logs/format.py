@@ -1,4 +1,4 @@
-r"""Logs of topics: JSON lines as `kcat -J` writes them, one record each.
+r"""The log format: one record per line, JSON as `kcat -J` writes it.
 
 ::
 
@@ -7,13 +7,13 @@ r"""Logs of topics: JSON lines as `kcat -J` writes them, one record each.
 
 Rules that hold in this file:
 
-- What is written is read back to the byte. A key or payload that is not UTF-8, which JSON cannot hold, stands as base64
-  in `key_base64` or `payload_base64`; header values, if one of them is not, in `headers_base64`. kcat itself writes
-  such bytes as they are, so that its line is no valid JSON: it is read all the same.
-- `payload` is a string, null, or JSON itself (what ``jq '.payload |= fromjson'`` makes of it): then its text is the
-  value. `ts` may be missing (kcat leaves it out where the broker has none), and is −1 then. Other fields are ignored.
-- gzip is known by its first bytes, so it may also come over standard input. Memory is that of one line.
-- A bad line is told by its number, counted from 1. Reading stops there, or goes on and counts (`skip_bad`).
+- Records are read back to the byte. JSON cannot hold bytes that are not UTF-8. Such a key or payload is written as
+  base64 in `key_base64` or `payload_base64`, such header values in `headers_base64`. kcat writes these bytes as they
+  are, so that its line is not valid JSON; the reader accepts that too.
+- `payload` is a string, null, or JSON itself (the result of ``jq '.payload |= fromjson'``): then its text is the value.
+  `ts` may be missing (kcat omits it if the broker has none) and is −1 then. Other fields are ignored.
+- gzip is recognised by its first bytes, so standard input may be compressed. One line is in memory at a time.
+- The error for a bad line has its number, counted from 1. Reading stops there, or continues and counts (`skip_bad`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import gzip
 import io
 import json
 import sys
-import zlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 
@@ -33,14 +33,13 @@ import msgspec
 import orjson
 from msgspec import Meta, Raw
 
-from worker.errors import FailedError, InputError
+from worker.errors import AdcascadeError, FailedError, InputError
+from worker.logs.gunzip import Gunzip
 from worker.stream.events import MOST
 from worker.stream.topology import Record
 
-#: Longest line that is read; a version of 20,000 arms and 64 features has 18 MB.
+#: Longest line accepted; a version of 20,000 arms and 64 features has 18 MB.
 MOST_LINE: Final = 64 * 1024 * 1024
-
-_PIECE: Final = 1 << 16
 
 NO_TIMESTAMP: Final = -1
 
@@ -49,7 +48,7 @@ Natural: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
 
 
 class Line(NamedTuple):
-    """A record of a log, its headers, and the number of its line."""
+    """A record of a log, its headers, and its line number."""
 
     record: Record
     headers: Headers
@@ -81,7 +80,7 @@ _decode_string: Final = msgspec.json.Decoder(str).decode
 
 
 def encode_line(record: Record, headers: Headers = ()) -> bytes:
-    r"""Write a record as a line, the line break included.
+    r"""Return a record as a line, with the line break.
 
     >>> encode_line(Record("ads.clicks", 0, 7, 5, b"s", b"\xff"))
     b'{"topic":"ads.clicks","partition":0,"offset":7,"tstype":"create","ts":5,"key":"s","payload_base64":"/w=="}\n'
@@ -118,7 +117,7 @@ def _base64(value: bytes) -> str:
 
 
 def decode_line(text: bytes, number: int = 1) -> Line:
-    """Read a line; raise `BadLineError` with its number and what is wrong with it.
+    """Read a line; raise `BadLineError` with the line number and the defect.
 
     >>> decode_line(b'{"topic":"ads.clicks","partition":0,"offset":7,"ts":5,"key":null,"payload":{"arm":"a"}}').record
     Record(topic='ads.clicks', partition=0, offset=7, timestamp=5, key=None, value=b'{"arm":"a"}')
@@ -127,29 +126,27 @@ def decode_line(text: bytes, number: int = 1) -> Line:
         try:
             return _line(_decode_envelope(text), number)
         except UnicodeDecodeError:
-            return _line(_decode_envelope(_mended(text)), number)
+            return _line(_decode_envelope(_raw_bytes_in_base64(text)), number)
     except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
-        raise BadLineError(f"line {number}: {_complaint(error)}") from None
+        raise BadLineError(f"line {number}: {_defect(error)}") from None
 
 
 def _line(envelope: _Envelope, number: int) -> Line:
-    if envelope.payload_base64:
-        value: bytes | None = b64decode(envelope.payload_base64, validate=True)
-    else:
-        payload = bytes(envelope.payload)
-        if not payload:
-            raise ValueError("there is no payload")
-        value = _decode_string(payload).encode() if payload[0] == 0x22 else None if payload == b"null" else payload
-    if envelope.key_base64:
-        key: bytes | None = b64decode(envelope.key_base64, validate=True)
-    else:
-        text = bytes(envelope.key)
-        key = _decode_string(text).encode() if text[0] == 0x22 else None if text == b"null" else text
+    if not envelope.payload_base64 and not bytes(envelope.payload):
+        raise ValueError("there is no payload")
+    key, value = _bytes(envelope.key, envelope.key_base64), _bytes(envelope.payload, envelope.payload_base64)
     return Line(
         Record(envelope.topic, envelope.partition, envelope.offset, envelope.ts, key, value),
         _headers(envelope) if bytes(envelope.headers) or envelope.headers_base64 is not None else (),
         number,
     )
+
+
+def _bytes(given: Raw, base64: str) -> bytes | None:
+    if base64:
+        return b64decode(base64, validate=True)
+    text = bytes(given)
+    return _decode_string(text).encode() if text[0] == 0x22 else None if text == b"null" else text
 
 
 def _headers(envelope: _Envelope) -> Headers:
@@ -166,18 +163,18 @@ def _headers(envelope: _Envelope) -> Headers:
 
 def _listed(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError("headers are no list")
+        raise ValueError("headers are not a list")
     return value
 
 
 def _pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
     if len(flat) % 2:
-        raise ValueError("headers are no list of names and values")
+        raise ValueError("headers are not a list of names and values")
     return [(str(name), value) for name, value in zip(flat[::2], flat[1::2], strict=True)]
 
 
-def _mended(text: bytes) -> bytes:
-    """Turn a line in which kcat wrote bytes that are no UTF-8 into one that says them in base64."""
+def _raw_bytes_in_base64(text: bytes) -> bytes:
+    """Rewrite a line of kcat with bytes that are not UTF-8: those bytes become base64."""
     escaped = "surrogateescape"
     document = json.loads(text.decode("utf-8", escaped), strict=False)
     if not isinstance(document, dict):
@@ -187,9 +184,9 @@ def _mended(text: bytes) -> bytes:
     for name in ("key", "payload"):
         value = document.get(name)
         if value is not None:
-            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            if said:
-                document[f"{name}_base64"] = _base64(said.encode("utf-8", escaped))
+            content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if content:
+                document[f"{name}_base64"] = _base64(content.encode("utf-8", escaped))
                 del document[name]
     headers = document.pop("headers", None)
     if headers is not None:
@@ -200,94 +197,49 @@ def _mended(text: bytes) -> bytes:
     return json.dumps(document).encode()
 
 
-def _complaint(error: Exception) -> str:
+def _defect(error: Exception) -> str:
     if isinstance(error, msgspec.ValidationError):
         return str(error).replace("Object missing required field", "there is no").replace("`", "")
     if isinstance(error, msgspec.DecodeError | json.JSONDecodeError):
         return f"not JSON ({error})"
     if isinstance(error, Base64Error):
-        return "what is marked as base64 is not"
+        return "invalid base64"
     if isinstance(error, UnicodeError):
         return "not UTF-8"
     return str(error) or f"not readable ({type(error).__name__})"
-
-
-# ── gzip ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Gunzip(io.RawIOBase):
-    """Uncompresses a stream as far as that goes; `broken` then says what is wrong with the rest.
-
-    The `gzip` of the library raises instead and keeps what it had, up to the whole buffer, to itself.
-    """
-
-    def __init__(self, source: BinaryIO) -> None:
-        self.broken = ""
-        self._source = source
-        self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
-        self._input = b""
-
-    def readable(self) -> bool:
-        """Say that this can be read."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill some of the buffer; 0 at the end."""
-        while not self.broken:
-            if not self._input and not self._member.unconsumed_tail:
-                self._input = self._source.read(_PIECE)
-                if not self._input:
-                    if not self._member.eof:
-                        self.broken = "it ends in the middle"
-                    return 0
-            if self._member.eof:
-                self._input = self._input.lstrip(b"\x00")  # padding between members is allowed
-                if not self._input:
-                    continue
-                self._member = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            try:
-                data = self._member.decompress(self._member.unconsumed_tail + self._input, len(buffer))
-            except zlib.error as error:
-                self.broken = str(error)
-                return 0
-            self._input = self._member.unused_data
-            if data:
-                buffer[: len(data)] = data
-                return len(data)
-        return 0
 
 
 # ── a file ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class LogReader:
-    """Reads a log, once, line by line; a context manager.
+    """Read a log once, line by line; a context manager.
 
     Parameters
     ----------
-    path : of the file, or ``-`` for standard input
-    skip_bad : go on after a bad line, and after the end of a file that was cut short
+    path : the file, or ``-`` for standard input
+    skip_bad : whether to continue after a bad line, and to accept a truncated file
 
     Attributes
     ----------
-    lines, bad : read so far, and how many of them were skipped
-    first_bad : what was wrong with the first of these
+    lines, bad : number of lines read so far, and of those skipped
+    first_bad : the defect of the first line skipped
     """
 
     def __init__(self, path: str | Path, *, skip_bad: bool = False) -> None:
         self.lines = 0
         self.bad = 0
         self.first_bad = ""
-        self.name = "standard input" if str(path) == "-" else str(path)
+        self._is_stdin = str(path) == "-"
+        self.name = "standard input" if self._is_stdin else str(path)
         self._skip_bad = skip_bad
-        self._given = str(path) == "-"
         try:
-            self._raw: BinaryIO = sys.stdin.buffer if self._given else Path(path).open("rb")  # noqa: SIM115 - see __exit__
+            self._raw: BinaryIO = sys.stdin.buffer if self._is_stdin else Path(path).open("rb")  # noqa: SIM115 - see __exit__
             buffered = cast(io.BufferedReader, self._raw)
             compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from None
-        self._gunzip = _Gunzip(self._raw) if compressed else None
+        self._gunzip = Gunzip(self._raw) if compressed else None
         self._file: io.BufferedReader = buffered if self._gunzip is None else io.BufferedReader(self._gunzip, 1 << 18)
 
     def __enter__(self) -> LogReader:
@@ -296,7 +248,7 @@ class LogReader:
     def __exit__(self, *exc: object) -> None:
         if self._gunzip is not None:
             self._file.close()
-        if not self._given:
+        if not self._is_stdin:
             self._raw.close()
 
     def __iter__(self) -> Iterator[Line]:
@@ -306,14 +258,14 @@ class LogReader:
                 text = readline(MOST_LINE + 1)
             except OSError as error:
                 raise FailedError(f"{self.name}: {error.strerror or error}") from None
-            if text[-1:] != b"\n" and self._gunzip is not None and self._gunzip.broken:
-                self._complain(f"the gzip data breaks off after line {self.lines}: {self._gunzip.broken}")
+            if text[-1:] != b"\n" and self._gunzip is not None and self._gunzip.defect:
+                self._handle_defect(f"the gzip data breaks off after line {self.lines}: {self._gunzip.defect}")
                 return
             if not text:
                 return
             self.lines += 1
             if len(text) > MOST_LINE:
-                self._complain(f"line {self.lines}: longer than {MOST_LINE} bytes")
+                self._handle_defect(f"line {self.lines}: longer than {MOST_LINE} bytes")
                 while text and text[-1:] != b"\n":
                     text = readline(MOST_LINE + 1)
                 continue
@@ -321,23 +273,23 @@ class LogReader:
                 line = decode_line(text, self.lines)
             except BadLineError as error:
                 if not text.isspace():
-                    self._complain(str(error))
+                    self._handle_defect(str(error))
                 continue
             yield line
 
-    def _complain(self, what: str) -> None:
+    def _handle_defect(self, what: str) -> None:
         if not self._skip_bad:
-            raise BadLineError(f"{self.name}: {what} (--skip-bad goes on)")
+            raise BadLineError(f"{self.name}: {what} (--skip-bad continues)")
         self.bad += 1
         self.first_bad = self.first_bad or what
 
 
 class LogWriter:
-    """Writes a log; a context manager, and a `Tap` of the embedded runner.
+    """Write a log; a context manager, and a `Tap` of the embedded runner.
 
     Parameters
     ----------
-    path : of the file, overwritten; compressed if it ends in ``.gz``; ``-`` for standard output
+    path : the file, overwritten; compressed if it ends in ``.gz``; ``-`` for standard output
 
     Examples
     --------
@@ -352,25 +304,28 @@ class LogWriter:
 
     def __init__(self, path: str | Path) -> None:
         self.lines = 0
-        self.name = "standard output" if str(path) == "-" else str(path)
-        self._given = str(path) == "-"
-        try:
-            self._raw: BinaryIO = sys.stdout.buffer if self._given else Path(path).open("wb")  # noqa: SIM115 - see close
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+        self._is_stdout = str(path) == "-"
+        self.name = "standard output" if self._is_stdout else str(path)
+        with self._failing_as(InputError):
+            self._raw: BinaryIO = sys.stdout.buffer if self._is_stdout else Path(path).open("wb")  # noqa: SIM115 - see close
         self._file: Any = self._raw
         self._compressed: gzip.GzipFile | None = None
         if str(path).endswith(".gz"):
-            # No name and no time in the head: the same records give the same file.
+            # No name and no time in the header: the same records give the same file.
             self._compressed = gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0)
             self._file = io.BufferedWriter(cast(io.RawIOBase, self._compressed), 1 << 18)
 
+    @contextmanager
+    def _failing_as(self, kind: type[AdcascadeError]) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise kind(f"{self.name}: cannot be written: {error.strerror or error}") from None
+
     def __call__(self, record: Record, headers: Headers = ()) -> None:
         """Write one record."""
-        try:
+        with self._failing_as(FailedError):
             self._file.write(encode_line(record, headers))
-        except OSError as error:
-            raise FailedError(f"{self.name}: cannot be written: {error.strerror or error}") from None
         self.lines += 1
 
     def __enter__(self) -> LogWriter:
@@ -380,23 +335,19 @@ class LogWriter:
         self.close()
 
     def flush(self) -> None:
-        """Hand everything written so far to the operating system."""
-        try:
+        """Pass all lines so far to the operating system."""
+        with self._failing_as(FailedError):
             self._file.flush()
             if self._compressed is not None:
-                self._compressed.flush()  # the compressor keeps back what the buffer has handed over
+                self._compressed.flush()  # the compressor holds data that the buffer has passed on
             self._raw.flush()
-        except OSError as error:
-            raise FailedError(f"{self.name}: cannot be written: {error.strerror or error}") from None
 
     def close(self) -> None:
         """Finish the file."""
-        try:
+        with self._failing_as(FailedError):
             if self._file is not self._raw:
                 self._file.close()
-            if self._given:
+            if self._is_stdout:
                 self._raw.flush()
             else:
                 self._raw.close()
-        except OSError as error:
-            raise FailedError(f"{self.name}: cannot be written: {error.strerror or error}") from None

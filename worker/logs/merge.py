@@ -1,4 +1,4 @@
-"""One order out of many partitions: by time, and never against the order of a partition."""
+"""One time order for the records of many partitions, without changing the order within a partition."""
 
 from __future__ import annotations
 
@@ -19,64 +19,64 @@ class _Held(NamedTuple, Generic[Item]):
 
 
 class TimeMerge(Generic[Name, Item]):
-    """Holds what has come of each lane until it is known that nothing earlier can come of another.
+    """Hold the items of each source until no other source can still deliver an earlier one.
 
-    Within a lane the order is that of coming; a time that lies before the one ahead of it counts as that.
+    A source keeps its own order: an item with an earlier time than its predecessor gets the time of the predecessor.
 
     Parameters
     ----------
-    lanes : their names
+    sources : their names
 
     Examples
     --------
     >>> merge = TimeMerge[str, str](["left", "right"])
     >>> merge.put("left", [(1, 1, "a"), (5, 1, "d")])
-    >>> list(merge.take())  # the right one may still bring something earlier
+    >>> list(merge.take())  # the right source may still deliver an earlier item
     []
     >>> merge.put("right", [(4, 1, "b"), (2, 1, "c")])
-    >>> list(merge.take()), list(merge.take(resting={"right"}))
+    >>> list(merge.take()), list(merge.take(exhausted={"right"}))
     (['a', 'b', 'c'], ['d'])
     """
 
-    def __init__(self, lanes: Iterable[Name]) -> None:
-        self._lanes: dict[Name, deque[_Held[Item]]] = {lane: deque() for lane in lanes}
-        self._latest: dict[Name, float] = dict.fromkeys(self._lanes, -inf)
-        self.weights: dict[Name, int] = dict.fromkeys(self._lanes, 0)  # of what is held
+    def __init__(self, sources: Iterable[Name]) -> None:
+        self._queues: dict[Name, deque[_Held[Item]]] = {source: deque() for source in sources}
+        self._latest: dict[Name, float] = dict.fromkeys(self._queues, -inf)
+        self.weights: dict[Name, int] = dict.fromkeys(self._queues, 0)  # sums over the items held
 
-    def put(self, name: Name, items: Iterable[tuple[float, int, Item]]) -> None:
-        """Take what has come of a lane: times, weights and items."""
-        lane, latest, weight = self._lanes[name], self._latest[name], self.weights[name]
+    def put(self, source: Name, items: Iterable[tuple[float, int, Item]]) -> None:
+        """Add the next items of a source: times, weights and items."""
+        queue, latest, weight = self._queues[source], self._latest[source], self.weights[source]
         for time, heavy, item in items:
             latest = max(latest, time)
             weight += heavy
-            lane.append(_Held(latest, heavy, item))
-        self._latest[name], self.weights[name] = latest, weight
+            queue.append(_Held(latest, heavy, item))
+        self._latest[source], self.weights[source] = latest, weight
 
-    def take(self, resting: Container[Name] = (), before: float = inf) -> Iterator[Item]:
-        """Yield what is in order now.
+    def take(self, exhausted: Container[Name] = (), before: float = inf) -> Iterator[Item]:
+        """Yield the items whose order is certain.
 
-        `resting` lanes have nothing more to bring for the time being, so nobody waits for them; what is of a time at or
-        after `before` stays.
+        `exhausted` sources have no more items for the time being, so no item waits for them. Items with a time at or
+        after `before` stay.
         """
-        lanes, weights = self._lanes, self.weights
-        if any(not lane and name not in resting for name, lane in lanes.items()):
+        queues, weights = self._queues, self.weights
+        if any(not queue and source not in exhausted for source, queue in queues.items()):
             return
-        names = list(lanes)
-        heads = [(lanes[name][0].time, place) for place, name in enumerate(names) if lanes[name]]
+        sources = list(queues)
+        heads = [(queues[source][0].time, index) for index, source in enumerate(sources) if queues[source]]
         heapify(heads)
         while heads and heads[0][0] < before:
-            place = heads[0][1]
-            name = names[place]
-            lane = lanes[name]
-            held = lane.popleft()
-            weights[name] -= held.weight
+            index = heads[0][1]
+            source = sources[index]
+            queue = queues[source]
+            held = queue.popleft()
+            weights[source] -= held.weight
             yield held.item
-            if lane:
-                heapreplace(heads, (lane[0].time, place))
-            elif name in resting:
+            if queue:
+                heapreplace(heads, (queue[0].time, index))
+            elif source in exhausted:
                 heappop(heads)
             else:
                 return
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        return sum(map(len, self._queues.values()))

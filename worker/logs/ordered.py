@@ -1,19 +1,19 @@
-"""A log told apart and put in order: traffic by event time, the journal by offset, versions by number.
+"""The ordered log: traffic by event time, the journal by offset, versions by number.
 
 Rules that hold in this file:
 
-- The order of the lines does not matter, nor how often one is repeated: a record is known by topic, partition and
-  offset. Two different records at one place are a mismatch; the one that comes first in the file counts.
-- Traffic is sorted by the time that decides about its session: an arrival and what was made of it (`opened`, decisions)
-  by the arrival time, feedback by its own. So all that concerns a session lies within its timeout, and a reader needs
-  to remember open sessions only.
-- Memory is bounded by the sorters, however long the log is.
+- The order of the lines does not matter, nor do repeated lines: topic, partition and offset identify a record. Two
+  different records at one offset are a mismatch, and the first of the file counts.
+- Traffic is sorted by the time that assigns it to a session: an arrival, its `opened` and its decisions by the arrival
+  time, feedback by its own. All records of a session lie within its timeout, so a reader holds open sessions only.
+- The sorters bound the memory, whatever the length of the log.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -21,26 +21,27 @@ import msgspec
 
 from worker.errors import InputError
 from worker.logs.findings import Findings, Mismatch
-from worker.logs.format import NO_TIMESTAMP, Headers, Line
+from worker.logs.format import NO_TIMESTAMP, Headers, Line, LogReader
 from worker.logs.sorting import MEMORY, Sorter
+from worker.logs.stages import Stage, silent, ticking
 from worker.logs.versions import RecordedVersions
 from worker.stream.codec import Limits
 from worker.stream.events import MOST, TOPICS
 from worker.stream.topology import Record, Topics
 
-# What an entry of the traffic is; at one time they come in this order.
-DEAD: Final = 0  # the arrival or click at this place became a dead letter
+# Kinds of entries of the traffic, in their order within one time.
+DEAD: Final = 0  # the arrival or click at this offset became a dead letter
 ARRIVAL: Final = 1
 OPENED: Final = 2
 DECISION: Final = 3
 CLICK: Final = 4
-FACT: Final = 5  # feedback as the journal has it
-_COUNTED: Final = 16  # added to the index of the topic: nothing but the record's existence is of interest
-UNREADABLE: Final = 32  # a decision that is none
+FACT: Final = 5  # feedback in the journal
+_COUNTED: Final = 16  # plus the index of the topic: a record that is counted and not read
+UNREADABLE: Final = 32  # a record of the decisions that is not a decision
 
 _KINDS: Final = {ARRIVAL: "arrivals", CLICK: "clicks", DECISION: "decisions", UNREADABLE: "decisions"}
 
-#: Dead letters for these reasons were valid by themselves and stand in the journal.
+#: Dead letters for these reasons were valid records, and the journal has them.
 _JOURNALED: Final = frozenset([b"arm-mismatch", b"position", b"parked-overflow"])
 
 _MAX_AHEAD: Final = Limits().max_ahead_ms
@@ -52,7 +53,7 @@ _JOURNAL_KEY: Final = 8
 
 
 class Entry(NamedTuple):
-    """A record of the traffic and where it stood."""
+    """A record of the traffic with its partition, offset and line."""
 
     time: int
     kind: int
@@ -63,24 +64,24 @@ class Entry(NamedTuple):
     value: bytes
 
 
-class _When(msgspec.Struct, gc=False):
+class _Times(msgspec.Struct, gc=False):
     occurred_at: float | int = -1
     arrived_at: float | int = -1
     kind: str = ""
 
 
-_when: Final = msgspec.json.Decoder(_When).decode
-_NEVER: Final = _When()
+_decode_times: Final = msgspec.json.Decoder(_Times).decode
+_NEVER: Final = _Times()
 
 
-class ReplayLog:
-    """Takes the lines of a log and yields them in order; a context manager.
+class OrderedLog:
+    """Take the lines of a log in any order and yield its records in order; a context manager.
 
     Parameters
     ----------
-    topics : whose records these are; lines of other topics are counted and ignored
-    findings : where contradictions within the log are noted
-    memory : bytes that each of the two sorters may hold
+    topics : the topics of the log; lines of others are counted and ignored
+    findings : receives contradictions within the log
+    memory : bytes held by each of the two sorters
     """
 
     def __init__(self, topics: Topics, findings: Findings, *, memory: int = MEMORY) -> None:
@@ -88,25 +89,25 @@ class ReplayLog:
         self.traffic = Sorter(memory=memory)
         self.journal = Sorter(memory=memory)
         self.duplicates = 0
-        self.others: Counter[str] = Counter()  # topics that are not ours
-        self.first_time: int | None = None  # of arrivals and clicks
+        self.others: Counter[str] = Counter()  # topics outside `topics`
+        self.first_time: int | None = None  # earliest arrival or click
         self.last_time = 0
         self.last_feedback = -1
-        self.arrivals_of: dict[int, tuple[int, int]] = {}  # partition → time of the first and the last
+        self.arrivals_of: dict[int, tuple[int, int]] = {}  # partition → first and last time
         self._counts: Counter[str] = Counter()
         self._findings = findings
-        self._takers = {
-            topics.arrivals: self._take_arrival,
-            topics.clicks: self._take_click,
-            topics.decisions: self._take_decision,
-            topics.journal: self._take_journal,
-            topics.parameters: self._take_parameters,
-            topics.episodes: self._take_episode,
-            topics.dead_letters: self._take_dead_letter,
+        self._handlers = {
+            topics.arrivals: self._add_arrival,
+            topics.clicks: self._add_click,
+            topics.decisions: self._add_decision,
+            topics.journal: self._add_journal,
+            topics.parameters: self._add_parameters,
+            topics.episodes: self._add_episode,
+            topics.dead_letters: self._add_dead_letter,
         }
         self._originals = {topics.arrivals.encode(): ARRIVAL, topics.clicks.encode(): CLICK}
 
-    def __enter__(self) -> ReplayLog:
+    def __enter__(self) -> OrderedLog:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -118,15 +119,22 @@ class ReplayLog:
         """Records per topic, repeated ones once; complete when traffic and journal have been read."""
         return {name: self._counts[name] for name in TOPICS}
 
-    # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, line: Line) -> None:
-        """Take a line."""
-        take = self._takers.get(line.record.topic)
-        if take is None:
+    def read(self, path: str | Path, *, skip_bad: bool = False, stage: Stage = silent) -> LogReader:
+        """Add all lines of a file; return its reader, which has counted them."""
+        with LogReader(path, skip_bad=skip_bad) as reader, stage("reading", None) as bar:
+            for line in ticking(reader, bar):
+                self.add(line)
+        return reader
+
+    def add(self, line: Line) -> None:
+        """Add a line."""
+        handle = self._handlers.get(line.record.topic)
+        if handle is None:
             self.others[line.record.topic if len(self.others) < 100 else "…"] += 1
         else:
-            take(line)
+            handle(line)
 
     def _add(self, time: int, kind: int, line: Line, value: bytes) -> None:
         record = line.record
@@ -135,28 +143,28 @@ class ReplayLog:
     def _count(self, topic: str, line: Line) -> None:
         self._add(0, _COUNTED + TOPICS.index(topic), line, b"")
 
-    def _take_arrival(self, line: Line) -> None:
+    def _add_arrival(self, line: Line) -> None:
         value = line.record.value
         time = _time(_read(value).occurred_at)
         if time is None or value is None:
-            self._count("arrivals", line)  # it was a dead letter
+            self._count("arrivals", line)  # a dead letter
             return
-        if self._span(line, time):
+        if self._extend_span(line, time):
             first, last = self.arrivals_of.get(line.record.partition, (time, time))
             self.arrivals_of[line.record.partition] = (min(first, time), max(last, time))
         self._add(time, ARRIVAL, line, value)
 
-    def _take_click(self, line: Line) -> None:
+    def _add_click(self, line: Line) -> None:
         value = line.record.value
         time = _time(_read(value).occurred_at)
         if time is None or value is None:
             self._count("clicks", line)
             return
-        if self._span(line, time):
+        if self._extend_span(line, time):
             self.last_feedback = max(self.last_feedback, time)
         self._add(time, CLICK, line, value)
 
-    def _take_decision(self, line: Line) -> None:
+    def _add_decision(self, line: Line) -> None:
         value = line.record.value
         time = _time(_read(value).arrived_at)
         if time is None or value is None:
@@ -164,10 +172,12 @@ class ReplayLog:
         else:
             self._add(time, DECISION, line, value)
 
-    def _take_journal(self, line: Line) -> None:
+    def _add_journal(self, line: Line) -> None:
         record = line.record
         if record.partition:
-            raise InputError(f"line {line.number}: {record.topic} has one partition, this is of {record.partition}")
+            raise InputError(
+                f"line {line.number}: {record.topic} has one partition, this record is of partition {record.partition}"
+            )
         value = record.value or b""
         self.journal.add(_JOURNAL_HEAD.pack(record.offset, line.number) + value)
         event = _read(value)
@@ -181,16 +191,16 @@ class ReplayLog:
                 self.last_feedback = max(self.last_feedback, time)
                 self._add(time, FACT, line, value)
 
-    def _take_parameters(self, line: Line) -> None:
+    def _add_parameters(self, line: Line) -> None:
         self._count("parameters", line)
         record = line.record
-        self.versions.add(record.value, place=(record.partition, record.offset), line=line.number)
+        self.versions.add(record.value, at=(record.partition, record.offset), line=line.number)
 
-    def _take_episode(self, line: Line) -> None:
+    def _add_episode(self, line: Line) -> None:
         self._count("episodes", line)
 
-    def _take_dead_letter(self, line: Line) -> None:
-        """Count it, and mark the record it was: what was refused then is not to be taken now."""
+    def _add_dead_letter(self, line: Line) -> None:
+        """Count a dead letter, and mark its original record, which `entries` then leaves out."""
         self._count("dead-letters", line)
         origin = _origin(line.headers)
         time = _time(_read(line.record.value).occurred_at)
@@ -202,8 +212,8 @@ class ReplayLog:
             mark = Record("", partition, offset, 0, None, None)
             self._add(time, DEAD, Line(mark, (), line.number), bytes([kind]))
 
-    def _span(self, line: Line, time: int) -> bool:
-        """Take note of a time; return whether it can be true: one far after the record's own was refused."""
+    def _extend_span(self, line: Line, time: int) -> bool:
+        """Extend the span by a time; return False for a time far after the record's timestamp, which is invalid."""
         timestamp = line.record.timestamp
         if timestamp != NO_TIMESTAMP and time > timestamp + _MAX_AHEAD:
             return False
@@ -212,10 +222,10 @@ class ReplayLog:
             self.first_time = time
         return True
 
-    # ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def entries(self) -> Iterator[Entry]:
-        """Yield arrivals, clicks, decisions and the journal's copies, in the order of their times; once."""
+        """Yield arrivals, clicks, decisions, and `opened` and feedback of the journal, by time; call it once."""
         before = last = b""
         dead: set[tuple[int, int, int]] = set()  # kind, partition, offset of records of this time
         dead_at = -1
@@ -243,7 +253,7 @@ class ReplayLog:
             yield Entry(time, kind, partition, offset, line, timestamp, raw[_HEAD.size :])
 
     def journal_records(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the journal, (offset, value) in its order; once."""
+        """Yield the journal, (offset, value), by offset; call it once."""
         before = last = b""
         for raw in self.journal:
             key = raw[:_JOURNAL_KEY]
@@ -258,7 +268,7 @@ class ReplayLog:
             yield offset, raw[_JOURNAL_HEAD.size :]
 
     def _repeated(self, kind: int, differs: bool, line: int) -> None:
-        if kind in _KINDS or _COUNTED <= kind < UNREADABLE:  # not a copy of a journal record, which counts there
+        if kind in _KINDS or _COUNTED <= kind < UNREADABLE:  # not an entry of the journal, which is counted there
             self.duplicates += 1
             if differs:
                 self._contradict(line)
@@ -268,33 +278,33 @@ class ReplayLog:
             Mismatch(
                 kind="line",
                 name="topic, partition and offset",
-                expected="one record at one place",
-                found="another record at the same place as an earlier line",
+                expected="one record at one offset",
+                found="another record at the offset of an earlier line",
                 line=line,
             )
         )
 
 
-def _read(value: bytes | None) -> _When:
+def _read(value: bytes | None) -> _Times:
     try:
-        return _when(value or b"")
+        return _decode_times(value or b"")
     except (msgspec.DecodeError, ValueError, RecursionError):
         return _NEVER
 
 
 def _time(number: float | int) -> int | None:
-    """Return a time as it was meant: 5.0 is 5, what is no time is None."""
+    """Return a time as an integer (5.0 is 5), or None if it is not a time."""
     return int(number) if 0 <= number <= MOST and number == int(number) else None
 
 
 def _origin(headers: Headers) -> tuple[bytes, int, int] | None:
-    """Return where a dead letter came from; None if that is not told or its record stands in the journal."""
-    told = dict(headers)
-    topic, reason = told.get("adcascade.topic"), told.get("adcascade.reason")
+    """Return the source of a dead letter; None if its headers do not name it, or if the journal has the record."""
+    given = dict(headers)
+    topic, reason = given.get("adcascade.topic"), given.get("adcascade.reason")
     try:
-        place = int(told.get("adcascade.partition") or b""), int(told.get("adcascade.offset") or b"")
+        partition, offset = (int(given.get(f"adcascade.{name}") or b"") for name in ("partition", "offset"))
     except ValueError:
         return None
-    if topic is None or reason in _JOURNALED or not (0 <= place[0] < 2**31 and 0 <= place[1] <= MOST):
+    if topic is None or reason in _JOURNALED or not (0 <= partition < 2**31 and 0 <= offset <= MOST):
         return None
-    return topic, *place
+    return topic, partition, offset

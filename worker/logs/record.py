@@ -162,8 +162,8 @@ class Recorder:
         while True:
             if self._limits is None and (stop.is_set() or self._is_time()):
                 self._close(await self._find_limits(consumer, stop.is_set()))
-            resting = await self._resting(consumer)
-            self._put_down(merge, resting)
+            exhausted = await self._exhausted(consumer)
+            self._put_down(merge, exhausted)
             if len(self._ended) == len(self._tps):
                 break
             for tp in self._tps:
@@ -188,9 +188,9 @@ class Recorder:
         self._total = sum(max(0, limits[tp] - start) for tp, start in self._starts.items())
         self._tell(self._total, 0)
 
-    async def _resting(self, consumer: AIOKafkaConsumer) -> set[TopicPartition]:
+    async def _exhausted(self, consumer: AIOKafkaConsumer) -> set[TopicPartition]:
         """Return the partitions that have brought all they have; with limits, note those that are done for good."""
-        resting = set(self._ended)
+        exhausted = set(self._ended)
         for tp in self._tps:
             if tp in self._ended:
                 continue
@@ -198,21 +198,21 @@ class Recorder:
             if self._limits is not None:
                 if position >= self._limits[tp]:
                     self._ended.add(tp)
-                    resting.add(tp)
+                    exhausted.add(tp)
                     consumer.pause(tp)
             else:
                 # Up to there it can be read: beyond may lie a transaction that is not committed.
                 end = consumer.last_stable_offset(tp)
                 if end is not None and position >= end:
-                    resting.add(tp)
-        return resting
+                    exhausted.add(tp)
+        return exhausted
 
-    def _put_down(self, merge: TimeMerge[TopicPartition, Any], resting: set[TopicPartition]) -> None:
+    def _put_down(self, merge: TimeMerge[TopicPartition, Any], exhausted: set[TopicPartition]) -> None:
         """Write what is in order."""
         result, limits, write = self.result, self._limits, self._write
         written = 0
         before = float("inf") if limits is not None else float(self._clock() - HOLD)
-        for found in merge.take(resting, before):
+        for found in merge.take(exhausted, before):
             if limits is not None and found.offset >= limits[found.topic, found.partition]:
                 continue
             stamp = NO_TIMESTAMP if found.timestamp is None else found.timestamp

@@ -1,8 +1,8 @@
-"""Sorting what may be larger than memory: sorted runs in a temporary file, merged when they are read.
+"""External sorting: sorted runs in a temporary file, merged when they are read.
 
-A log's lines come in any order: disorder within lateness, or, if topics were dumped one after the other, the whole
-length of the log. A window of bounded length would serve the first only, so everything is sorted. What fits into
-memory never touches the disk.
+The lines of a log come in any order. If topics were dumped one after the other, a line may be out of order by the
+whole length of the log, so a window of bounded length is not enough. A log that fits into memory never touches the
+disk.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from worker.errors import FailedError
 #: Bytes of entries held in memory before they are written out as a run.
 MEMORY: Final = 64 * 1024 * 1024
 
-_OVERHEAD: Final = 48  # of a bytes object in a list
+_OVERHEAD: Final = 48  # bytes of memory of a bytes object in a list, beside its content
 _LENGTH: Final = Struct("<I")
 _LEAST_READ, _MOST_READ = 1 << 14, 1 << 18
 
 
 class Sorter:
-    """Takes entries (bytes) in any order and yields them sorted, as often as asked; a context manager.
+    """Take entries (bytes) in any order and yield them sorted, any number of times; a context manager.
 
     Parameters
     ----------
-    memory : bytes that may be held; what is more goes to a file in the folder for temporary files (TMPDIR)
+    memory : bytes held in memory; the rest goes to a file in the folder for temporary files (TMPDIR)
 
     Examples
     --------
@@ -46,7 +46,7 @@ class Sorter:
         self._size = 0
         self._count = 0
         self._file: IO[bytes] | None = None
-        self._runs: list[tuple[int, int]] = []  # where each begins and ends
+        self._runs: list[tuple[int, int]] = []  # start and end of each in the file
 
     def __enter__(self) -> Sorter:
         return self
@@ -59,7 +59,7 @@ class Sorter:
         return self._count
 
     def add(self, entry: bytes) -> None:
-        """Take an entry."""
+        """Add an entry."""
         self._held.append(entry)
         self._count += 1
         self._size += len(entry) + _OVERHEAD
@@ -88,13 +88,13 @@ class Sorter:
         except OSError as error:
             raise FailedError(
                 f"cannot sort the log in {tempfile.gettempdir()}: {error.strerror or error}; "
-                "set TMPDIR to a folder with room for the whole of it, uncompressed"
+                "set TMPDIR to a folder with room for the whole log, uncompressed"
             ) from None
         self._held.clear()
         self._size = 0
 
     def _run(self, start: int, end: int, share: int) -> Iterator[bytes]:
-        """Yield a run, a piece of the file at a time; other runs are read in between."""
+        """Yield the entries of a run, reading one piece of the file at a time."""
         if self._file is None:
             return
         descriptor = self._file.fileno()
@@ -114,5 +114,5 @@ class Sorter:
 
 
 def _needed(rest: bytes) -> int:
-    """Return how many bytes the first entry still lacks, so that a long one is read in one go."""
+    """Return the number of missing bytes of the first entry, so that a long one is read at once."""
     return 4 + _LENGTH.unpack_from(rest)[0] - len(rest) if len(rest) >= 4 else 0

@@ -1,14 +1,13 @@
-"""The versions of the parameters in a log, and which of them an arrival called for.
+"""The versions of the parameters in a log, and the version that an arrival calls for.
 
 Rules that hold in this file:
 
-- A log may hold thousands of versions of half a megabyte, so their records lie in a temporary file once they are many.
-- A version may be recorded several times: repeated lines, and republished from a newer position in the journal. Its
-  hash must be the same.
-- A worker serves an arrival by the newest version it knows among those in force (`effective_at ≤ arrived_at`). It may
-  have come to know one late: then an older one served, which is `stale` and no mismatch. What it may never do is serve
-  by a version that was not in force, unless that was the oldest it had, and then 7 newer ones exist
-  (`worker.stream.versions`).
+- A log may hold thousands of versions of half a megabyte each, so many versions are kept in a temporary file.
+- A version may be recorded several times: by repeated lines, or published again from a newer position in the journal.
+  Its hash must be the same.
+- A worker serves an arrival by the newest version it has among those in force (`effective_at ≤ arrived_at`). If a
+  version reaches the worker late, an older one serves, which is `stale` and no mismatch. A version that was not in
+  force never serves, except as the oldest one kept, and then 7 newer ones exist (`worker.stream.versions`).
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from worker.stream.parameters import LearningSettings, Parameters, decode_parame
 from worker.stream.slates import SlatePlanner
 from worker.stream.versions import KEPT
 
-PLANNERS: Final = 16  # versions held ready for planning
+PLANNERS: Final = 16  # planners kept in memory
 _IN_MEMORY: Final = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """One record of a version: its position in the journal, and where its bytes are."""
+class PublishedVersion:
+    """One record of a version: its position in the journal, and its bytes in the temporary file."""
 
     journal_offset: int
     resume_offset: int
@@ -43,7 +42,7 @@ class Published:
 
 @dataclass(slots=True)
 class RecordedVersion:
-    """What is known of a version without reading its record again."""
+    """The fields of a version that are kept in memory."""
 
     version: int
     sha256: str
@@ -51,7 +50,7 @@ class RecordedVersion:
     effective_at: int
     window_end: int | None
     settings: LearningSettings
-    records: list[Published]
+    records: list[PublishedVersion]
 
 
 class RecordedVersions:
@@ -72,13 +71,13 @@ class RecordedVersions:
     def __exit__(self, *exc: object) -> None:
         self._file.close()
 
-    # ── taking in ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, value: bytes | None, *, place: tuple[int, int], line: int) -> None:
-        """Take a parameters record in; `place` is its partition and offset."""
-        if place in self._seen:
+    def add(self, value: bytes | None, *, at: tuple[int, int], line: int) -> None:
+        """Add a record of the parameters; `at` is its partition and offset."""
+        if at in self._seen:
             return
-        self._seen.add(place)
+        self._seen.add(at)
         try:
             parameters = decode_parameters(value or b"")
         except ParametersError as error:
@@ -86,7 +85,7 @@ class RecordedVersions:
                 Mismatch(
                     kind="version",
                     name="record",
-                    expected="a version that can be read",
+                    expected="a readable version",
                     found=str(error),
                     line=line,
                     version=_number(value),
@@ -124,24 +123,24 @@ class RecordedVersions:
             return
         start = self._file.seek(0, 2)
         self._file.write(value)
-        version.records.append(Published(parameters.journal_offset, parameters.resume_offset, start, len(value)))
+        version.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, start, len(value)))
         version.records.sort(key=lambda kept: kept.journal_offset)
 
     def _shared(self, settings: LearningSettings) -> LearningSettings:
-        """Return the same object for the same settings: nearly all versions have the same."""
+        """Return one object for equal settings, since nearly all versions have the same."""
         last = next(reversed(self.known.values()), None)
         return last.settings if last is not None and last.settings == settings else settings
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def read(self, version: int, record: Published | None = None) -> Parameters:
-        """Return a version from its record, by default the first that was published."""
+    def read(self, version: int, record: PublishedVersion | None = None) -> Parameters:
+        """Return a version from one of its records, by default the first."""
         record = record or self.known[version].records[0]
         self._file.seek(record.start)
         return decode_parameters(self._file.read(record.length))
 
     def planner(self, version: int) -> SlatePlanner:
-        """Return what plans under a version."""
+        """Return the planner of a version."""
         planner = self._planners.get(version)
         if planner is None:
             planner = self._planners[version] = SlatePlanner(self.read(version))
@@ -162,19 +161,16 @@ class RecordedVersions:
         return self.known[max(self.known)] if self.known else None
 
     def longest(self, name: Literal["session_timeout", "lateness"]) -> int:
-        """Return the longest time of a kind that any version was made under; the default if there is none."""
+        """Return the longest session timeout or lateness of any version; the default without versions."""
         usual: int = getattr(LearningSettings(dim=1), name)
-        return max((getattr(settings, name) for settings in self._settings()), default=usual)
-
-    def _settings(self) -> list[LearningSettings]:
-        return list({id(version.settings): version.settings for version in self.known.values()}.values())
+        return max((getattr(version.settings, name) for version in self.known.values()), default=usual)
 
     def called_for(self, time: int) -> int | None:
         """Return the newest version of the log that was in force at a time."""
         if len(self._starts) != len(self.known):
             self._index()
-        place = bisect_right(self._starts, time)
-        return self._newest[place - 1] if place else None
+        index = bisect_right(self._starts, time)
+        return self._newest[index - 1] if index else None
 
     def _index(self) -> None:
         """Sort by `effective_at`, which does not always rise with the version: an arm may take effect later."""
@@ -185,14 +181,14 @@ class RecordedVersions:
             self._newest.append(max(number, self._newest[-1]) if self._newest else number)
 
     def judge(self, version: int, time: int) -> Literal["called for", "stale", "not in force"]:
-        """Say whether an arrival of this time may be served by a version of the log."""
+        """Return whether a version of the log may serve an arrival of this time."""
         if self.known[version].effective_at <= time:
             return "called for" if version == self.called_for(time) else "stale"
         return "stale" if 0 < version <= max(self.known) - KEPT + 1 else "not in force"
 
 
 def _number(value: bytes | None) -> int | None:
-    """Return the version that a damaged record claims to be."""
+    """Return the version number in a damaged record."""
     try:
         record: Any = orjson.loads(value or b"")
         number = record["version"]

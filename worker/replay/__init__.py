@@ -1,4 +1,4 @@
-"""Replay of a recorded log: decisions planned again, versions folded again, learning repeated from raw events.
+"""Replay of a recorded log: `verify` plans decisions and folds versions again, `relearn` learns from raw events.
 
-Reads logs only; reports differences and changes nothing.
+Reads logs only. Reports differences and changes nothing.
 """

@@ -1,82 +1,42 @@
-"""Every decision of a log made again, under the version that it names.
+"""Plan every decision of a log again, under the version that it names.
 
 Rules that hold in this file:
 
-- A session's traffic is gathered until its timeout is over, in event time; then its slate is planned from the arrival
-  (or, if that is not in the log, from the journal's `opened`), for many sessions at once.
-- A decision at position p shows the tail of that slate from p on, and for p > 1 the log has feedback of this session
-  that passed over p − 1. All fields are compared, numbers to a relative 1e-9: exponentials differ in the last bit from
-  one kind of machine to another. Tokens are not: the secret is not in the log.
-- `unverified` decisions cannot be judged: their version is not in the log, or, where the log begins or ends, their
-  arrival or the feedback before them. In the middle of the log these are mismatches: nobody decides without an arrival.
-- What the journal says was opened is checked likewise.
+- The slate of a session is planned from its arrival, or, if the log lacks that, from `opened` in the journal. Many
+  sessions are planned at once.
+- A decision at position p shows the tail of that slate from p on. For p > 1 the log has feedback that passed over
+  p − 1. All fields are compared, numbers to a relative 1e-9, because exponentials differ in the last bit between kinds
+  of machines. Tokens are not compared: the secret is not in the log.
+- A decision is `unverified` if the log lacks its version, or, at the beginning or end of the log, its arrival or the
+  feedback before it. In the middle of the log, a missing arrival or feedback is a mismatch.
+- `opened` in the journal is compared in the same way.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isclose
 from typing import Any, Final, TypeAlias
 
 from worker.logs.findings import Findings, Kind, Mismatch
-from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, UNREADABLE, Entry, ReplayLog
-from worker.stream.codec import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.logs.ordered import Entry, OrderedLog
+from worker.logs.traces import SessionTrace, TraceReader
 from worker.stream.contexts import pack_context
-from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
+from worker.stream.events import Arrival, Decision, Opened
 from worker.stream.slates import Slate
 
 BATCH: Final = 1024  # sessions planned at once
 CLOSE: Final = 1e-9
 
-#: What was decided was valid then, under limits that the log does not tell.
-UNLIMITED: Final = Limits(
-    max_record_bytes=MOST,
-    max_session_id=MOST,
-    max_arm_id=MOST,
-    max_exclude=MOST,
-    max_norm=1.7e308,
-    max_ahead_ms=MOST,
-)
-
 Difference: TypeAlias = tuple[str, Any, Any]  # field, expected, found
-
-
-class Trace:
-    """What the log says about one session."""
-
-    __slots__ = ("arrivals", "arrived_at", "decisions", "feedback", "openings", "session_id")
-
-    def __init__(self, session_id: str, arrived_at: int) -> None:
-        self.session_id = session_id
-        self.arrived_at = arrived_at
-        self.arrivals: list[Arrival] = []  # different ones; more than one if an id was used twice at one time
-        self.openings: list[tuple[int, Opened]] = []
-        self.decisions: list[tuple[Entry, Decision]] = []
-        self.feedback: list[Feedback | FeedbackFact] = []
-
-    @property
-    def candidates(self) -> list[Arrival]:
-        """The arrivals that its slate may have been planned for."""
-        if self.arrivals:
-            return self.arrivals
-        known: list[Arrival] = []
-        for _, opened in self.openings:
-            arrival = Arrival(
-                session_id=self.session_id,
-                occurred_at=self.arrived_at,
-                context=opened.context,
-                exclude=opened.exclude,
-            )
-            if arrival not in known:
-                known.append(arrival)
-        return known
+Planned: TypeAlias = dict[tuple[SessionTrace, int], list[Slate]]  # trace and version → possible slates
 
 
 @dataclass(slots=True)
 class Audit:
-    """What came out."""
+    """The counts of a verification."""
 
     decisions: int = 0
     sessions: int = 0
@@ -84,13 +44,13 @@ class Audit:
     revenue: float = 0.0
     stale: int = 0
     modes: Counter[str] = field(default_factory=Counter)
-    unverified: Counter[str] = field(default_factory=Counter)  # by what is not in the log
+    unverified: Counter[str] = field(default_factory=Counter)  # by what the log lacks
 
 
 class DecisionAudit:
-    """Takes the traffic of a log in the order of time and checks every session in it."""
+    """Check every session of a log."""
 
-    def __init__(self, log: ReplayLog, findings: Findings) -> None:
+    def __init__(self, log: OrderedLog, findings: Findings) -> None:
         self.audit = Audit()
         self._log = log
         self._findings = findings
@@ -99,109 +59,38 @@ class DecisionAudit:
         self._dim = newest.settings.dim if newest else None
         self._timeout = log.versions.longest("session_timeout")
         self._slack = log.versions.longest("lateness")
-        self._open: dict[str, list[Trace]] = {}
-        self._queue: deque[Trace] = deque()  # the same by arrival
-        self._ended: list[Trace] = []
 
-    # ── gathering ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def take(self, entry: Entry) -> None:
-        """Take the next record."""
-        queue = self._queue
-        while queue and queue[0].arrived_at + self._timeout < entry.time:
-            self._end(queue.popleft())
-        kind = entry.kind
-        if kind == DECISION:
-            self._take_decision(entry)
-        elif kind in (CLICK, FACT):
-            self._take_feedback(entry)
-        elif kind == ARRIVAL:
-            self._take_arrival(entry)
-        elif kind == OPENED:
-            self._take_opened(entry)
-        elif kind == UNREADABLE:
-            self._unreadable(entry, "it is not a decision")
-
-    def finish(self) -> Audit:
-        """End every session; return what came out."""
-        while self._queue:
-            self._end(self._queue.popleft())
-        self._check_ended()
+    def run(self, entries: Iterable[Entry]) -> Audit:
+        """Check the sessions of these entries, which are in the order of time."""
+        traces: list[SessionTrace] = []
+        for trace in TraceReader(self._log, unreadable=self._report_unreadable).read(entries):
+            traces.append(trace)
+            if len(traces) >= BATCH:
+                self._check(traces)
+                traces = []
+        self._check(traces)
         return self.audit
 
-    def _trace(self, session_id: str, arrived_at: int) -> Trace:
-        traces = self._open.setdefault(session_id, [])
-        for trace in traces:
-            if trace.arrived_at == arrived_at:
-                return trace
-        trace = Trace(session_id, arrived_at)
-        traces.append(trace)
-        self._queue.append(trace)
-        return trace
-
-    def _end(self, trace: Trace) -> None:
-        traces = self._open[trace.session_id]
-        if len(traces) == 1:
-            del self._open[trace.session_id]
-        else:
-            traces.remove(trace)
-        self._ended.append(trace)
-        if len(self._ended) >= BATCH:
-            self._check_ended()
-
-    def _take_arrival(self, entry: Entry) -> None:
-        if self._dim is None:
-            return
-        try:
-            arrival = decode_arrival(entry.value, limits=UNLIMITED, dim=self._dim, timestamp=0)
-        except Rejected:
-            return
-        trace = self._trace(arrival.session_id, arrival.occurred_at)
-        if arrival not in trace.arrivals:
-            trace.arrivals.append(arrival)
-
-    def _take_opened(self, entry: Entry) -> None:
-        try:
-            opened = decode_journal(entry.value)
-        except Rejected:
-            return  # the learner passes over it too
-        if isinstance(opened, Opened):
-            self._trace(opened.session_id, opened.arrived_at).openings.append((entry.line, opened))
-
-    def _take_decision(self, entry: Entry) -> None:
-        try:
-            decision = decode_decision(entry.value)
-        except Rejected as rejected:
-            self._unreadable(entry, str(rejected))
-            return
-        self._trace(decision.session_id, decision.arrived_at).decisions.append((entry, decision))
-
-    def _take_feedback(self, entry: Entry) -> None:
-        feedback: Feedback | FeedbackFact
-        try:
-            if entry.kind == CLICK:
-                feedback = decode_feedback(entry.value, limits=UNLIMITED, horizon=MOST, timestamp=0)
-            else:
-                event = decode_journal(entry.value)
-                if not isinstance(event, FeedbackFact):
-                    return
-                feedback = event
-        except Rejected:
-            return
-        for trace in self._open.get(feedback.session_id, ()):
-            trace.feedback.append(feedback)
-
-    def _unreadable(self, entry: Entry, found: str) -> None:
+    def _report_unreadable(self, entry: Entry, reason: str) -> None:
         self.audit.decisions += 1
         self._findings.add(
-            Mismatch(kind="decision", name="record", expected="a decision", found=found, line=entry.line)
+            Mismatch(kind="decision", name="record", expected="a decision", found=reason, line=entry.line)
         )
 
-    # ── planning again ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_ended(self) -> None:
-        traces, self._ended = self._ended, []
-        groups: dict[int, list[tuple[Trace, Arrival]]] = {}
+    def _check(self, traces: Sequence[SessionTrace]) -> None:
+        planned = self._plan(traces)
+        for trace in traces:
+            for entry, decision in trace.decisions:
+                self._check_decision(trace, entry, decision, planned.get((trace, decision.parameters_version), ()))
+            for line, opened in trace.openings:
+                self._check_opened(trace, line, opened, planned.get((trace, opened.parameters_version), ()))
+            self._add_up(trace, planned)
+
+    def _plan(self, traces: Sequence[SessionTrace]) -> Planned:
+        """Plan the slates of all sessions, under every version that their records name."""
+        groups: dict[int, list[tuple[SessionTrace, Arrival]]] = {}
         known = self._versions.known
         for trace in traces:
             named = {decision.parameters_version for _, decision in trace.decisions}
@@ -210,7 +99,7 @@ class DecisionAudit:
             for version in named:
                 if version in known:
                     groups.setdefault(version, []).extend((trace, arrival) for arrival in candidates)
-        planned: dict[tuple[Trace, int], list[Slate]] = {}
+        planned: Planned = {}
         for version in sorted(groups):
             group = groups[version]
             arrivals = [arrival for _, arrival in group]
@@ -218,14 +107,9 @@ class DecisionAudit:
             slates = self._versions.planner(version).plan(arrivals, contexts)
             for (trace, _), slate in zip(group, slates, strict=True):
                 planned.setdefault((trace, version), []).append(slate)
-        for trace in traces:
-            for entry, decision in trace.decisions:
-                self._check_decision(trace, entry, decision, planned.get((trace, decision.parameters_version), ()))
-            for line, opened in trace.openings:
-                self._check_opened(trace, line, opened, planned.get((trace, opened.parameters_version), ()))
-            self._add_up(trace, planned)
+        return planned
 
-    def _check_decision(self, trace: Trace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:
+    def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:
         audit = self.audit
         audit.decisions += 1
         audit.modes[decision.mode] += 1
@@ -235,7 +119,7 @@ class DecisionAudit:
             return
         difference: Difference | None
         if slates:
-            difference = _closest(decision_difference(decision, slate) for slate in slates)
+            difference = _smallest(decision_difference(decision, slate) for slate in slates)
         elif self._within_arrivals(entry):
             difference = ("arrival", "an arrival of this session at this time", "none")
         else:
@@ -255,10 +139,10 @@ class DecisionAudit:
         elif judged == "stale":
             audit.stale += 1
 
-    def _check_opened(self, trace: Trace, line: int, opened: Opened, slates: Sequence[Slate]) -> None:
+    def _check_opened(self, trace: SessionTrace, line: int, opened: Opened, slates: Sequence[Slate]) -> None:
         if not slates:
-            return  # the version, without which nothing can be said, is not in the log
-        difference = _closest(opened_difference(opened, slate) for slate in slates)
+            return  # the log lacks its version
+        difference = _smallest(opened_difference(opened, slate) for slate in slates)
         if difference is None and all(
             opened.context != arrival.context or opened.exclude != arrival.exclude for arrival in trace.candidates
         ):
@@ -270,12 +154,12 @@ class DecisionAudit:
             self._report("opened", line, trace, None, version, difference)
 
     def _within_arrivals(self, entry: Entry) -> bool:
-        """Say whether the log would hold the arrival if there had been one; its decisions are in the same partition."""
+        """Return whether the arrival of a decision must be in the log; both are in the same partition."""
         first, last = self._log.arrivals_of.get(entry.partition, (0, -1))
         return first + self._slack <= entry.time <= last
 
-    def _passed(self, trace: Trace, decision: Decision, slates: Sequence[Slate]) -> bool:
-        """Say whether feedback of this session passed over the position before, as serving would have taken it."""
+    def _passed(self, trace: SessionTrace, decision: Decision, slates: Sequence[Slate]) -> bool:
+        """Return whether feedback of this session passed over the position before."""
         position = decision.position - 1
         timeout = self._versions.known[decision.parameters_version].settings.session_timeout
         arms = {slate.arms[position - 1] for slate in slates if len(slate.arms) >= position}
@@ -288,7 +172,7 @@ class DecisionAudit:
         )
 
     def _report(
-        self, kind: Kind, line: int, trace: Trace, position: int | None, version: int, difference: Difference
+        self, kind: Kind, line: int, trace: SessionTrace, position: int | None, version: int, difference: Difference
     ) -> None:
         name, expected, found = difference
         self._findings.add(
@@ -306,10 +190,10 @@ class DecisionAudit:
 
     # ── adding up ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _add_up(self, trace: Trace, planned: dict[tuple[Trace, int], list[Slate]]) -> None:
-        """Count the session, and its click and what that earned."""
+    def _add_up(self, trace: SessionTrace, planned: Planned) -> None:
+        """Count the session, its click and the revenue."""
         if not trace.decisions and not trace.openings:
-            return  # an arrival that nobody answered
+            return  # an arrival without an answer
         self.audit.sessions += 1
         if not any(feedback.clicked for feedback in trace.feedback):
             return
@@ -325,11 +209,11 @@ class DecisionAudit:
             known = version if version in self._versions.known else newest.version if newest else None
             if known is not None:
                 planner = self._versions.planner(known)
-                place = planner.index.get(arm)
-                self.audit.revenue += 0.0 if place is None else planner.parameters.arms[place].reward
+                index = planner.index.get(arm)
+                self.audit.revenue += 0.0 if index is None else planner.parameters.arms[index].reward
 
 
-def clicked_arm(slate: tuple[str, ...], trace: Trace, timeout: int) -> str | None:
+def clicked_arm(slate: tuple[str, ...], trace: SessionTrace, timeout: int) -> str | None:
     """Return the arm that ended the session: the first of the slate that was clicked in time."""
     positions = [
         feedback.position
@@ -346,7 +230,7 @@ def clicked_arm(slate: tuple[str, ...], trace: Trace, timeout: int) -> str | Non
 
 
 def decision_difference(found: Decision, slate: Slate) -> Difference | None:
-    """Return the first field in which a decision is not what the slate calls for at its position."""
+    """Return the first field in which a decision differs from its slate."""
     at = found.position - 1
     if not slate.arms:
         expected: tuple[Any, ...] = (1, None, (), "none", 1.0, 0.0)
@@ -370,7 +254,7 @@ def decision_difference(found: Decision, slate: Slate) -> Difference | None:
 
 
 def opened_difference(found: Opened, slate: Slate) -> Difference | None:
-    """Return the first field in which an opened session is not what was planned for it."""
+    """Return the first field in which an opened session differs from its slate."""
     if found.slate != slate.arms:
         return "slate", slate.arms, found.slate
     if found.modes != slate.modes and (slate.arms or found.modes != ("none",)):
@@ -378,11 +262,7 @@ def opened_difference(found: Opened, slate: Slate) -> Difference | None:
     return None
 
 
-def _closest(differences: Any) -> Difference | None:
-    """Return None if one of the slates that are possible fits, else what the first lacks."""
-    first: Difference | None = None
-    for difference in differences:
-        if difference is None:
-            return None
-        first = first or difference
-    return first
+def _smallest(differences: Iterable[Difference | None]) -> Difference | None:
+    """Return None if one of the possible slates fits, else the difference to the first."""
+    found = list(differences)
+    return None if None in found else found[0]

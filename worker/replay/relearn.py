@@ -1,31 +1,34 @@
-"""Learning again from arrivals and clicks alone, with the slates pinned that users were shown.
+"""Repeat learning from arrivals and clicks alone, with the slates that users were shown.
 
 Rules that hold in this file:
 
-- A journal is made from arrivals and clicks in the order of their own times and folded as ever. What it tells that
-  arrivals and clicks cannot (changes of arms, commands, how far time had come) is taken from the recorded journal, as
-  far as there is one: an order acts after the windows that were closed when it was given.
-- The slate of a session is what the log says it was: by the journal's `opened`, else by the decision for its first
-  position. Where none is recorded, it is planned by the versions learned here.
-- Time goes up to the watermark of the recorded progress (the highest progress, if not every partition has reported);
-  without any, to the end of the last window. Event time is never late: records that came too late to be folded then
-  are folded now, which is a difference to the recorded versions.
-- Dead letters stay dead: what the log names as one is left out, and so is, unless the journal says that it was opened,
-  what the usual limits refuse.
+- A new journal is made from arrivals and clicks, in the order of their own times, and folded by the learner. Arrivals
+  and clicks lack three things: changes of arms, commands, and progress. These come from the recorded journal, if there
+  is one. An order takes effect after the windows that were closed when it was given.
+- The slate of a session is the recorded one: that of `opened` in the journal, else that of the decision for its first
+  position. Without a record, the slate is planned by the versions learned here.
+- Time runs up to the watermark of the recorded progress (the highest progress, if some partition never reported any);
+  without progress, to the end of the last window. No record is late in event time: records that were too late for
+  their window are folded now, and such versions differ from the recorded ones.
+- Dead letters stay dead: records that the log has as dead letters are left out. So are records beyond the default
+  limits, unless the journal has opened them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
-from worker.errors import InputError
 from worker.logs.findings import Findings, Mismatch
 from worker.logs.format import NO_TIMESTAMP
-from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, ReplayLog
-from worker.replay.decisions import UNLIMITED
+from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, OrderedLog
+from worker.logs.sorting import MEMORY
+from worker.logs.stages import Stage, silent, ticking
+from worker.logs.traces import UNLIMITED
+from worker.replay.origin import Origin, Timetable, find_origin, read_timetable
+from worker.replay.report import ReplayReport, log_facts, read_traffic
 from worker.replay.versions import Status, VersionResult, difference, hash_differs, is_lost
 from worker.stream.codec import (
     Limits,
@@ -40,123 +43,79 @@ from worker.stream.codec import (
     encode_progress,
 )
 from worker.stream.contexts import pack_context
-from worker.stream.events import ArmChange, Arrival, Command, Decision, Mode, Opened, Progress
+from worker.stream.events import Arrival, Decision, Mode, Opened, Progress
 from worker.stream.learner import Learner
-from worker.stream.parameters import Arm, LearningSettings, Parameters
-from worker.stream.versions import KEPT, Versions
+from worker.stream.parameters import Arm, Parameters
+from worker.stream.topology import Topics
+from worker.stream.versions import Versions
 
 CHUNK: Final = 4096  # facts handed to the learner at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """What learning starts from.
+def relearn(
+    path: str,
+    *,
+    topics: Topics | None = None,
+    skip_bad: bool = False,
+    tolerance: float = 0.0,
+    changes: Mapping[str, Any] | None = None,
+    arms: Sequence[Arm] | None = None,
+    memory: int = MEMORY,
+    stage: Stage = silent,
+) -> ReplayReport:
+    """Learn again from the arrivals and clicks of a log.
 
-    `loaded` ends with the version to go on from, after those that a rollback may ask for; none to start from nothing.
-    `made_at` is the offset in the recorded journal where that version was made: orders up to there are in it.
-    `compared` says whether the recorded versions should come out.
+    Parameters
+    ----------
+    path, tolerance, memory : as for `verify`
+    changes : changes to the recorded settings; without recorded ones, changes to the defaults
+    arms : the first arms, instead of the recorded ones
     """
-
-    settings: LearningSettings
-    arms: tuple[Arm, ...]
-    loaded: Sequence[Parameters] = ()
-    made_at: int = -1
-    compared: bool = False
+    findings = Findings()
+    with OrderedLog(topics or Topics(), findings, memory=memory) as log:
+        reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
+        origin = find_origin(log, changes=dict(changes or {}), arms=arms)
+        learner = Relearner(log, origin, read_timetable(log), findings, tolerance=tolerance)
+        with stage("learning again", len(log.traffic)) as bar:
+            for entry in ticking(log.entries(), bar):
+                learner.add(entry)
+            result = learner.finish()
+        return ReplayReport(
+            mode="relearn",
+            **log_facts(log, reader),
+            findings=findings,
+            versions=result.versions,
+            decisions=result.decisions,
+            unverified_because={"version": result.unverified} if result.unverified else {},
+            sessions=result.sessions,
+            clicks=result.clicks,
+            revenue=result.revenue,
+            pinned=result.pinned,
+            planned=result.planned,
+            lost=result.lost,
+        )
 
 
 @dataclass(slots=True)
 class Relearned:
-    """What came out."""
+    """The result of learning again."""
 
     decisions: int = 0
-    unverified: int = 0  # decisions whose version is not in the log
+    unverified: int = 0  # decisions whose version the log lacks
     sessions: int = 0
     clicks: int = 0
     revenue: float = 0.0
-    pinned: int = 0  # arrivals whose slate was recorded
+    pinned: int = 0  # arrivals with a recorded slate
     planned: int = 0
-    lost: int | None = None  # the version after which a rollback could not be followed
+    lost: int | None = None  # last version before a rollback to a version that the log lacks
     versions: list[VersionResult] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Timetable:
-    """When orders were given (watermark, journal offset), and how far the recorded journal came, if it tells."""
-
-    orders: Sequence[tuple[int, int, ArmChange | Command]]
-    end: int | None
-
-
-def read_timetable(log: ReplayLog) -> Timetable:
-    """Read from the recorded journal what arrivals and clicks do not tell."""
-    progress: dict[int, int] = {}
-    orders: list[tuple[int, int, ArmChange | Command]] = []
-    for offset, value in log.journal_records():
-        try:
-            event = decode_journal(value)
-        except Rejected:
-            continue
-        if isinstance(event, Progress):
-            for partition in range(len(progress), event.partitions):
-                progress[partition] = 0
-            progress[event.partition] = max(progress[event.partition], event.time)
-        elif isinstance(event, ArmChange | Command):
-            orders.append((min(progress.values(), default=0), offset, event))
-    end = min(progress.values(), default=0) or max(progress.values(), default=0)
-    return Timetable(orders, end or None)
-
-
-def find_origin(log: ReplayLog, *, changes: dict[str, object], arms: Sequence[Arm] | None) -> Origin:
-    """Return what to start from: the oldest version of the log, with `changes` to its settings, or these alone.
-
-    Learning starts from nothing if version 0 is in the log, or if arms are given. Otherwise it goes on from the oldest
-    version whose later windows the log holds whole.
-    """
-    oldest = log.versions.oldest
-    if oldest is None:
-        if "dim" not in changes or arms is None:
-            missing = [name for name, lacks in (("--dim", "dim" not in changes), ("--catalog", arms is None)) if lacks]
-            raise InputError(
-                f"the log has no parameters to learn by: give {' and '.join(missing)} "
-                "(and --horizon and other settings that are not the usual ones)"
-            )
-        return Origin(settings=_settings(None, changes), arms=tuple(arms))
-    settings = _settings(oldest.settings, changes)
-    same = settings == oldest.settings
-    if oldest.version == 0 or arms is not None:
-        first = log.versions.read(oldest.version)
-        given = first.arms if arms is None else tuple(arms)
-        compared = same and oldest.version == 0 and given == first.arms
-        return Origin(settings=settings, arms=given, compared=compared)
-    base = _first_whole(log)
-    loaded = log.versions.read(base)
-    if settings.dim != loaded.settings.dim:
-        raise InputError(f"--dim {settings.dim}: the log begins with version {base} of {loaded.settings.dim}")
-    # The journal that is made here begins at 0, and has one partition.
-    reached = {0: min(loaded.progress.values())} if loaded.progress else {}
-    history = [replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
-    while len(history) < KEPT and (before := history[0].version - 1) in log.versions.known:
-        history.insert(0, log.versions.read(before))
-    return Origin(settings=settings, arms=loaded.arms, loaded=history, made_at=loaded.journal_offset, compared=same)
-
-
-def _settings(base: LearningSettings | None, changes: dict[str, object]) -> LearningSettings:
-    return LearningSettings(**changes) if base is None else replace(base, **changes)  # type: ignore[arg-type]
-
-
-def _first_whole(log: ReplayLog) -> int:
-    first = log.first_time or 0
-    for number in sorted(log.versions.known):
-        if (log.versions.known[number].window_end or 0) >= first:
-            return number
-    return max(log.versions.known)
-
-
 class Relearner:
-    """Takes the traffic of a log in the order of time and learns from it."""
+    """Learn from the traffic of a log, in the order of time."""
 
     def __init__(
-        self, log: ReplayLog, origin: Origin, timetable: Timetable, findings: Findings, *, tolerance: float = 0.0
+        self, log: OrderedLog, origin: Origin, timetable: Timetable, findings: Findings, *, tolerance: float = 0.0
     ) -> None:
         self._tolerance = tolerance
         self.result = Relearned()
@@ -167,50 +126,50 @@ class Relearner:
         made_under = {number: version.settings for number, version in known.items()} if origin.compared else {}
         self._learner = Learner(origin.settings, origin.arms, origin.loaded, made_under=made_under)
         self._versions = Versions(self._learner.current)
-        self._note(self._learner.begin().versions)
+        self._add_versions(self._learner.begin().versions)
         self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
         self._end = timetable.end
-        self._told = -1  # progress so far
+        self._progressed = -1  # time of the last progress
         self._facts: list[tuple[int, bytes]] = []
         self._offset = 0
         self._unplanned: list[Arrival] = []
-        self._moment: list[Entry] = []  # the records of one time
-        self._taken: set[str] = set()  # ids of recent sessions
-        self._leaving: deque[Arrival] = deque()
+        self._same_time: list[Entry] = []  # records with the same time
+        self._ids: set[str] = set()  # ids of open sessions
+        self._expiring: deque[Arrival] = deque()  # the same by arrival
 
-    def take(self, entry: Entry) -> None:
-        """Take the next record."""
-        if self._moment and self._moment[0].time != entry.time:
-            self._take_moment()
-        self._moment.append(entry)
+    def add(self, entry: Entry) -> None:
+        """Add the next record."""
+        if self._same_time and self._same_time[0].time != entry.time:
+            self._handle_same_time()
+        self._same_time.append(entry)
 
     def finish(self) -> Relearned:
-        """Let time run to its end; return what came out."""
-        self._take_moment()
+        """Advance time to its end; return the result."""
+        self._handle_same_time()
         end = self._end
         if end is None:
             settings = self._learner.settings
             end = self._log.last_time + settings.window + settings.session_timeout + settings.lateness
-        self._go_to(end)
-        while self._orders:  # given at a time that the rest of the log did not reach
-            self._obey()
+        self._advance_to(end)
+        while self._orders:  # given at a time after the rest of the log
+            self._apply_order()
         return self.result
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take_moment(self) -> None:
-        """Take all records of one time: arrivals, and what the log says their slates were."""
-        moment, self._moment = self._moment, []
-        if not moment:
+    def _handle_same_time(self) -> None:
+        """Handle all records of one time: arrivals with their recorded slates, and clicks."""
+        entries, self._same_time = self._same_time, []
+        if not entries:
             return
-        self._go_to(moment[0].time)
-        over = self._end is not None and moment[0].time > self._end  # its windows stay open
+        self._advance_to(entries[0].time)
+        over = self._end is not None and entries[0].time > self._end  # the windows of this time stay open
         arrivals: dict[Arrival, Entry] = {}
         slates: dict[str, list[Opened]] = {}
         decided: dict[str, Decision] = {}
-        for entry in moment:
+        for entry in entries:
             if entry.kind == DECISION:
-                self._hear_decision(entry, decided)
+                self._read_decision(entry, decided)
             elif over:
                 continue
             elif entry.kind == ARRIVAL:
@@ -222,7 +181,7 @@ class Relearner:
                 if opened is not None and opened not in slates.setdefault(opened.session_id, []):
                     slates[opened.session_id].append(opened)
             elif entry.kind == CLICK:
-                self._hear_click(entry)
+                self._read_click(entry)
         for arrival, entry in arrivals.items():
             known = slates.get(arrival.session_id, [])
             fitting = [o for o in known if o.context == arrival.context and o.exclude == arrival.exclude]
@@ -235,7 +194,7 @@ class Relearner:
         except Rejected:
             return None
 
-    def _hear_decision(self, entry: Entry, decided: dict[str, Decision]) -> None:
+    def _read_decision(self, entry: Entry, decided: dict[str, Decision]) -> None:
         self.result.decisions += 1
         try:
             decision = decode_decision(entry.value)
@@ -246,7 +205,7 @@ class Relearner:
         if decision.position == 1:
             decided.setdefault(decision.session_id, decision)
 
-    def _hear_click(self, entry: Entry) -> None:
+    def _read_click(self, entry: Entry) -> None:
         horizon = self._learner.settings.horizon
         try:
             feedback = decode_feedback(entry.value, limits=_limits(entry), horizon=horizon, timestamp=entry.timestamp)
@@ -273,16 +232,16 @@ class Relearner:
                 self._plan()
 
     def _is_new(self, arrival: Arrival) -> bool:
-        """Say whether no open session has this id: serving refuses a second one, and the same one changes nothing."""
-        taken, leaving = self._taken, self._leaving
+        """Return whether no open session has this id; serving refuses a second one and ignores a repeated one."""
+        ids, expiring = self._ids, self._expiring
         settings = self._learner.settings
         kept = settings.session_timeout + settings.lateness
-        while leaving and leaving[0].occurred_at + kept < arrival.occurred_at:
-            taken.discard(leaving.popleft().session_id)
-        if arrival.session_id in taken:
+        while expiring and expiring[0].occurred_at + kept < arrival.occurred_at:
+            ids.discard(expiring.popleft().session_id)
+        if arrival.session_id in ids:
             return False
-        taken.add(arrival.session_id)
-        leaving.append(arrival)
+        ids.add(arrival.session_id)
+        expiring.append(arrival)
         return True
 
     def _pin(self, arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> None:
@@ -301,7 +260,7 @@ class Relearner:
         )
 
     def _plan(self) -> None:
-        """Plan the sessions without a recorded slate, before any later version is known."""
+        """Plan the sessions without a recorded slate, before a later version is learned."""
         arrivals, self._unplanned = self._unplanned, []
         groups: dict[int, list[Arrival]] = {}
         for arrival in arrivals:
@@ -314,29 +273,29 @@ class Relearner:
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _go_to(self, time: int) -> None:
-        """Let time pass up to `time`: close the windows that fall due, and obey the orders given meanwhile."""
+    def _advance_to(self, time: int) -> None:
+        """Advance time: close the windows that are due, and apply the orders given meanwhile."""
         if self._end is not None:
             time = min(time, self._end)
         while self._orders and self._orders[0][0] < time:
             self._progress(self._orders[0][0])
-            self._obey()
+            self._apply_order()
         settings = self._learner.settings
         wait = settings.session_timeout + settings.lateness
         due = (time - wait) // settings.window * settings.window + wait
-        if due > self._told:
+        if due > self._progressed:
             self._progress(max(due, 0))
 
-    def _obey(self) -> None:
-        self._learn()  # so that what comes of the order is known apart
+    def _apply_order(self) -> None:
+        self._learn()  # so that the result of the order is separate
         _, order = self._orders.popleft()
         self._fact(encode_journal(order))
         self._learn()
 
     def _progress(self, time: int) -> None:
         self._plan()
-        if time > self._told:
-            self._told = time
+        if time > self._progressed:
+            self._progressed = time
             self._fact(encode_progress(Progress(partition=0, partitions=1, time=time)))
         self._learn()
 
@@ -356,17 +315,17 @@ class Relearner:
             self.result.sessions += episode.sessions
             self.result.clicks += episode.clicks
             self.result.revenue += episode.reward
-        self._note(outcome.versions)
+        self._add_versions(outcome.versions)
 
-    def _note(self, versions: Sequence[Parameters]) -> None:
+    def _add_versions(self, versions: Sequence[Parameters]) -> None:
         for made in versions:
             self._versions.learn(made)
             if self.result.versions and self.result.versions[-1].version == made.version:
                 continue  # published again from a newer position
-            status: Status = "folded" if self._is_as_recorded(made) else "differs"
+            status: Status = "folded" if self._matches_record(made) else "differs"
             self.result.versions.append(VersionResult(version=made.version, sha256=made.sha256, status=status))
 
-    def _is_as_recorded(self, made: Parameters) -> bool:
+    def _matches_record(self, made: Parameters) -> bool:
         recorded = self._log.versions.known.get(made.version)
         if not self._compared or recorded is None or recorded.sha256 == made.sha256:
             return True
@@ -381,7 +340,7 @@ class Relearner:
 
 
 def _limits(entry: Entry) -> Limits:
-    """Return the usual limits; without a timestamp nothing can be said to lie after it."""
+    """Return the default limits; without a timestamp, no time is too far ahead."""
     return Limits() if entry.timestamp != NO_TIMESTAMP else replace(Limits(), max_ahead_ms=UNLIMITED.max_ahead_ms)
 
 

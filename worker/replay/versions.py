@@ -1,14 +1,13 @@
-"""Every version of a log folded again from the journal in it.
+"""Fold every version of a log again from its journal.
 
 Rules that hold in this file:
 
-- The learner starts from version 0, or, if the journal does not begin at its beginning, from the oldest version that
-  needs nothing of what is missing; that one is taken as it is recorded. It is started anew after a hole in the journal.
-- A version that comes out with another hash is a mismatch, and so is a recorded one that does not come out at all. If
-  the versions after it were made from the recorded one, the learner goes on from that: so one wrong record is one
-  mismatch, and a wrong fold does not make all later ones wrong.
-- Another kind of machine rounds otherwise. With a tolerance, a version counts as equal if nothing but its numbers
-  differs, and those by no more.
+- The learner starts from version 0. If the first records of the journal are missing, it starts from the oldest recorded
+  version that needs none of them. It starts anew after a hole in the journal.
+- A version with another hash is a mismatch, and so is a recorded version that the journal does not give. If the next
+  version was made from the recorded one, the learner continues from that: one wrong record is one mismatch, and one
+  wrong fold does not make all later versions wrong.
+- Machines round differently. With a tolerance, versions are equal if only their numbers differ, by no more than that.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from worker.logs.findings import Findings, Mismatch
-from worker.logs.versions import Published, RecordedVersion, RecordedVersions
+from worker.logs.versions import PublishedVersion, RecordedVersion, RecordedVersions
 from worker.stream.events import Command
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import LearningSettings, Parameters
@@ -35,7 +34,7 @@ Status: TypeAlias = Literal["folded", "recorded", "differs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionResult:
-    """A version: its hash as it came out (`folded`, `differs`), or as it stands in the log (`recorded`)."""
+    """A version with its computed hash (`folded`, `differs`) or its recorded one (`recorded`)."""
 
     version: int
     sha256: str
@@ -43,44 +42,44 @@ class VersionResult:
 
 
 class FoldAudit:
-    """Takes the journal of a log in its order and compares the versions that it makes with the recorded ones."""
+    """Fold the journal of a log, in its order, and compare the versions with the recorded ones."""
 
     def __init__(self, versions: RecordedVersions, findings: Findings, *, tolerance: float = 0.0) -> None:
-        self.holes: list[tuple[int, int]] = []  # first and last offset missing, of the first few
+        self.holes: list[tuple[int, int]] = []  # first and last missing offset of the first holes
         self._versions = versions
         self._findings = findings
         self._tolerance = tolerance
         self._results: dict[int, VersionResult] = {}
         self._made_under = _made_under(versions)
         self._learner: Learner | None = None
-        self._kept: dict[int, Parameters] = {}  # the last versions, as the learner has them
-        self._started = -1  # the version that the learner was started from
+        self._kept: dict[int, Parameters] = {}  # the last versions of the learner
+        self._started = -1  # the version that the learner started from
         self._chunk: list[tuple[int, bytes]] = []
-        self._recent: deque[tuple[int, bytes]] = deque()  # what a learner may have to read again
+        self._recent: deque[tuple[int, bytes]] = deque()  # records that a restarted learner may need
         self._next: int | None = None
 
-    def take(self, offset: int, value: bytes) -> None:
-        """Take the next journal record."""
+    def add(self, offset: int, value: bytes) -> None:
+        """Add the next journal record."""
         if self._next is None:
             self._start(above=-1, first=offset)
         elif offset != self._next:
             self._feed()
-            self._miss(self._next)
+            self._report_missing(self._next)
             if len(self.holes) < 10:
                 self.holes.append((self._next, offset - 1))
             self._recent.clear()
-            self._start(above=self._kept_up_to(), first=offset)
+            self._start(above=self._newest_kept(), first=offset)
         self._next = offset + 1
         self._chunk.append((offset, value))
         if len(self._chunk) >= CHUNK:
             self._feed()
 
     def finish(self) -> list[VersionResult]:
-        """Fold what is left; return all versions, made or recorded."""
+        """Fold the rest; return all versions, folded or recorded."""
         if self._next is None:
-            self._start(above=-1, first=0)  # without a journal, version 0 can still be made
+            self._start(above=-1, first=0)  # version 0 needs no journal
         self._feed()
-        self._miss(self._next or 0)
+        self._report_missing(self._next or 0)
         for number, recorded in self._versions.known.items():
             if number not in self._results:
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="recorded")
@@ -98,13 +97,13 @@ class FoldAudit:
                     self._start_from(number, record)
                     return
 
-    def _start_from(self, number: int, record: Published) -> None:
+    def _start_from(self, number: int, record: PublishedVersion) -> None:
         loaded = self._versions.read(number, record)
         self._started = number
         if number == 0:
             self._learner = Learner(loaded.settings, loaded.arms, made_under=self._made_under)
             self._kept = {}
-            if self._judge(self._learner.begin()):
+            if self._compare_all(self._learner.begin()):
                 self._learner = self._continued()
             return
         self._kept = {number: loaded}
@@ -116,7 +115,7 @@ class FoldAudit:
         newest = self._kept[max(self._kept)]
         return Learner(newest.settings, newest.arms, self._kept.values(), made_under=self._made_under)
 
-    def _kept_up_to(self) -> int:
+    def _newest_kept(self) -> int:
         return max(self._kept, default=-1)
 
     # ── folding ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,7 +130,7 @@ class FoldAudit:
             outcome = self._learner.handle(pending.popleft())
             if is_lost(self._learner, outcome):
                 self._start(above=self._learner.current.version, first=self._recent[0][0])
-            elif self._judge(outcome):
+            elif self._compare_all(outcome):
                 self._learner = self._continued()
             else:
                 continue
@@ -150,11 +149,11 @@ class FoldAudit:
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _judge(self, outcome: Outcome) -> bool:
-        """Compare what was made; return whether to go on from a recorded version, now the newest of those kept."""
+    def _compare_all(self, outcome: Outcome) -> bool:
+        """Compare the new versions; return whether to continue from a recorded one, now the newest of `_kept`."""
         for made in outcome.versions:
             number = made.version
-            if number == self._kept_up_to():
+            if number == self._newest_kept():
                 self._kept[number] = made  # published again from a newer position
                 continue
             self._kept[number] = made
@@ -162,12 +161,12 @@ class FoldAudit:
             recorded = self._versions.known.get(number)
             if recorded is None:
                 self._results[number] = VersionResult(version=number, sha256=made.sha256, status="folded")
-            elif not self._compare(made, recorded):
+            elif not self._agrees(made, recorded):
                 return True
         return False
 
-    def _compare(self, made: Parameters, recorded: RecordedVersion) -> bool:
-        """Compare one version; return False if the learner has to go on from the recorded one."""
+    def _agrees(self, made: Parameters, recorded: RecordedVersion) -> bool:
+        """Compare one version; return False if the learner has to continue from the recorded one."""
         number, sha256 = made.version, made.sha256
         if sha256 == recorded.sha256:
             if made.effective_at != recorded.effective_at:
@@ -184,7 +183,7 @@ class FoldAudit:
         following = self._versions.known.get(number + 1)
         if following is not None and following.parent_sha256 == sha256:
             return True
-        # Its content, at the place where it came out here.
+        # The recorded content, at the computed position in the journal.
         position = {name: getattr(made, name) for name in ("window_end", "journal_offset", "resume_offset", "progress")}
         self._kept[number] = replace(there, **position)
         return False
@@ -192,8 +191,8 @@ class FoldAudit:
     def _report(self, version: int, name: str, expected: object, found: object) -> None:
         self._findings.add(Mismatch(kind="version", name=name, expected=expected, found=found, version=version))
 
-    def _miss(self, end: int) -> None:
-        """Report the recorded versions that should have come out of the journal before `end`, but did not."""
+    def _report_missing(self, end: int) -> None:
+        """Report the recorded versions that the journal before `end` should have given."""
         if self._learner is None:
             return
         for number in sorted(self._versions.known):
@@ -204,7 +203,7 @@ class FoldAudit:
 
 
 def _pieces(records: list[tuple[int, bytes]]) -> deque[list[tuple[int, bytes]]]:
-    """Split records so that a rollback stands alone: what comes after it depends on whether it can be followed."""
+    """Split records so that a rollback is alone: if its version is missing, the learner restarts there."""
     pieces: deque[list[tuple[int, bytes]]] = deque([[]])
     for record in records:
         if b"rollback" in record[1]:
@@ -215,7 +214,7 @@ def _pieces(records: list[tuple[int, bytes]]) -> deque[list[tuple[int, bytes]]]:
 
 
 def is_lost(learner: Learner, outcome: Outcome) -> bool:
-    """Say whether a rollback was refused for want of a version that was known when it was ordered."""
+    """Return whether a rollback was refused because its version, available to the worker then, is missing here."""
     newest = learner.current.version
     return any(
         isinstance(refusal.order, Command)
@@ -226,7 +225,7 @@ def is_lost(learner: Learner, outcome: Outcome) -> bool:
 
 
 def _made_under(versions: RecordedVersions) -> dict[int, LearningSettings]:
-    """Return the settings of every version of the log, and of the first one in each gap those of the next."""
+    """Return the settings of every version of the log; the first version of a gap has those of the next one."""
     settings = {number: recorded.settings for number, recorded in versions.known.items()}
     numbers = sorted(settings)
     for before, after in pairwise(numbers):
@@ -235,7 +234,7 @@ def _made_under(versions: RecordedVersions) -> dict[int, LearningSettings]:
 
 
 def hash_differs(name: str, by: float) -> str:
-    """Say what is behind another hash.
+    """Return the name of a mismatch of hashes: the field that differs most.
 
     >>> hash_differs("theta_arms", 2e-16), hash_differs("folds", inf)
     ('sha256 (theta_arms by up to 2.0e-16)', 'sha256 (folds)')
@@ -244,7 +243,7 @@ def hash_differs(name: str, by: float) -> str:
 
 
 def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
-    """Return where two versions differ most, and by how much relative to 1 or more; inf if it is not a number."""
+    """Return the field in which two versions differ most, and the relative difference; inf if it is not numeric."""
     for name in ("settings", "arms", "frozen", "folds", "observations", "expected_sessions", "explore_budget"):
         if getattr(one, name) != getattr(other, name):
             return name, inf

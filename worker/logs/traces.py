@@ -1,0 +1,168 @@
+"""Session traces: all records of a log about one session.
+
+Rules that hold in this file:
+
+- A session is its id and its arrival time. A trace ends when the longest session timeout of the log is over, in event
+  time, so memory holds the open sessions only.
+- Feedback joins every open trace of its id. The feedback join (`worker.stream`) decides later whether it counts.
+- Records were valid when they were served, under limits that the log does not have. So no limits apply here. Records
+  that are invalid in themselves are left out, as the worker left them out; unreadable decisions are reported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, UNREADABLE, Entry, OrderedLog
+from worker.stream.codec import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
+
+UNLIMITED: Final = Limits(
+    max_record_bytes=MOST,
+    max_session_id=MOST,
+    max_arm_id=MOST,
+    max_exclude=MOST,
+    max_norm=1.7e308,
+    max_ahead_ms=MOST,
+)
+
+
+class SessionTrace:
+    """The records of one session.
+
+    Attributes
+    ----------
+    arrivals : without repetitions; several if two arrivals have the same id and time
+    openings : `opened` of the journal, with their lines
+    decisions : with their entries
+    facts, clicks : feedback of the journal, and of the clicks
+    """
+
+    __slots__ = ("arrivals", "arrived_at", "clicks", "decisions", "facts", "openings", "session_id")
+
+    def __init__(self, session_id: str, arrived_at: int) -> None:
+        self.session_id = session_id
+        self.arrived_at = arrived_at
+        self.arrivals: list[Arrival] = []
+        self.openings: list[tuple[int, Opened]] = []
+        self.decisions: list[tuple[Entry, Decision]] = []
+        self.facts: list[FeedbackFact] = []
+        self.clicks: list[Feedback] = []
+
+    @property
+    def feedback(self) -> Iterator[Feedback | FeedbackFact]:
+        """All feedback; most of it is in the journal and in the clicks."""
+        yield from self.facts
+        yield from self.clicks
+
+    @property
+    def candidates(self) -> list[Arrival]:
+        """The possible arrivals of this session: those of the log, else those of the journal."""
+        if self.arrivals:
+            return self.arrivals
+        known: list[Arrival] = []
+        for _, opened in self.openings:
+            arrival = Arrival(
+                session_id=self.session_id,
+                occurred_at=self.arrived_at,
+                context=opened.context,
+                exclude=opened.exclude,
+            )
+            if arrival not in known:
+                known.append(arrival)
+        return known
+
+
+class TraceReader:
+    """Gather the traffic of a log into traces.
+
+    Parameters
+    ----------
+    unreadable : called with every decision that cannot be read, and the reason
+
+    Attributes
+    ----------
+    latest : time of the last entry read
+    """
+
+    def __init__(
+        self, log: OrderedLog, *, unreadable: Callable[[Entry, str], None] = lambda entry, reason: None
+    ) -> None:
+        self.latest = 0
+        self._unreadable = unreadable
+        newest = log.versions.newest
+        self._dim = newest.settings.dim if newest else None
+        self._timeout = log.versions.longest("session_timeout")
+        self._open: dict[str, list[SessionTrace]] = {}
+        self._queue: deque[SessionTrace] = deque()  # the open traces by arrival
+        self._readers: dict[int, Callable[[Entry], None]] = {
+            ARRIVAL: self._read_arrival,
+            OPENED: self._read_opened,
+            DECISION: self._read_decision,
+            CLICK: self._read_click,
+            FACT: self._read_fact,
+            UNREADABLE: lambda entry: unreadable(entry, "it is not a decision"),
+        }
+
+    def read(self, entries: Iterable[Entry]) -> Iterator[SessionTrace]:
+        """Yield the traces of entries that are in the order of time."""
+        queue, timeout, readers = self._queue, self._timeout, self._readers
+        for entry in entries:
+            self.latest = max(self.latest, entry.time)
+            while queue and queue[0].arrived_at + timeout < entry.time:
+                yield self._ended(queue.popleft())
+            with suppress(Rejected):
+                readers[entry.kind](entry)
+        while queue:
+            yield self._ended(queue.popleft())
+
+    def _ended(self, trace: SessionTrace) -> SessionTrace:
+        traces = self._open[trace.session_id]
+        traces.remove(trace)
+        if not traces:
+            del self._open[trace.session_id]
+        return trace
+
+    def _trace(self, session_id: str, arrived_at: int) -> SessionTrace:
+        traces = self._open.setdefault(session_id, [])
+        for trace in traces:
+            if trace.arrived_at == arrived_at:
+                return trace
+        traces.append(SessionTrace(session_id, arrived_at))
+        self._queue.append(traces[-1])
+        return traces[-1]
+
+    def _read_arrival(self, entry: Entry) -> None:
+        if self._dim is None:
+            return
+        arrival = decode_arrival(entry.value, limits=UNLIMITED, dim=self._dim, timestamp=0)
+        trace = self._trace(arrival.session_id, arrival.occurred_at)
+        if arrival not in trace.arrivals:
+            trace.arrivals.append(arrival)
+
+    def _read_opened(self, entry: Entry) -> None:
+        opened = decode_journal(entry.value)
+        if isinstance(opened, Opened):
+            self._trace(opened.session_id, opened.arrived_at).openings.append((entry.line, opened))
+
+    def _read_decision(self, entry: Entry) -> None:
+        try:
+            decision = decode_decision(entry.value)
+        except Rejected as rejected:
+            self._unreadable(entry, str(rejected))
+            return
+        self._trace(decision.session_id, decision.arrived_at).decisions.append((entry, decision))
+
+    def _read_click(self, entry: Entry) -> None:
+        feedback = decode_feedback(entry.value, limits=UNLIMITED, horizon=MOST, timestamp=0)
+        for trace in self._open.get(feedback.session_id, ()):
+            trace.clicks.append(feedback)
+
+    def _read_fact(self, entry: Entry) -> None:
+        fact = decode_journal(entry.value)
+        if isinstance(fact, FeedbackFact):
+            for trace in self._open.get(fact.session_id, ()):
+                trace.facts.append(fact)

@@ -1,0 +1,55 @@
+"""Verification of a log: every decision planned again, every version folded again."""
+
+from __future__ import annotations
+
+from worker.logs.findings import Findings
+from worker.logs.ordered import OrderedLog
+from worker.logs.sorting import MEMORY
+from worker.logs.stages import Stage, silent, ticking
+from worker.replay.decisions import DecisionAudit
+from worker.replay.report import ReplayReport, log_facts, read_traffic
+from worker.replay.versions import FoldAudit
+from worker.stream.topology import Topics
+
+
+def verify(
+    path: str,
+    *,
+    topics: Topics | None = None,
+    skip_bad: bool = False,
+    tolerance: float = 0.0,
+    memory: int = MEMORY,
+    stage: Stage = silent,
+) -> ReplayReport:
+    """Check every decision and every version of a log.
+
+    Parameters
+    ----------
+    path : the log, or ``-``
+    tolerance : largest relative difference between the numbers of equal versions, for logs of other machines
+    memory : bytes held by each of the two sorters
+    """
+    findings = Findings()
+    with OrderedLog(topics or Topics(), findings, memory=memory) as log:
+        reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
+        folds = FoldAudit(log.versions, findings, tolerance=tolerance)
+        with stage("folding the versions again", len(log.journal)) as bar:
+            for offset, value in ticking(log.journal_records(), bar):
+                folds.add(offset, value)
+            versions = folds.finish()
+        with stage("planning the decisions again", len(log.traffic)) as bar:
+            audit = DecisionAudit(log, findings).run(ticking(log.entries(), bar))
+        return ReplayReport(
+            mode="verify",
+            **log_facts(log, reader),
+            findings=findings,
+            versions=versions,
+            decisions=audit.decisions,
+            unverified_because=audit.unverified,
+            modes=audit.modes,
+            stale=audit.stale,
+            sessions=audit.sessions,
+            clicks=audit.clicks,
+            revenue=audit.revenue,
+            holes=folds.holes,
+        )
