@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from worker.cli.main import main
 from worker.logs.format import LogReader
-from worker.simulation import live
 from worker.simulation.demo import report
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.stream.codec import decode_decision
@@ -167,13 +166,6 @@ def test_without_matplotlib_there_is_a_report_without_pictures_that_says_why(cap
     assert "pip install 'adcascade[lab]'" in out
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert "matplotlib" in (tmp_path / "report.html").read_text()
-
-
-def test_without_rich_a_terminal_gets_the_plain_lines(monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert isinstance(live.live_view("http://here"), live.RichView)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert isinstance(live.live_view("http://here"), live.PlainView)
 
 
 # ── wrong input ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from worker.simulation.traffic.generator import TrafficSettings
 def test_the_arms_of_a_world_are_written_as_a_worker_reads_them(tmp_path: Path) -> None:
     path = tmp_path / "arms.json"
     assert main(["traffic", "--environment", "rare", "--arms", "11", "--seed", "4", "--write-arms", str(path)]) == 0
-    assert list(read_arms(str(path))) == TrafficSettings(environment="rare", arms=11, seed=4).catalogue()
+    assert list(read_arms(str(path))) == TrafficSettings(environment="rare", arms=11, seed=4).world().catalogue()
 
 
 def test_they_are_also_written_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

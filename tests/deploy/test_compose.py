@@ -105,7 +105,7 @@ def test_the_traffic_is_of_the_world_that_the_workers_serve() -> None:
     assert (settings.dim, settings.horizon, settings.repeats) == (worker.dim, worker.horizon, worker.repeats)
     assert settings.patience <= worker.session_timeout, "feedback after that trains nothing"
     served = read_arms(str(DEPLOY / "arms.json"))
-    assert [(arm.arm, arm.reward) for arm in served] == [(arm.arm, arm.reward) for arm in settings.catalogue()]
+    assert [(arm.arm, arm.reward) for arm in served] == [(arm.arm, arm.reward) for arm in settings.world().catalogue()]
 
 
 def test_a_worker_reads_its_arms_from_a_file_that_is_mounted() -> None:

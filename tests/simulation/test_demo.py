@@ -12,10 +12,11 @@ import pytest
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import imbalances
-from worker.simulation.demo.ledger import tenths, totals
+from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.demo.summary import summary, summary_table
 from worker.simulation.users import TIDY, Habits
+from worker.simulation.worth import tenths
 from worker.stream.events import ArmChange
 from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
 
@@ -189,7 +190,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path):
     zero = Parameters.first(LearningSettings(dim=5), (Arm(arm="a", reward=1.0),))
     with StateFolder(tmp_path) as state:
         state.put_parameters(0, encode_parameters(zero), kept=8, needed=0)
-        with pytest.raises(InputError, match="something else than a demo"):
+        with pytest.raises(InputError, match="does not hold the state of a demo"):
             Demo(SMALL, state=state)
 
 
@@ -220,7 +221,7 @@ def test_tenths_are_at_least_one_window(golden):
     first, last = tenths(golden.rows)
     assert (first[0].index, last[0].index) == (0, 5)
     assert tenths([]) == ([], [])
-    assert totals([]).served_share == 1.0
+    assert totals([]).share == 1.0
 
 
 def test_the_summary_is_the_sum_of_the_windows(golden):

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from worker.bandit.model import sigmoid
 from worker.bandit.planning import NO_ARM
 from worker.errors import InputError
-from worker.simulation.environments import ENVIRONMENTS, Chance, make_environment
+from worker.simulation.environments import ENVIRONMENTS, Chance, seeded_environment
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 20)
 
 
 def world(name, seed=0, dim=5, arms=10):
-    return make_environment(name, dim=dim, arms=arms, generator=Chance.of(seed).environment)
+    return seeded_environment(name, dim=dim, arms=arms, seed=seed)
 
 
 @given(seed=seeds, dim=sizes, arms=sizes)
@@ -45,6 +45,12 @@ def test_biases_and_context_weights_have_the_stated_spread():
 def test_the_same_seed_gives_the_same_world_and_another_seed_another(name):
     assert world(name, 3).truth == world(name, 3).truth
     assert world(name, 3).truth != world(name, 4).truth
+
+
+def test_the_catalogue_names_the_arms_in_the_order_of_the_world():
+    made = world("rare", 3, dim=4, arms=12)
+    assert [arm.reward for arm in made.catalogue()] == made.rewards.tolist()
+    assert [arm.arm for arm in made.catalogue()][:2] == ["ad-01", "ad-02"]
 
 
 def test_the_four_streams_of_a_seed_are_independent_of_each_other():

@@ -15,17 +15,22 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from worker.errors import InputError
-from worker.simulation.environments import Chance, make_environment
-from worker.simulation.traffic.accounts import History, Latencies, Worth
+from worker.simulation.environments import seeded_environment
+from worker.simulation.traffic.accounts import Latencies, WorthHistory
 from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
 from worker.simulation.traffic.metrics import TrafficMetrics
-from worker.simulation.traffic.view import done, summary, summary_table
+from worker.simulation.traffic.summary import summary, summary_table
+from worker.simulation.traffic.view import done
 from worker.simulation.users import Sent
+from worker.simulation.worth import Worth
 from worker.stream.codec import encode_decision
 from worker.stream.events import Decision
 
 START = 1_800_000_000_000 * NANOSECONDS
 TIDY = TrafficSettings(duplicates=0.0, silence=0.0, poison=0.0, prefetching=0.0, look=(0, 0))
+
+
+NAMES = [arm.arm for arm in TIDY.world().catalogue()]
 
 
 def milliseconds(count: float) -> int:
@@ -71,7 +76,7 @@ def play(traffic: Traffic, worker: Answering, *, step: float = 10, most: int = 1
     """Let time pass until the traffic is finished; return the time."""
     now = START
     for _ in range(most):
-        traffic.heard(worker.answers(traffic.due(now)), now + milliseconds(2))
+        traffic.receive(worker.answers(traffic.due(now)), now + milliseconds(2))
         if traffic.finished:
             traffic.settle(now)
             return now
@@ -113,20 +118,20 @@ def test_flat_out_no_more_wait_than_are_allowed() -> None:
         traffic.due(START + milliseconds(time))
     first = traffic.waiting
     assert 300 <= first < 300 + 300  # a cohort is not torn apart
-    worker = Answering(settings.arm_names()[:5])
+    worker = Answering(NAMES[:5])
     traffic = Traffic(settings, now=START)
     for time in range(50):
         now = START + milliseconds(time)
         records = traffic.due(now)
         assert traffic.waiting < 600
-        traffic.heard(worker.answers(records), now)
+        traffic.receive(worker.answers(records), now)
     assert traffic.counts.sessions > 1_000
 
 
 @pytest.mark.parametrize("rate", [None, 300.0])
 def test_exactly_so_many_sessions_come(rate: float | None) -> None:
     traffic = Traffic(replace(TIDY, rate=rate, sessions=777), now=START)
-    worker = Answering(traffic.settings.arm_names()[:5])
+    worker = Answering(NAMES[:5])
     play(traffic, worker)
     assert traffic.counts.sessions == traffic.counts.decided == 777
     assert len({event["session_id"] for event in worker.records}) == 777
@@ -135,7 +140,7 @@ def test_exactly_so_many_sessions_come(rate: float | None) -> None:
 
 def test_nobody_comes_after_the_duration() -> None:
     traffic = Traffic(replace(TIDY, rate=100.0, duration=2_000), now=START)
-    end = play(traffic, Answering(traffic.settings.arm_names()[:5]))
+    end = play(traffic, Answering(NAMES[:5]))
     assert 2_000 <= (end - START) / NANOSECONDS < 2_500
     assert 150 < traffic.counts.sessions < 250
 
@@ -159,7 +164,7 @@ def test_what_this_process_was_too_late_for_is_left_out_and_told() -> None:
 @pytest.mark.parametrize("prefetching", [0.0, 0.5])
 def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=500, prefetching=prefetching), now=START)
-    worker = Answering(traffic.settings.arm_names()[:5])
+    worker = Answering(NAMES[:5])
     play(traffic, worker)
     clicks = 0
     for events in feedback(worker).values():
@@ -174,9 +179,9 @@ def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> N
 
 def test_what_is_earned_is_what_the_clicks_are_worth_second_copies_not_counted() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=400, duplicates=0.5), now=START)
-    worker = Answering(traffic.settings.arm_names()[:5])
+    worker = Answering(NAMES[:5])
     play(traffic, worker)
-    rewards = {arm.arm: arm.reward for arm in traffic.settings.catalogue()}
+    rewards = {arm.arm: arm.reward for arm in traffic.settings.world().catalogue()}
     clicked = {name: events for name, events in feedback(worker).items() if any(e["clicked"] for e in events)}
     earned = sum(rewards[next(e["arm"] for e in events if e["clicked"])] for events in clicked.values())
     assert traffic.counts.earned == pytest.approx(earned)
@@ -186,10 +191,10 @@ def test_what_is_earned_is_what_the_clicks_are_worth_second_copies_not_counted()
 
 def test_tokens_are_sent_back_with_the_position_they_are_for() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=100, prefetching=1.0), now=START)
-    arms = traffic.settings.arm_names()[:5]
+    arms = NAMES[:5]
     tokens = [f"token-{arm}" for arm in arms]
     keys = {record.key.decode() for record in traffic.due(START)}
-    traffic.heard([decision(key, 1, arms, tokens) for key in keys], START)
+    traffic.receive([decision(key, 1, arms, tokens) for key in keys], START)
     answers = [orjson.loads(record.value) for record in traffic.due(START + milliseconds(1))]
     assert len(answers) > 100
     assert all(answer["token"] == f"token-{answer['arm']}" for answer in answers)
@@ -197,11 +202,11 @@ def test_tokens_are_sent_back_with_the_position_they_are_for() -> None:
 
 def test_a_decision_that_comes_again_is_not_answered_again() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=50), now=START)
-    arms = traffic.settings.arm_names()[:5]
+    arms = NAMES[:5]
     values = [decision(record.key.decode(), 1, arms) for record in traffic.due(START)]
-    traffic.heard(values, START)
+    traffic.receive(values, START)
     sent = len(traffic.due(START))
-    traffic.heard([*values, b"not a decision", None, decision("somebody:1-1", 1, arms)], START)
+    traffic.receive([*values, b"not a decision", None, decision("somebody:1-1", 1, arms)], START)
     assert traffic.due(START + milliseconds(1)) == []
     assert traffic.counts.others == len(values) + 3
     assert sent == traffic.counts.decided == 50
@@ -209,22 +214,22 @@ def test_a_decision_that_comes_again_is_not_answered_again() -> None:
 
 def test_users_look_for_as_long_as_they_are_said_to() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=200, look=(1_000, 2_000)), now=START)
-    arms = traffic.settings.arm_names()[:5]
-    traffic.heard([decision(record.key.decode(), 1, arms) for record in traffic.due(START)], START)
+    arms = NAMES[:5]
+    traffic.receive([decision(record.key.decode(), 1, arms) for record in traffic.due(START)], START)
     assert traffic.due(START + milliseconds(999)) == []
     assert len(traffic.due(START + milliseconds(2_000))) > 190  # a few leave without a word
 
 
 def test_silent_users_say_nothing_and_their_sessions_end() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=100, silence=1.0), now=START)
-    play(traffic, Answering(traffic.settings.arm_names()[:5]))
+    play(traffic, Answering(NAMES[:5]))
     assert traffic.counts.records == {"arrivals": 100, "clicks": 0}
     assert traffic.counts.decided == 100
 
 
 def test_an_empty_slate_ends_a_session() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=10), now=START)
-    traffic.heard([decision(record.key.decode(), 1, ()) for record in traffic.due(START)], START)
+    traffic.receive([decision(record.key.decode(), 1, ()) for record in traffic.due(START)], START)
     assert traffic.finished
     traffic.settle(START)
     assert traffic.worth.served == 0 < traffic.worth.oracle
@@ -235,7 +240,7 @@ def test_untidy_users_are_untidy() -> None:
     times: Counter[bool] = Counter()
     bad = 0
     now = START
-    arms = traffic.settings.arm_names()[:5]
+    arms = NAMES[:5]
     seen: set[bytes] = set()
     while not traffic.closing:
         for record in traffic.due(now):
@@ -245,7 +250,7 @@ def test_untidy_users_are_untidy() -> None:
             seen.add(record.key)
             event = orjson.loads(record.value)  # the first record of a user is never a spoilt one
             times[now // NANOSECONDS - event["occurred_at"] > 2 * PERIOD] += 1
-            traffic.heard([decision(event["session_id"], 1, arms)], now)
+            traffic.receive([decision(event["session_id"], 1, arms)], now)
         now += milliseconds(10)
     assert 0.01 < times[True] / times.total() < 0.06
     assert bad > 300
@@ -257,16 +262,16 @@ def test_untidy_users_are_untidy() -> None:
 def test_without_decisions_nobody_waits_for_ever() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=20), now=START)
     traffic.due(START)
-    assert not traffic.forlorn(START + milliseconds(GRACE))
-    assert traffic.forlorn(START + milliseconds(GRACE + 1))
+    assert not traffic.stalled(START + milliseconds(GRACE))
+    assert traffic.stalled(START + milliseconds(GRACE + 1))
     assert not traffic.finished
 
 
 def test_sessions_without_a_decision_are_given_up_and_counted() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=40), now=START)
-    arms = traffic.settings.arm_names()[:5]
+    arms = NAMES[:5]
     values = [decision(record.key.decode(), 1, arms) for record in traffic.due(START)]
-    traffic.heard(values[:10], START)
+    traffic.receive(values[:10], START)
     traffic.due(START + milliseconds(1))
     hanging = traffic.forsaken
     traffic.due(START + milliseconds(traffic.settings.patience + GRACE + 2))
@@ -280,8 +285,8 @@ def test_sessions_without_a_decision_are_given_up_and_counted() -> None:
 
 def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
     settings = replace(TIDY, rate=None, sessions=300)
-    world = make_environment("opposite", dim=5, arms=10, generator=Chance.of(0).environment)
-    names = settings.arm_names()
+    world = seeded_environment("opposite", dim=5, arms=10, seed=0)
+    names = NAMES
     for best in (True, False):
         traffic = Traffic(settings, now=START)
         events = [orjson.loads(record.value) for record in traffic.due(START)]
@@ -296,7 +301,7 @@ def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
                 slate.insert(0, names[int(gains.argmax() if best else gains.argmin())])
                 ahead = float(gains.max())
             values.append(decision(event["session_id"], 1, slate))
-        traffic.heard(values, START)
+        traffic.receive(values, START)
         traffic.settle(START)
         worth = traffic.worth
         assert worth.sessions == 300
@@ -308,7 +313,7 @@ def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
 
 def test_an_arm_that_the_world_does_not_know_is_worth_nothing() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=30), now=START)
-    traffic.heard([decision(r.key.decode(), 1, ["stranger"]) for r in traffic.due(START)], START)
+    traffic.receive([decision(r.key.decode(), 1, ["stranger"]) for r in traffic.due(START)], START)
     traffic.settle(START)
     assert traffic.worth.served == 0.0
     assert traffic.worth.sessions == 30
@@ -316,15 +321,15 @@ def test_an_arm_that_the_world_does_not_know_is_worth_nothing() -> None:
 
 def test_delays_are_measured_from_sending_to_hearing() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=100), now=START)
-    values = [decision(r.key.decode(), 1, traffic.settings.arm_names()) for r in traffic.due(START)]
-    traffic.heard(values, START + milliseconds(40))
+    values = [decision(r.key.decode(), 1, NAMES) for r in traffic.due(START)]
+    traffic.receive(values, START + milliseconds(40))
     assert traffic.latencies.count == 100
     assert traffic.latencies.quantile(0.5) == pytest.approx(0.04, rel=0.02)
 
 
 def test_the_summary_can_be_read_by_machines_and_people() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=200), now=START)
-    play(traffic, Answering(traffic.settings.arm_names()[:5]))
+    play(traffic, Answering(NAMES[:5]))
     numbers = orjson.loads(orjson.dumps(summary(traffic, 2.0)))
     assert numbers["sessions"] == numbers["decided"] == 200
     assert numbers["undecided"] == 0
@@ -344,7 +349,7 @@ def test_the_summary_of_nothing_is_one_too() -> None:
 
 def test_metrics_tell_regret_and_delays_under_lawful_names() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=100), now=START)
-    play(traffic, Answering(traffic.settings.arm_names()[:5]))
+    play(traffic, Answering(NAMES[:5]))
     text = generate_latest(TrafficMetrics(traffic).registry).decode()
     series = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[:1] != "#"}
     assert series["adcascade_pseudo_regret_total"] == pytest.approx(traffic.worth.regret)
@@ -362,13 +367,6 @@ def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
         replace(TIDY, **wrong)
 
 
-def test_the_arms_written_for_a_worker_are_those_of_the_world() -> None:
-    settings = TrafficSettings(environment="rare", arms=12, seed=3, dim=4)
-    world = make_environment("rare", dim=4, arms=12, generator=Chance.of(3).environment)
-    assert [arm.reward for arm in settings.catalogue()] == world.rewards.tolist()
-    assert settings.catalogue()[0].arm == "ad-01"
-
-
 # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -384,7 +382,7 @@ def test_a_quantile_is_within_two_per_cent_of_the_true_one(values: list[float], 
 
 @given(st.lists(st.integers(0, 10**6), max_size=60), st.integers(2, 9))
 def test_a_history_keeps_everything_in_bounded_room(times: list[int], most: int) -> None:
-    history = History(row=100, most=most)
+    history = WorthHistory(row=100, most=most)
     for time in sorted(times):
         history.add(time, Worth(sessions=1, oracle=2.0, served=1.0))
     assert len(history) <= most

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.bandit.model import sigmoid
 from worker.bandit.planning import NO_ARM
 from worker.errors import InputError
 from worker.simulation.environments import make_environment
@@ -67,7 +66,7 @@ def walk(users: Users, session_id: str, slate: tuple[str, ...]) -> list[tuple[in
 def test_the_same_seed_brings_the_same_users_whatever_else_was_asked():
     one, other = crowd(), crowd()
     other.arrivals(5)
-    other.forget(BEGINNING + 10**9)
+    other.expire(BEGINNING + 10**9)
     assert one.arrivals(2) == other.arrivals(2)
 
 
@@ -94,19 +93,19 @@ def test_about_as_many_users_come_as_the_rate_says():
 
 def test_session_ids_lead_back_to_their_user_and_strangers_do_not():
     users = crowd(name="eve")
-    assert users.whose(users.session_id(7, 3)) == (7, 3)
-    assert [users.whose(text) for text in ("eve", "eve:1", "eve:1-x", "user:1-2", "eve:-1-2", "")] == [None] * 6
+    assert users.user_of(users.session_id(7, 3)) == (7, 3)
+    assert [users.user_of(text) for text in ("eve", "eve:1", "eve:1-x", "user:1-2", "eve:-1-2", "")] == [None] * 6
     assert users.answer(shown("somebody", ARMS), BEGINNING) == []
 
 
 def test_arrivals_are_valid_and_say_the_context_of_the_user():
     users = crowd(habits=TIDY)
     cohort = users.cohort(0)
-    for place, record in enumerate(sorted(users.arrivals(0), key=lambda r: int(r.key.decode().rpartition("-")[2]))):
+    for index, record in enumerate(sorted(users.arrivals(0), key=lambda r: int(r.key.decode().rpartition("-")[2]))):
         event = decode_arrival(record.value, limits=Limits(), dim=3, timestamp=record.time)
         assert event.session_id.encode() == record.key
-        assert event.occurred_at == cohort.arrived_at[place] <= record.time
-        assert event.context == tuple(cohort.contexts[place].tolist())
+        assert event.occurred_at == cohort.arrived_at[index] <= record.time
+        assert event.context == tuple(cohort.contexts[index].tolist())
 
 
 # ── what they do ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,11 +116,11 @@ def test_arrivals_are_valid_and_say_the_context_of_the_user():
 def test_what_users_answer_step_by_step_is_what_is_foretold_of_the_whole_slate(seed: int, data: st.DataObject):
     users = crowd(seed=seed, rate=12, habits=Habits(silent=0.2, leaving=0.2, prefetching=0.5))
     slate_of = st.lists(st.sampled_from((*ARMS, "unknown")), min_size=0, max_size=HORIZON).map(tuple)
-    served = {users.session_id(0, place): data.draw(slate_of) for place in range(len(users.cohort(0)))}
-    places, slates = users.slates(0, served)
-    clicked, answered = users.outcomes(0, places, slates)
-    for place, at, count in zip(places.tolist(), clicked.tolist(), answered.tolist(), strict=True):
-        session_id = users.session_id(0, place)
+    served = {users.session_id(0, index): data.draw(slate_of) for index in range(len(users.cohort(0)))}
+    indices, slates = users.slates(0, served)
+    clicked, answered = users.outcomes(0, indices, slates)
+    for index, at, count in zip(indices.tolist(), clicked.tolist(), answered.tolist(), strict=True):
+        session_id = users.session_id(0, index)
         told = walk(users, session_id, served[session_id])
         assert [position for position, _ in told] == list(range(1, count + 1))
         assert [position - 1 for position, hit in told if hit] == ([at] if at >= 0 else [])
@@ -149,15 +148,15 @@ def test_clicks_come_as_often_as_the_truth_says():
     slates = np.full((len(cohort), HORIZON), NO_ARM)
     slates[:, 0] = 1
     clicked, _ = users.outcomes(0, everybody, slates)
-    chances = sigmoid(cohort.contexts @ users.world.truth.theta_context + users.world.truth.theta_arms[1])
+    chances = users.world.truth.probabilities(cohort.contexts)[:, 1]
     spread = np.sqrt((chances * (1 - chances)).sum())
     assert abs((clicked == 0).sum() - chances.sum()) < 4 * spread
 
 
 def test_nobody_clicks_what_the_world_does_not_know():
     users = crowd(rate=300, habits=TIDY)
-    for place in range(len(users.cohort(0))):
-        assert walk(users, users.session_id(0, place), ("unknown",) * 2) == [(1, False), (2, False)]
+    for index in range(len(users.cohort(0))):
+        assert walk(users, users.session_id(0, index), ("unknown",) * 2) == [(1, False), (2, False)]
 
 
 def test_answers_carry_the_token_of_their_display():
@@ -169,10 +168,10 @@ def test_answers_carry_the_token_of_their_display():
 
 def test_answers_come_after_a_look_and_never_before_the_decision():
     users = crowd(rate=100, habits=Habits(silent=0, leaving=0))
-    for place, arrived_at in enumerate(users.cohort(0).arrived_at):
+    for index, arrived_at in enumerate(users.cohort(0).arrived_at):
         for seen_at in (arrived_at, arrived_at + 30_000):
             fresh = crowd(rate=100, habits=users.habits)
-            for record in fresh.answer(shown(users.session_id(0, place), ARMS), seen_at):
+            for record in fresh.answer(shown(users.session_id(0, index), ARMS), seen_at):
                 event = decode_feedback(record.value, limits=Limits(), horizon=HORIZON, timestamp=record.time)
                 assert event.occurred_at >= max(seen_at, arrived_at + users.habits.look[0])
                 assert record.time >= event.occurred_at
@@ -209,11 +208,11 @@ def test_those_who_came_lately_ask_again_with_the_same_bytes():
     users = crowd(rate=60, habits=TIDY)
     sent = {record.key: record.value for period in (0, 1) for record in users.arrivals(period)}
     now = BEGINNING + 70_000
-    again = users.again(now - 30_000, now)
+    again = users.resent(now - 30_000, now)
     came = {
-        users.session_id(period, place).encode()
+        users.session_id(period, index).encode()
         for period in (0, 1)
-        for place, time in enumerate(users.cohort(period).arrived_at)
+        for index, time in enumerate(users.cohort(period).arrived_at)
         if now - 30_000 < time <= now
     }
     assert {record.key for record in again} == came

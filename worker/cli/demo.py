@@ -22,8 +22,9 @@ from worker.metrics import Metrics
 from worker.simulation.demo.report import can_draw, check_report, write_report
 from worker.simulation.demo.run import TICK, Demo, DemoSettings, check_state
 from worker.simulation.demo.summary import summary, summary_table
+from worker.simulation.demo.view import DemoView
 from worker.simulation.environments import ENVIRONMENTS
-from worker.simulation.live import View, live_view
+from worker.simulation.live import PlainView, RichView, live_view
 from worker.web.server import WebServer, operations
 from worker.web.status import status_routes
 
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         demo = Demo(settings, state=state, watchers=[metrics], tap=log)
         if demo.resumed:
             note(f"going on after {len(demo.rows)} episodes" + (f"; {log.name} has what comes now" if log else ""))
-        stopped = _watch(demo, live_view(server.url), options.speed)
+        stopped = _run(demo, live_view(DemoView(demo, server.url)), options.speed)
         seconds = time.perf_counter() - began
         folder = _report_folder(options)
         page = None if folder is None else write_report(demo, folder, seconds=seconds)
@@ -114,13 +115,13 @@ def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
         check_report(Path(options.report))
 
 
-def _watch(demo: Demo, view: View[Demo], speed: float | None) -> int:
-    """Let the demo run to its end, or until a signal comes: return its number, else 0."""
+def _run(demo: Demo, view: PlainView | RichView, speed: float | None) -> int:
+    """Run the demo to its end or to the first signal; return the number of the signal, else 0."""
     began, from_time = time.perf_counter(), demo.time
     with _signals() as came, view:
         while not demo.finished and not came:
             demo.step()
-            view.show(demo)
+            view.show()
             if speed is not None:
                 ahead = (demo.time - from_time) / TICK / speed - (time.perf_counter() - began)
                 time.sleep(max(0.0, ahead))

@@ -20,9 +20,11 @@ from worker.console import check_writable, note, say, write_file, write_json
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.simulation.environments import ENVIRONMENTS
+from worker.simulation.live import live_view
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
 from worker.simulation.traffic.metrics import TrafficMetrics
-from worker.simulation.traffic.view import summary, summary_table, traffic_view
+from worker.simulation.traffic.summary import summary, summary_table
+from worker.simulation.traffic.view import TrafficView
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 from worker.web.server import WebServer, operations
@@ -113,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     traffic = Traffic(settings, now=time.time_ns())
     began = time.perf_counter()
     try:
-        stopped = run_client(reached, _attend(reached, topics, traffic, options.metrics_port))
+        stopped = run_client(reached, _run(reached, topics, traffic, options.metrics_port))
     finally:
         if traffic.counts.sessions:  # also if the brokers have gone away in the middle
             traffic.settle(time.time_ns())
@@ -131,7 +133,7 @@ def _settings(options: argparse.Namespace) -> TrafficSettings:
 
 
 def _write_arms(settings: TrafficSettings, path: str) -> int:
-    arms: list[dict[str, Any]] = [{"arm": arm.arm, "reward": arm.reward} for arm in settings.catalogue()]
+    arms: list[dict[str, Any]] = [{"arm": arm.arm, "reward": arm.reward} for arm in settings.world().catalogue()]
     if path == "-":
         write_json("-", arms)
         return 0
@@ -148,7 +150,7 @@ def check_fits(settings: TrafficSettings, served: Parameters) -> None:
         if getattr(there, name) != getattr(settings, name):
             shown, wanted = (_flag(name, getattr(s, name)) for s in (there, settings))
             raise InputError(f"the workers serve {shown}, this traffic has {wanted}: give the same to both")
-    catalogue = settings.catalogue()
+    catalogue = settings.world().catalogue()
     unknown = [arm.arm for arm in catalogue if arm.arm not in arms]
     if unknown:
         raise InputError(
@@ -166,18 +168,18 @@ def _flag(name: str, value: Any) -> str:
     return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 
-async def _attend(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
+async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
     """Run the traffic under the eyes of a person and of Prometheus; return the number of the signal that ended it."""
-    from worker.simulation.traffic.client import attend
+    from worker.simulation.traffic.client import run_traffic
 
     metrics = TrafficMetrics(traffic)
     stop = asyncio.Event()
     with (
         stops_on_signals(stop) as came,
         WebServer(operations(metrics.registry, lambda: None), port=port) as server,
-        traffic_view(server.url) as view,
+        live_view(TrafficView(traffic, server.url)) as view,
     ):
-        await attend(reached, topics, traffic, stop=stop, show=lambda: view.show(traffic))
+        await run_traffic(reached, topics, traffic, stop=stop, show=view.show)
     return came[0] if came else 0
 
 

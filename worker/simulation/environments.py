@@ -1,13 +1,13 @@
-"""Simulated worlds: a true click model, revenues, and users who follow it.
+"""Simulated worlds: a true click model, the revenue of each arm, and users who follow the model.
 
-Three worlds (design.md §6), each with θ_x ~ N(0, I)/√d and contexts N(0, I):
+Three worlds (docs/design.md §6), each with standard normal contexts and context effects ~ N(0, I)/√d:
 
 - `opposite`: the dearer an ad, the less likely its click, so that order matters;
-- `uniform`: revenues that have nothing to do with the probabilities;
+- `uniform`: revenues are independent of the probabilities;
 - `rare`: clicks are rare and revenues differ by a factor of ten.
 
-Chance comes in four independent streams of one seed. The environment, the contexts and the users' moods are therefore
-the same for every policy compared on that seed, however much chance the policy itself uses.
+Randomness comes in four independent streams of one seed. The environment, the contexts and the users' moods are
+therefore the same for every policy compared on that seed, whatever randomness the policy itself uses.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worker.bandit.model import Posterior, check_rewards, sigmoid
 from worker.bandit.planning import NO_ARM
 from worker.bandit.precision import Floats, Ints, Precision
 from worker.errors import InputError
+from worker.stream.parameters import Arm
+
+Bools = NDArray[np.bool_]
 
 ENVIRONMENTS = ("opposite", "uniform", "rare")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chance:
-    """The four streams of one seed; used up as the experiment goes."""
+    """The four random streams of one seed."""
 
     environment: np.random.Generator
     contexts: np.random.Generator
@@ -42,7 +46,7 @@ class Chance:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Environment:
-    """A true click model (as a belief that is not in doubt) and the revenue e_k of each arm, (K,)."""
+    """A true click model and the revenue e_k of each arm, (K,)."""
 
     truth: Posterior
     rewards: Floats
@@ -52,18 +56,42 @@ class Environment:
         return generator.standard_normal((users, self.truth.dim))
 
     def answers(self, contexts: Floats, slates: Ints, uniforms: Floats) -> tuple[Ints, Ints]:
-        """Let users look at slates (n, H), each with moods uniforms (n, H) in [0, 1).
-
-        Returns
-        -------
-        clicked : (n,), the position clicked, counted from 0, or −1
-        seen : (n,), how many positions were seen: up to the click, else the whole slate
-        """
+        """Return `first_clicks` of users with moods `uniforms` (n, H) in [0, 1) on slates (n, H)."""
         chances = sigmoid((contexts @ self.truth.theta_context)[:, None] + self.truth.theta_arms[slates])
-        clicks = (uniforms < chances) & (slates != NO_ARM)
-        any_click = clicks.any(axis=1)
-        first = clicks.argmax(axis=1)
-        return np.where(any_click, first, -1), np.where(any_click, first + 1, (slates != NO_ARM).sum(axis=1))
+        return first_clicks(uniforms < chances, slates != NO_ARM)
+
+    def catalogue(self) -> list[Arm]:
+        """Return the arms under the names of all simulations, such as ad-01."""
+        digits = len(str(len(self.rewards)))
+        return [Arm(arm=f"ad-{k:0{digits}}", reward=reward) for k, reward in enumerate(self.rewards.tolist(), start=1)]
+
+
+def first_clicks(clicks: Bools, shown: Bools) -> tuple[Ints, Ints]:
+    """Return the first click on each slate, as sessions end there.
+
+    Parameters
+    ----------
+    clicks : (n, H), whether the user would click the position
+    shown : (n, H), whether the user looks at it
+
+    Returns
+    -------
+    clicked : (n,), the position clicked, counted from 0, or −1
+    seen : (n,), the number of positions seen
+
+    Examples
+    --------
+    >>> first_clicks(np.array([[False, True, True]]), np.array([[True, True, True]]))
+    (array([1]), array([2]))
+    """
+    clicks = clicks & shown
+    any_click, first = clicks.any(axis=1), clicks.argmax(axis=1)
+    return np.where(any_click, first, -1), np.where(any_click, first + 1, shown.sum(axis=1))
+
+
+def seeded_environment(name: str, *, dim: int, arms: int, seed: int) -> Environment:
+    """Draw the world called `name` from the environment stream of a seed."""
+    return make_environment(name, dim=dim, arms=arms, generator=Chance.of(seed).environment)
 
 
 def make_environment(name: str, *, dim: int, arms: int, generator: np.random.Generator) -> Environment:

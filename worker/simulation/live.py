@@ -1,4 +1,7 @@
-"""What a person sees while a demo runs: a picture that moves on a terminal, a few lines anywhere else."""
+"""The live view of a run: a moving picture on a terminal, a few lines in a pipe.
+
+A source (the demo, the traffic) supplies the figures and curves; everything that draws is in this file.
+"""
 
 from __future__ import annotations
 
@@ -7,98 +10,106 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from worker.console import note
-from worker.simulation.demo.ledger import Row, totals
-from worker.simulation.demo.run import TICK, Demo
-from worker.simulation.demo.summary import has_budget
-from worker.simulation.users import BEGINNING
+from worker.simulation.worth import Worth
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
 REFRESH = 0.12  # seconds between two pictures
-RECENT = 10  # episodes that "lately" stands for
-QUARTERS = 4
 ROOMY, WIDEST = 96, 108  # columns of the terminal
 TALL = 6  # lines of a curve
 
 
-Shown = TypeVar("Shown", contravariant=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A series of values; `total` of them would fill the width, `low` and `high` are the bounds of the axis."""
+
+    title: str
+    values: Sequence[float]
+    total: int
+    low: float
+    high: float
+    form: str
+    colour: str
 
 
-class View(Protocol[Shown]):
-    """Shows how a run goes; a context manager."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The content of one picture.
 
-    def __enter__(self) -> View[Shown]:
-        """Begin to show."""
+    `done` is the finished share of the run, None if the run has no end. `address` is where the metrics are. `figures`
+    are pairs of name and value. `title` and `status` may contain rich markup.
+    """
 
-    def __exit__(self, *exc: Any) -> None:
-        """Leave nothing behind."""
-
-    def show(self, run: Shown, /) -> None:
-        """Look at the run; called very often, so it usually does nothing."""
-
-
-def can_draw() -> bool:
-    """Whether standard error is a terminal, and rich is there to draw on it."""
-    return sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
-
-
-def live_view(url: str) -> View[Demo]:
-    """Return the view for standard error as it is; `url` is where the metrics are."""
-    return RichView(url) if can_draw() else PlainView(url)
+    title: str
+    address: str
+    colour: str
+    done: float | None
+    status: str
+    figures: Sequence[tuple[str, str]]
+    curves: Sequence[Curve]
+    footer: tuple[str, str] | None = None
 
 
-# ── anywhere ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+class Source(Protocol):
+    """A run that can be shown; `seconds` count from the start of the view."""
+
+    @property
+    def opening(self) -> Sequence[str]:
+        """The first lines for a pipe."""
+
+    def line(self, seconds: float) -> str | None:
+        """Return the next line for a pipe, or None if it is not time for one."""
+
+    def frame(self, seconds: float) -> Frame:
+        """Return the content of the next picture."""
+
+
+def live_view(source: Source) -> PlainView | RichView:
+    """Return the view that suits standard error: pictures on a terminal if rich is installed, else lines."""
+    drawable = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    return RichView(source) if drawable else PlainView(source)
 
 
 class PlainView:
-    """Two lines at the start, and one after each quarter but the last."""
+    """Prints the lines of the source."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._told = 0
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._began = time.perf_counter()
 
     def __enter__(self) -> PlainView:
-        note(f"metrics: {self._url}/metrics")
-        note(f"status page: {self._url}/")
+        for line in self._source.opening:
+            note(line)
         return self
 
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def show(self, demo: Demo) -> None:
-        """Print a line if another quarter is done."""
-        quarter = int(demo.done * QUARTERS)
-        if quarter <= self._told or demo.finished:
-            return
-        self._told = quarter
-        lately = totals(demo.rows[-RECENT:])
-        note(
-            f"{demo.done:4.0%}  episode {len(demo.rows)} of {demo.settings.episodes}, "
-            f"{totals(demo.rows).sessions:,} sessions, lately {lately.served_share:.1%} of the oracle's revenue"
-        )
-
-
-# ── on a terminal ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def show(self) -> None:
+        """Print a line if the source has one."""
+        line = self._source.line(time.perf_counter() - self._began)
+        if line is not None:
+            note(line)
 
 
 class RichView:
-    """Draws one picture over the other."""
+    """Draws each picture over the one before, and removes the last one at the end."""
 
-    def __init__(self, url: str, console: Console | None = None) -> None:
+    def __init__(self, source: Source, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._url = url
+        self._source = source
         self._console = console or Console(stderr=True)
-        # Drawn by the thread that runs the demo, between two steps: nothing changes while it is looked at.
+        # Drawn by the thread that runs the source, between two steps: nothing changes during the drawing.
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._began = self._drawn = time.perf_counter()
-        self._speed = Speed()
 
     def __enter__(self) -> RichView:
         self._live.start()
@@ -107,18 +118,17 @@ class RichView:
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
 
-    def show(self, demo: Demo) -> None:
-        """Draw the demo if it is time to."""
+    def show(self) -> None:
+        """Draw a picture if the last one is old enough."""
         now = time.perf_counter()
         if now - self._drawn < REFRESH:
             return
         self._drawn = now
-        rate = self._speed.at(now, demo.counts["decisions"])
-        self._live.update(picture(demo, self._url, now - self._began, rate, self._console.width), refresh=True)
+        self._live.update(picture(self._source.frame(now - self._began), self._console.width), refresh=True)
 
 
 class Speed:
-    """A rate over the last few looks, so that it can be read.
+    """A rate over the last few looks, so that a person can read it.
 
     >>> speed = Speed()
     >>> speed.at(10.0, 100), speed.at(12.0, 300)
@@ -130,119 +140,107 @@ class Speed:
         self._seen: list[tuple[float, int]] = []
 
     def at(self, now: float, count: int) -> float:
-        """Take a look; return the rate since the oldest one remembered."""
+        """Add a look; return the rate since the oldest look kept."""
         self._seen = [*self._seen[-self._looks :], (now, count)]
         before, fewer = self._seen[0]
         return (count - fewer) / (now - before) if now > before else 0.0
 
 
-def picture(demo: Demo, url: str, seconds: float, rate: float, width: int) -> RenderableType:
-    """Return the picture of one moment, for a terminal of `width` columns."""
+# ── drawing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def revenue_curves(rows: Sequence[Worth], total: int) -> tuple[Curve, Curve]:
+    """Return the curves of the pseudo-regret per session and of the share of the oracle's revenue."""
+    regret, share = [row.regret_per_session for row in rows], [row.share for row in rows]
+    top, floor = max([1e-9, *regret]), min([0.9, *share])
+    return (
+        Curve(title="pseudo-regret/session", values=regret, total=total, low=0, high=top, form=".5f", colour="yellow"),
+        Curve(title="served/oracle", values=share, total=total, low=floor, high=1.0, form=".1%", colour="green"),
+    )
+
+
+def picture(frame: Frame, width: int) -> RenderableType:
+    """Draw a frame for a terminal of `width` columns."""
     from rich import box
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
 
-    settings = demo.settings
-    width = min(width - 2, WIDEST)  # room for the ^C that a terminal echoes: a line that wraps would stay behind
-    # By name: what is sorted by numbers that grow jumps about.
-    letters = "  ".join(f"{reason} {count}" for reason, count in sorted(demo.dead_letters.items())) or "none"
+    width = min(width - 2, WIDEST)  # room for the ^C that a terminal echoes: a line that wraps would remain
+    parts: list[RenderableType] = [
+        _progress(frame),
+        Text(),
+        _figures(frame.figures, columns=3 if width >= ROOMY else 2),
+        Text(),
+        _side_by_side([_curve(curve, (width - 9) // 2) for curve in frame.curves]),
+    ]
+    if frame.footer is not None:
+        name, text = frame.footer
+        parts.append(Text.assemble((f"{name}  ", "dim"), text, no_wrap=True, overflow="ellipsis"))
     return Panel(
-        Group(
-            _progress(demo, seconds),
-            Text(),
-            _figures(demo, rate, columns=3 if width >= ROOMY else 2),
-            Text(),
-            _curves(demo.rows, settings.episodes, (width - 9) // 2),
-            Text.assemble(("dead letters  ", "dim"), letters, no_wrap=True, overflow="ellipsis"),
-        ),
-        title=f"[bold]adcascade demo[/]  {settings.environment} · {settings.policy} · seed {settings.seed}",
-        subtitle=f"[dim]{url}/ · /metrics · Ctrl-C ends it here[/]",
+        Group(*parts),
+        title=frame.title,
+        subtitle=f"[dim]{frame.address} · Ctrl-C ends the run[/]",
         title_align="left",
         subtitle_align="right",
         box=box.ROUNDED,
-        border_style="cyan",
+        border_style=frame.colour,
         padding=(0, 2),
         width=width,
     )
 
 
-def _progress(demo: Demo, seconds: float) -> RenderableType:
+def _progress(frame: Frame) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    minutes, rest = divmod((demo.time - BEGINNING) // TICK, 60)
     line = Table.grid(expand=True, padding=(0, 2))
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
-    line.add_row(
-        ProgressBar(total=1.0, completed=demo.done, complete_style="cyan", finished_style="cyan"),
-        f"[dim]episode[/] {len(demo.rows)}/{demo.settings.episodes}  "
-        f"[dim]event time[/] {minutes // 60}:{minutes % 60:02}:{rest:02}  [dim]in[/] {seconds:.0f} s",
+    bar = ProgressBar(
+        total=1.0,
+        completed=frame.done or 0.0,
+        pulse=frame.done is None,
+        complete_style=frame.colour,
+        finished_style=frame.colour,
     )
+    line.add_row(bar, frame.status)
     return line
 
 
-def _figures(demo: Demo, rate: float, columns: int) -> RenderableType:
+def _figures(figures: Sequence[tuple[str, str]], columns: int) -> RenderableType:
     from rich.table import Table
 
-    whole, lately = totals(demo.rows), totals(demo.rows[-RECENT:])
-    displays = sum(row.episode.displays for row in demo.rows[-RECENT:])
-    budget = f" (of {lately.allowed / max(1, lately.sessions):.1%})" if has_budget(demo) else ""
-    cells = (
-        ("sessions", f"{whole.sessions:,}"),
-        ("revenue earned", f"{whole.earned:,.1f}"),
-        ("exploring", f"{lately.explored / max(1, lately.sessions):.1%}{budget}"),
-        ("decisions", f"{demo.counts['decisions']:,} ({rate:,.0f}/s)"),
-        ("slates served", f"{whole.served:,.1f}"),
-        ("parameters", f"version {demo.parameters.version}"),
-        ("click rate", f"{lately.clicks / max(1, displays):.1%} of displays"),
-        ("oracle", f"{whole.oracle:,.1f}"),
-        ("open sessions", f"{demo.open_sessions:,}"),
-    )
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
     for _ in range(columns):
         grid.add_column(ratio=1, no_wrap=True)
-    for first in range(0, len(cells), columns):
-        grid.add_row(*(f"[dim]{name:<14}[/] [bold]{value}[/]" for name, value in cells[first : first + columns]))
+    for first in range(0, len(figures), columns):
+        grid.add_row(*(f"[dim]{name:<14}[/] [bold]{value}[/]" for name, value in figures[first : first + columns]))
     return grid
 
 
-def _curves(rows: Sequence[Row], episodes: int, width: int) -> RenderableType:
+def _side_by_side(parts: Sequence[RenderableType]) -> RenderableType:
     from rich.table import Table
 
-    regret = [row.score.regret / max(1, row.score.sessions) for row in rows]
-    share = [row.score.served / row.score.oracle if row.score.oracle else 1.0 for row in rows]
-    floor = min([0.9, *share])
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    grid.add_column(ratio=1)
-    grid.add_column(ratio=1)
-    grid.add_row(
-        _curve("pseudo-regret/session", regret, episodes, width, "yellow", (0.0, max([1e-9, *regret])), "{:.4f}"),
-        _curve("served/oracle", share, episodes, width, "green", (floor, 1.0), "{:.1%}"),
-    )
+    for _ in parts:
+        grid.add_column(ratio=1)
+    grid.add_row(*parts)
     return grid
 
 
-def _curve(
-    title: str,
-    values: Sequence[float],
-    total: int,
-    width: int,
-    colour: str,
-    bounds: tuple[float, float],
-    form: str,
-) -> Text:
+def _curve(curve: Curve, width: int) -> Text:
     from rich.text import Text
 
-    low, high = form.format(bounds[0]), form.format(bounds[1])
+    low, high = format(curve.low, curve.form), format(curve.high, curve.form)
     margin = max(len(low), len(high)) + 1
-    lines = area(values, total=total, width=width - margin - 1, height=TALL, low=bounds[0], high=bounds[1])
-    text = Text.assemble((f"{title}  ", "dim"), (form.format(values[-1]) if values else "–", f"bold {colour}"), "\n")
-    for place, line in enumerate(lines):
-        scale = high if place == 0 else low if place == TALL - 1 else ""
+    lines = area(curve.values, total=curve.total, width=width - margin - 1, height=TALL, low=curve.low, high=curve.high)
+    newest = format(curve.values[-1], curve.form) if curve.values else "–"
+    text = Text.assemble((f"{curve.title}  ", "dim"), (newest, f"bold {curve.colour}"), "\n")
+    for index, line in enumerate(lines):
+        scale = high if index == 0 else low if index == TALL - 1 else ""
         text.append(f"{scale:>{margin - 1}} ", style="dim")
-        text.append(line + "\n", style=colour)
+        text.append(line + "\n", style=curve.colour)
     return text
 
 
@@ -266,7 +264,7 @@ def area(values: Sequence[float], *, total: int, width: int, height: int, low: f
             break
         part = values[math.floor(first) : max(math.floor(first) + 1, math.ceil(last))]
         share = (sum(part) / len(part) - low) / (high - low) if high > low else 0.0
-        drawn.append(min(levels, max(1, round(share * levels))))  # a dot at least: here is something
+        drawn.append(min(levels, max(1, round(share * levels))))  # at least one dot, so that a zero is seen
     lines = []
     for line in range(height - 1, -1, -1):
         cells = []

@@ -1,11 +1,10 @@
-"""Simulated users: they come, look at what they are shown, click or pass, and are as untidy as real ones.
+"""Simulated users: they arrive, look at displays, click or pass, and are as untidy as real users.
 
-The users of a period (a cohort) are drawn all at once from the seed and the number of the period: when they come, who
-they are, how patient they are, how they would answer anything shown at any position. So a user's behaviour is a
-function of the seed and of what is shown, never of how the run went: after a restart the same users go on as if nothing
-had happened, and every policy meets the same crowd.
+The users of a period (a cohort) are drawn at once from the seed and the number of the period: arrival times, contexts,
+patience, and their answer to every arm at every position. A user's behaviour is therefore a function of the seed and of
+the slates, never of the course of the run. After a restart the same users go on, and every policy meets the same users.
 
-No runner in here: decisions go in, records come out, each with the time at which it reaches the worker.
+This module runs nothing: decisions go in, records come out, each with the time at which it reaches the worker.
 """
 
 from __future__ import annotations
@@ -15,25 +14,23 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worker.bandit.planning import NO_ARM
 from worker.bandit.precision import Floats, Ints
 from worker.errors import InputError
-from worker.simulation.environments import Environment
+from worker.simulation.environments import Bools, Environment, first_clicks
 from worker.simulation.poison import KINDS, spoilt
 from worker.stream.codec import encode_arrival, encode_feedback, session_key
 from worker.stream.events import Arrival, Decision, Feedback
 
-Bools = NDArray[np.bool_]
 Topic: TypeAlias = Literal["arrivals", "clicks"]
 
-#: Where the time of a simulation begins: a whole minute, and the same in every run.
+#: The first event time of every simulation, a whole minute.
 BEGINNING = 1_767_225_600_000  # 2026-01-01 00:00 UTC
 
 
 class Sent(NamedTuple):
-    """A record and when it reaches the worker; `topic` without prefix."""
+    """A record and the time at which it reaches the worker; `topic` has no prefix."""
 
     time: int
     topic: Topic
@@ -43,13 +40,15 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How users and their network behave, whatever is shown; times in milliseconds, the rest are shares.
+    """The behaviour of users and network; times in milliseconds, the rest are shares.
 
-    A display is looked at for `look`, shortest to longest. `silent` users never answer, any user is `leaving` at a
-    display with that probability, and nobody stays for longer than `patience`. `prefetching` clients go through the
-    slate of their first decision, the others ask for every display. A record takes `transit` to arrive; some are
-    `disordered`, held up for as long as `held_up` so that later ones overtake them; some come again (`duplicated`).
-    `poison` records come beside the good ones, as a share of the users.
+    look, patience : shortest and longest time that a user looks at a display; longest stay
+    silent, leaving : users who never answer; users who leave at a display
+    prefetching : clients that go through the slate of their first decision; the others wait for every decision
+    transit : shortest and longest time that a record takes
+    disordered, held_up : records that are delayed, for at most `held_up`, so that later ones overtake them
+    duplicated : records that arrive twice
+    poison : unusable records, as a share of the users
     """
 
     look: tuple[int, int] = (1_500, 6_500)
@@ -70,28 +69,30 @@ class Habits:
         for name in ("look", "transit"):
             shortest, longest = getattr(self, name)
             if not 0 <= shortest <= longest:
-                raise InputError(f"{name} must go from a shorter to a longer time, not from {shortest} to {longest}")
+                raise InputError(f"{name} must be a range of times, the shorter first, not {shortest} to {longest}")
         if min(self.patience, self.held_up) < 0:
             raise InputError("patience and held_up must not be negative")
 
 
-#: Users who answer everything at once, in order, on a perfect network.
+#: Users who answer every display, on a perfect network.
 TIDY = Habits(silent=0, leaving=0, prefetching=0, disordered=0, duplicated=0, poison=0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cohort:
-    """The users of one period, by rising time of arrival; n users, H positions.
+    """The n users of one period in the order of arrival, for H positions and K arms.
 
-    `offsets` (n,) is x·θ_x of the truth, `needs` (n, H) the log-odds that an arm must exceed to be clicked there.
-    `dues` (n, H) are the times at which a display will have been looked at if nothing outside delays it, `stays` (n, H)
-    whether the user answers it. `transits` and `copies` (n, H+1) are of the arrival and of each answer: how long the
-    record takes, and how long its second copy takes (0: there is none). `answered` counts positions, and changes.
+    odds : (n, K + 1), the true log-odds of a click on each arm, −inf for an unknown arm
+    needs : (n, H), the log-odds that an arm must exceed to be clicked at a position
+    dues : (n, H), the times at which displays are answered if no decision is late
+    stays : (n, H), whether the user answers the display
+    transits, copies : (n, H + 1), the delays of the arrival and of each answer, and of their second copies (0: none)
+    answered : (n,), the positions answered so far
     """
 
     arrived_at: list[int]
     contexts: Floats
-    offsets: Floats
+    odds: Floats
     needs: Floats
     dues: list[list[int]]
     stays: Bools
@@ -105,17 +106,16 @@ class Cohort:
 
 
 class Users:
-    """A crowd with a known truth.
+    """Users of a world.
 
     Parameters
     ----------
-    world : the true model
-    arms : the ids of its arms, in its order; a user never clicks any other
-    horizon : the most displays H that they look at
-    rate : users per period, on average
+    arms : the ids of the world's arms, in its order; users never click any other
+    horizon : the most displays H in a session
+    rate : mean number of users per period
     period : milliseconds
-    start : when period 0 begins
-    name : makes the session ids of several crowds differ
+    start : the beginning of period 0
+    name : prefix of the session ids
 
     Examples
     --------
@@ -145,30 +145,26 @@ class Users:
         self.habits = habits or Habits()
         self.horizon, self.rate, self.period, self.start = horizon, rate, period, start
         self._names = tuple(arms)
-        self._index = {arm: place for place, arm in enumerate(arms)}
-        # The last place stands for what the world does not know, and for no arm at all: nobody clicks there.
-        self.biases = np.append(world.truth.theta_arms, -np.inf)
-        self.rewards = np.append(world.rewards, 0.0)
-        self._bias_of = dict(zip(arms, world.truth.theta_arms.tolist(), strict=True))
+        self._index = {arm: index for index, arm in enumerate(arms)}
         self._seed = seed
         self._name = name
         self._cohorts: dict[int, Cohort] = {}
 
-    # ── who they are ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── cohorts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def period_of(self, time: int) -> int:
-        """Return the number of the period that a time is in."""
+        """Return the number of the period of a time."""
         return (time - self.start) // self.period
 
     def cohort(self, period: int) -> Cohort:
-        """Return the users of a period; drawn when first asked for."""
+        """Return the users of a period; drawn on the first call."""
         cohort = self._cohorts.get(period)
         if cohort is None:
             self._cohorts[period] = cohort = self._drawn(period)
         return cohort
 
-    def forget(self, before: int) -> None:
-        """Let go of the cohorts of periods that ended before a time."""
+    def expire(self, before: int) -> None:
+        """Drop the cohorts of periods that ended before a time."""
         for period in [p for p in self._cohorts if self.start + (p + 1) * self.period <= before]:
             del self._cohorts[period]
 
@@ -184,7 +180,7 @@ class Users:
         transits = self._transits(generator, (count, horizon + 1))
         copied = generator.random((count, horizon + 1)) < habits.duplicated
         copies = np.where(copied, transits + generator.integers(1, 2 + habits.held_up, copied.shape), 0)
-        # Without prefetching, the next display is there only when the worker has heard of the one before.
+        # Without prefetching, the next display waits until the worker has the answer to the one before.
         waits = np.where(prefetching[:, None], 0, transits[:, 1:-1])
         waits = np.concatenate([transits[:, :1], waits], axis=1)
         dues = arrived[:, None] + np.cumsum(waits + looks, axis=1)
@@ -196,7 +192,7 @@ class Users:
         return Cohort(
             arrived_at=arrived.tolist(),
             contexts=contexts,
-            offsets=contexts @ self.world.truth.theta_context,
+            odds=np.column_stack([self.world.truth.log_odds(contexts), np.full(count, -np.inf)]),
             needs=needs,
             dues=dues.tolist(),
             stays=np.logical_and.accumulate(stays, axis=1),
@@ -216,73 +212,67 @@ class Users:
         # Children 0 to 3 of the seed are the streams of `worker.simulation.environments.Chance`.
         return np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(4, period, purpose)))
 
-    # ── what they send ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def session_id(self, period: int, place: int) -> str:
+    def session_id(self, period: int, index: int) -> str:
         """Return the session id of a user."""
-        return f"{self._name}:{period}-{place}"
+        return f"{self._name}:{period}-{index}"
 
     def arrivals(self, period: int) -> list[Sent]:
-        """Return all that reaches the worker unasked for: arrivals, second copies, poison; by time."""
+        """Return the arrivals, second copies and poison of a period, by time."""
         cohort = self.cohort(period)
         records = []
-        for place in range(len(cohort)):
-            time, key, value = self._arrival(cohort, period, place)
-            records.extend(
-                _twice(Sent(time, "arrivals", key, value), cohort.transits[place][0], cohort.copies[place][0])
-            )
-        records.extend(self._poison(cohort, period))
+        for index in range(len(cohort)):
+            records.extend(_twice(self._arrival(period, index), cohort.transits[index][0], cohort.copies[index][0]))
+        records.extend(self._poison(period))
         records.sort(key=lambda record: record.time)
         return records
 
-    def again(self, since: int, now: int) -> list[Sent]:
-        """Return the arrivals of everybody who came since a time, sent once more: how clients recover an answer."""
-        records = []
-        for period in range(max(0, self.period_of(since)), self.period_of(now) + 1):
-            cohort = self.cohort(period)
-            for place, arrived_at in enumerate(cohort.arrived_at):
-                if since < arrived_at <= now:
-                    _, key, value = self._arrival(cohort, period, place)
-                    records.append(Sent(now, "arrivals", key, value))
-        return records
+    def resent(self, since: int, now: int) -> list[Sent]:
+        """Return the arrivals of all users since a time, sent again: so clients recover a lost decision."""
+        return [
+            self._arrival(period, index)._replace(time=now)
+            for period in range(max(0, self.period_of(since)), self.period_of(now) + 1)
+            for index, arrived_at in enumerate(self.cohort(period).arrived_at)
+            if since < arrived_at <= now
+        ]
 
-    def _arrival(self, cohort: Cohort, period: int, place: int) -> tuple[int, bytes, bytes]:
-        session_id = self.session_id(period, place)
-        time = cohort.arrived_at[place]
-        arrival = Arrival(session_id=session_id, occurred_at=time, context=tuple(cohort.contexts[place].tolist()))
-        return time, session_key(session_id), encode_arrival(arrival)
+    def _arrival(self, period: int, index: int) -> Sent:
+        cohort, session_id = self.cohort(period), self.session_id(period, index)
+        time, context = cohort.arrived_at[index], tuple(cohort.contexts[index].tolist())
+        arrival = Arrival(session_id=session_id, occurred_at=time, context=context)
+        return Sent(time, "arrivals", session_key(session_id), encode_arrival(arrival))
 
-    def _poison(self, cohort: Cohort, period: int) -> list[Sent]:
+    def _poison(self, period: int) -> list[Sent]:
         generator = self._generator(period, 1)
+        # After the good record has arrived: a record that reuses a session id must not be the first with it.
+        delay = self.habits.held_up + self.habits.transit[1] + 1
         records = []
-        for place in np.flatnonzero(generator.random(len(cohort)) < self.habits.poison).tolist():
-            time, key, value = self._arrival(cohort, period, place)
-            topic, record = spoilt(
-                KINDS[int(generator.integers(len(KINDS)))], value, arm=self._names[0], horizon=self.horizon
-            )
-            # After the good one has surely come: what abuses an id must not be the first to use it.
-            records.append(Sent(time + self.habits.held_up + self.habits.transit[1] + 1, topic, key, record))
+        for index in np.flatnonzero(generator.random(len(self.cohort(period))) < self.habits.poison).tolist():
+            good = self._arrival(period, index)
+            kind = KINDS[int(generator.integers(len(KINDS)))]
+            topic, value = spoilt(kind, good.value, arm=self._names[0], horizon=self.horizon)
+            records.append(Sent(good.time + delay, topic, good.key, value))
         return records
 
     def answer(self, decision: Decision, now: int) -> list[Sent]:
-        """Return what the user of a decision, seen at `now`, does about it: at most once for each position."""
-        whose = self.whose(decision.session_id)
-        if whose is None:
+        """Return the answers of the user of a decision seen at `now`, at most one for each position."""
+        user = self.user_of(decision.session_id)
+        if user is None:
             return []
-        period, place = whose
+        period, index = user
         cohort = self.cohort(period)
-        if decision.position <= cohort.answered[place]:
+        if decision.position <= cohort.answered[index]:
             return []
-        slate = decision.slate if cohort.prefetching[place] else decision.slate[:1]
+        slate = decision.slate if cohort.prefetching[index] else decision.slate[:1]
         tokens = decision.tokens or (None,) * len(slate)
         records: list[Sent] = []
         for step, (arm, token) in enumerate(zip(slate, tokens, strict=False)):
             position = decision.position + step
-            if position > self.horizon or not cohort.stays[place, position - 1]:
+            if position > self.horizon or not cohort.stays[index, position - 1]:
                 break
-            need, bias = cohort.needs[place, position - 1], self._bias_of.get(arm, -np.inf)
-            clicked = bool(need < cohort.offsets[place] + bias)
-            occurred_at = max(cohort.dues[place][position - 1], now)
+            clicked = bool(cohort.needs[index, position - 1] < cohort.odds[index, self._index.get(arm, -1)])
+            occurred_at = max(cohort.dues[index][position - 1], now)
             feedback = Feedback(
                 session_id=decision.session_id,
                 occurred_at=occurred_at,
@@ -292,55 +282,43 @@ class Users:
                 token=token,
             )
             record = Sent(occurred_at, "clicks", session_key(decision.session_id), encode_feedback(feedback))
-            records.extend(_twice(record, cohort.transits[place][position], cohort.copies[place][position]))
-            cohort.answered[place] = position
+            records.extend(_twice(record, cohort.transits[index][position], cohort.copies[index][position]))
+            cohort.answered[index] = position
             if clicked:
                 break
         return records
 
-    def whose(self, session_id: str) -> tuple[int, int] | None:
-        """Return the period and the place of a session's user; None if it is none of this crowd."""
+    def user_of(self, session_id: str) -> tuple[int, int] | None:
+        """Return the period of a session's user and the index in its cohort; None for a foreign session."""
         name, _, rest = session_id.partition(":")
-        period, _, place = rest.partition("-")
-        if name != self._name or not (period.isdecimal() and place.isdecimal()):
+        period, _, index = rest.partition("-")
+        if name != self._name or not (period.isdecimal() and index.isdecimal()):
             return None
-        return int(period), int(place)
+        return int(period), int(index)
 
-    # ── what comes of it ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── outcomes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def arm_indices(self, slate: Sequence[str]) -> list[int]:
+        """Return the arms of a slate as H indices: K for an unknown arm, NO_ARM after the end of the slate."""
+        indices = [self._index.get(arm, len(self._index)) for arm in slate[: self.horizon]]
+        return indices + [NO_ARM] * (self.horizon - len(indices))
 
     def slates(self, period: int, served: Mapping[str, tuple[str, ...]]) -> tuple[Ints, Ints]:
-        """Turn slates by session into the users served (m,) of a cohort, and their arms (m, H) as places.
+        """Turn slates by session into the indices of the users served, (m,), and their arm indices, (m, H)."""
+        sessions = [self.session_id(period, index) for index in range(len(self.cohort(period)))]
+        users = [index for index, session in enumerate(sessions) if session in served]
+        slates = [self.arm_indices(served[sessions[index]]) for index in users]
+        return np.array(users, dtype=np.intp), np.array(slates, dtype=np.intp).reshape(len(users), self.horizon)
 
-        An arm that the world does not know has a place of its own, beyond its arms (see `biases` and `rewards`).
-        """
-        places, rows = [], []
-        for place in range(len(self.cohort(period))):
-            slate = served.get(self.session_id(period, place))
-            if slate is not None:
-                places.append(place)
-                arms = [self._index.get(arm, len(self._index)) for arm in slate]
-                rows.append(arms + [NO_ARM] * (self.horizon - len(arms)))
-        return np.array(places, dtype=np.intp), np.array(rows, dtype=np.intp).reshape(len(rows), self.horizon)
-
-    def outcomes(self, period: int, places: Ints, slates: Ints) -> tuple[Ints, Ints]:
-        """Return what users (m,) make of slates (m, H), the same as `answer` does step by step.
-
-        Returns
-        -------
-        clicked : (m,), the position clicked, counted from 0, or −1
-        answered : (m,), how many positions were answered
-        """
+    def outcomes(self, period: int, users: Ints, slates: Ints) -> tuple[Ints, Ints]:
+        """Return `first_clicks` of users (m,) on slates (m, H), the same as `answer` gives step by step."""
         cohort = self.cohort(period)
-        odds = cohort.offsets[places][:, None] + self.biases[slates]
-        answers = cohort.stays[places] & (slates != NO_ARM)
-        clicks = answers & (cohort.needs[places] < odds)
-        any_click = clicks.any(axis=1)
-        first = clicks.argmax(axis=1)
-        return np.where(any_click, first, -1), np.where(any_click, first + 1, answers.sum(axis=1))
+        odds = cohort.odds[users[:, None], slates]  # NO_ARM is the last column: −inf
+        return first_clicks(cohort.needs[users] < odds, cohort.stays[users] & (slates != NO_ARM))
 
 
 def _twice(record: Sent, transit: int, copy: int) -> list[Sent]:
-    """Return a record as it arrives, and its second copy if there is one."""
+    """Return a record at its arrival, and its second copy if there is one."""
     arriving = [record._replace(time=record.time + transit)]
     if copy:
         arriving.append(record._replace(time=record.time + copy))

@@ -1,27 +1,48 @@
-"""The accounts of a simulated run, window by window: what the learner said of it, and what it was really worth."""
+"""The accounts of a demo by window: the learner's own figures, and the value of the slates under the truth."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from worker.embedded.state import StateFolder
-from worker.simulation.score import Judge, Score
 from worker.simulation.users import Users
+from worker.simulation.worth import Valuer, Worth
 from worker.stream.codec import Rejected, decode_journal
 from worker.stream.events import Episode, Opened
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Emits
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed window.
+class Score(Worth, frozen=True, kw_only=True):
+    """The worth of a period's sessions, the revenue `earned` by their clicks, and counts of displays by position."""
 
-    `allowed` is how many of its sessions the versions that served them meant to explore: Σ M/N over the sessions.
-    """
+    earned: float
+    answered: tuple[int, ...]
+    clicked: tuple[int, ...]
+
+
+def score(users: Users, valuer: Valuer, period: int, served: Mapping[str, tuple[str, ...]]) -> Score:
+    """Score the users of a period by the slates that were served to them, by session id."""
+    indices, slates = users.slates(period, served)
+    worth = valuer.worth(users.cohort(period).contexts[indices], slates)
+    clicked, answered = users.outcomes(period, indices, slates)
+    buyers = np.flatnonzero(clicked >= 0)
+    return Score(
+        sessions=worth.sessions,
+        oracle=worth.oracle,
+        served=worth.served,
+        earned=float(valuer.rewards[slates[buyers, clicked[buyers]]].sum()),
+        answered=tuple(int((answered > h).sum()) for h in range(users.horizon)),
+        clicked=tuple(np.bincount(clicked[buyers], minlength=users.horizon).tolist()),
+    )
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed window; `allowed` is the expected number Σ M/N of sessions that its versions let explore."""
 
     index: int
     episode: Episode
@@ -29,47 +50,27 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     allowed: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Sums over some windows; the shares are 1 and the losses 0 where there is nothing to compare with."""
+class Totals(Worth, frozen=True, kw_only=True):
+    """Sums over some windows."""
 
-    sessions: int
     clicks: int
-    oracle: float
-    served: float
     earned: float
     explored: float
     allowed: float
 
     @property
-    def regret(self) -> float:
-        """The pseudo-regret."""
-        return self.oracle - self.served
-
-    @property
-    def regret_per_session(self) -> float:
-        """The pseudo-regret of a session, on average."""
-        return self.regret / self.sessions if self.sessions else 0.0
-
-    @property
-    def served_share(self) -> float:
-        """What the slates served were worth, as a share of the best ones."""
-        return self.served / self.oracle if self.oracle else 1.0
-
-    @property
     def earned_share(self) -> float:
-        """What was really earned, as a share of what the best slates are worth; luck and silent users included."""
+        """The revenue earned as a share of the oracle's; includes luck and silent users. 1 if the oracle's is 0."""
         return self.earned / self.oracle if self.oracle else 1.0
 
     @property
     def explored_ratio(self) -> float:
-        """How many sessions explored for each that was meant to."""
+        """The sessions that explored as a share of those allowed to; 1 if none was allowed to."""
         return self.explored / self.allowed if self.allowed else 1.0
 
 
-def totals(rows: Iterable[Row]) -> Totals:
+def totals(rows: Sequence[Row]) -> Totals:
     """Add up windows."""
-    rows = list(rows)
     return Totals(
         sessions=sum(row.score.sessions for row in rows),
         clicks=sum(row.episode.clicks for row in rows),
@@ -81,69 +82,64 @@ def totals(rows: Iterable[Row]) -> Totals:
     )
 
 
-def tenths(rows: Sequence[Row]) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Return the first and the last tenth of the windows, each at least one if there is any."""
-    count = max(1, len(rows) // 10)
-    return rows[:count], rows[-count:]
-
-
 class Ledger:
     """Keeps the accounts; an `Observer` of the runner.
 
-    With a state folder they are stored in the transaction that is under way, which is the one that closes the window.
+    With a state folder, an account is stored in the transaction that closes its window.
     """
 
-    def __init__(self, users: Users, judge: Judge, *, state: StateFolder | None = None) -> None:
+    def __init__(self, users: Users, valuer: Valuer, *, state: StateFolder | None = None) -> None:
         self.rows: list[Row] = []
         self._fresh: list[Row] = []
-        self._users, self._judge, self._state = users, judge, state
+        self._users, self._valuer, self._state = users, valuer, state
         self._served: dict[int, dict[str, tuple[tuple[str, ...], int]]] = {}  # period → session → slate, version
-        self._shares: dict[int, float] = {}  # version → share of the sessions that it means to explore
+        self._shares: dict[int, float] = {}  # version → share of the sessions that may explore
 
     def batch(self, emits: Emits, records: int, seconds: float) -> None:
-        """Take no note: the runner keeps the tally."""
+        """Do nothing: the runner keeps the tally."""
 
     def version(self, parameters: Parameters) -> None:
-        """Keep how much a version means to explore; nothing in the warm-up is called exploring."""
+        """Keep the share of sessions that a version lets explore; the warm-up does not count as exploring."""
         explores = parameters.folds >= parameters.settings.warmup and parameters.expected_sessions > 0
         share = parameters.explore_budget / parameters.expected_sessions if explores else 0.0
         self._shares[parameters.version] = min(1.0, share)
 
     def served(self, session_id: str, slate: tuple[str, ...], version: int) -> bool:
-        """Keep what a session was served; return whether that is news."""
-        whose = self._users.whose(session_id)
-        if whose is None:
+        """Keep the slate of a session; return whether it is the first one."""
+        user = self._users.user_of(session_id)
+        if user is None:
             return False
-        served = self._served.setdefault(whose[0], {})
+        served = self._served.setdefault(user[0], {})
         known = session_id in served
         served[session_id] = (slate, version)
         return not known
 
     def episode(self, episode: Episode) -> None:
-        """Draw up the account of a closed window; the learner may tell it again after a restart."""
+        """Add the account of a closed window, unless there is one: after a restart the learner may repeat it."""
         index = self._users.period_of(episode.window_start)
         if self.rows and index <= self.rows[-1].index:
             return
         served = self._served.pop(index, {})
+        slates = {session: slate for session, (slate, _) in served.items()}
         row = Row(
             index=index,
             episode=episode,
-            score=self._judge.score(index, {session: slate for session, (slate, _) in served.items()}),
+            score=score(self._users, self._valuer, index, slates),
             allowed=math.fsum(self._shares.get(version, 0.0) for _, version in served.values()),
         )
         self.rows.append(row)
         self._fresh.append(row)
-        self._users.forget(episode.window_end)
+        self._users.expire(episode.window_end)
         if self._state:
             self._state.set_meta(f"demo.row.{index}", msgspec.json.encode(row))
 
-    def fresh(self) -> list[Row]:
-        """Return the windows that were closed since this was last asked."""
+    def take_fresh(self) -> list[Row]:
+        """Return the windows closed since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
     def restore(self, state: StateFolder, until: int) -> None:
-        """Read the accounts of windows before `until`, and what the sessions of those still open were served."""
+        """Read the accounts of windows before `until`, and the slates of sessions in windows still open."""
         stored = (state.meta(f"demo.row.{index}") for index in range(self._users.period_of(until)))
         self.rows = [msgspec.json.decode(value, type=Row) for value in stored if value is not None]
         closed = self.rows[-1].index if self.rows else -1

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worker.bandit.precision import Floats
-from worker.simulation.demo.ledger import Row, tenths
+from worker.simulation.demo.ledger import Row
 from worker.simulation.demo.run import Demo
 from worker.simulation.demo.summary import has_budget
 from worker.simulation.plots import LOOKS, STYLE
+from worker.simulation.worth import tenths
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -206,7 +207,7 @@ def estimates(demo: Demo) -> bytes:
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(2.2, 1.0))
-        labels = [f"{demo.arms[k]}\n{rewards[k]:.2f}" for k in order]
+        labels = [f"{demo.arms[k].arm}\n{rewards[k]:.2f}" for k in order]
         _against_truth(left, belief.theta_arms[order], deviations[order], truth.theta_arms[order], labels)
         left.set(title="Arms, by rising revenue", xlabel="arm, and what a click earns", ylabel="log-odds at x = 0")
         names = [f"x{place}" for place in range(1, belief.dim + 1)]

@@ -1,13 +1,13 @@
 """The whole topology in one process with simulated users, driven by event time.
 
-Every step is a second of event time: what reaches the worker in it is sent and handled, users act on the decisions, and
-the clock is told. Windows close and versions appear as they would on Kafka, only faster. Users keep coming until the
-last window asked for is closed; those who came after it are served, but no part of the accounts.
+A step is a second of event time: the records due are sent and handled, users answer the decisions, and the clock
+advances. Windows close and versions appear as on Kafka, only faster. Users keep arriving until the last window is
+closed; those after that window are served, but not part of the accounts.
 
-With a state folder a run may be stopped anywhere, also by `kill -9`, and goes on with the next start: users come by the
-seed and the clock alone (`worker.simulation.users`), clients whose answer was lost send their arrival again, and the
-account of a window is stored in the transaction that closes it. The versions, their hashes and the accounts are then
-those of a run that was never stopped.
+With a state folder a run may be stopped anywhere, also by `kill -9`, and the next start continues it. Users depend on
+the seed and the clock alone (`worker.simulation.users`), clients without an answer send their arrival again, and the
+account of a window is stored in the transaction that closes it. Versions, hashes and accounts are then those of a run
+that was never stopped.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from worker.embedded.runner import Embedded, Observer, Tap
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.simulation.demo.ledger import Ledger, Row
-from worker.simulation.environments import Chance, make_environment
-from worker.simulation.score import Judge
+from worker.simulation.environments import seeded_environment
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
+from worker.simulation.worth import Valuer
 from worker.stream.codec import decode_decision
 from worker.stream.events import Decision
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import LearningSettings, Parameters
 from worker.stream.topology import Tally, Topics
 
 TICK = 1_000  # milliseconds of event time per step
 
 
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a demo is; two runs with the same settings are the same."""
+    """The settings of a demo; they decide the run."""
 
     environment: str = "opposite"
     policy: str = "aucbbp"
@@ -52,7 +52,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     random_share: float = 0.0
 
     def learning(self) -> LearningSettings:
-        """Return the learner's part of them."""
+        """Return the learner's part of the settings."""
         return LearningSettings(
             dim=self.dim,
             horizon=self.horizon,
@@ -65,22 +65,22 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher(Observer, Protocol):
-    """An observer that also takes in what the processors cannot tell."""
+    """An observer that also receives figures from outside the processors."""
 
     def add(self, tally: Tally) -> None:
-        """Take note of what was recovered at the start."""
+        """Add what was recovered at the start."""
 
     def simulated(self, *, oracle: float, served: float, sessions: int, window_end: int) -> None:
-        """Take note of what a closed window was worth under the true model."""
+        """Add the worth of a closed window under the true model."""
 
     def decided(self, seconds: float) -> None:
-        """Take note of how long a session waited for its first decision."""
+        """Add the time that a session waited for its first decision."""
 
     def watermark(self, time: int) -> None:
-        """Take note of the time up to which everything is processed."""
+        """Set the time up to which everything is processed."""
 
     def census(self, *, open_sessions: int, parked: int) -> Any:
-        """Take note of what is in the tables."""
+        """Set the sizes of the tables."""
 
 
 class Demo:
@@ -88,11 +88,10 @@ class Demo:
 
     Parameters
     ----------
-    settings : what to run
-    habits : how untidy the users are
-    state : keeps it across restarts, if given; must hold a demo of the same settings (the episodes may be more)
+    habits : the behaviour of the users
+    state : keeps the run across restarts; must be empty or of the same settings (`episodes` may differ)
     watchers : observe the runner and the accounts
-    tap : hears every record
+    tap : receives every record
 
     Examples
     --------
@@ -114,16 +113,11 @@ class Demo:
     ) -> None:
         self.settings = settings
         self.learning = settings.learning()
-        self.world = make_environment(
-            settings.environment,
-            dim=settings.dim,
-            arms=settings.arms,
-            generator=Chance.of(settings.seed).environment,
-        )
-        self.arms = tuple(f"ad-{place:0{len(str(settings.arms))}}" for place in range(1, settings.arms + 1))
+        self.world = seeded_environment(settings.environment, dim=settings.dim, arms=settings.arms, seed=settings.seed)
+        self.arms = self.world.catalogue()
         self.users = Users(
             self.world,
-            self.arms,
+            [arm.arm for arm in self.arms],
             horizon=settings.horizon,
             rate=settings.users,
             period=self.learning.window,
@@ -132,13 +126,14 @@ class Demo:
         )
         self._check_habits(self.users.habits)
         self._state, self._watchers, self._topics = state, watchers, Topics()
-        self._ledger = Ledger(self.users, Judge(self.users, repeats=settings.repeats), state=state)
-        self._before: Counter[str] = Counter()  # what earlier processes counted
+        valuer = Valuer(self.world, horizon=settings.horizon, repeats=settings.repeats)
+        self._ledger = Ledger(self.users, valuer, state=state)
+        self._before: Counter[str] = Counter()  # counts of earlier processes
         if state is not None:
             self._open(state)
         self.embedded = Embedded(
             self.learning,
-            [Arm(arm=arm, reward=reward) for arm, reward in zip(self.arms, self.world.rewards.tolist(), strict=True)],
+            self.arms,
             partitions=settings.partitions,
             topics=self._topics,
             state=state,
@@ -148,62 +143,62 @@ class Demo:
         for watcher in watchers:
             watcher.add(self.embedded.tally)
         self.time = max(BEGINNING, self.embedded.time)
-        self.resumed = self.embedded.time > 0  # there was a run to take up
-        self._queue = self._under_way()
-        self._period = self.users.period_of(self.time - 1) + 1  # the next whose users have not been called
-        self._tell()
+        self.resumed = self.embedded.time > 0
+        self._queue = self._in_flight()
+        self._period = self.users.period_of(self.time - 1) + 1  # the next whose users arrive
+        self._notify()
 
     def _check_habits(self, habits: Habits) -> None:
         learning = self.learning
         if max(habits.held_up, habits.transit[1]) + TICK > learning.lateness:
-            raise InputError(f"records may be held up for at most {learning.lateness - TICK} ms: later is too late")
+            raise InputError(f"records may be held up for at most {learning.lateness - TICK} ms, else they are late")
         if habits.look[0] < TICK:
             raise InputError(f"users must look at a display for at least {TICK} ms, one step of the clock")
         if habits.patience + habits.held_up + TICK > learning.session_timeout:
-            raise InputError("users must lose patience before the session times out")
+            raise InputError("the patience of users must end before the session timeout")
 
     # ── a state folder ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _open(self, state: StateFolder) -> None:
-        """Take up the run that the folder holds, or begin one in it."""
+        """Continue the run in the folder, or begin one."""
         check_state(state, self.settings)
         if state.meta("demo.settings") is not None:
             self._before = Counter(msgspec.json.decode(state.meta("demo.counts") or b"{}", type=dict[str, int]))
             self._ledger.restore(state, self.users.start + self.settings.episodes * self.users.period)
         state.set_meta("demo.settings", msgspec.json.encode(self.settings))
 
-    def _under_way(self) -> list[Sent]:
-        """Return what is to reach the worker after now, from users that have been called already."""
+    def _in_flight(self) -> list[Sent]:
+        """Return the records that users who have arrived already will send after a restart."""
         if not self.resumed:
             return []
-        # Answers that were under way are lost. The clients ask again, and the same users answer the same.
+        # Answers in flight are lost. The clients send their arrivals again, and the users answer the same.
         since = self.time - self.learning.session_timeout
-        queue = self.users.again(since, self.time)
+        queue = self.users.resent(since, self.time)
         for period in range(max(0, self.users.period_of(since)), self.users.period_of(self.time - 1) + 1):
             queue.extend(record for record in self.users.arrivals(period) if record.time > self.time)
         heapify(queue)
         return queue
 
-    # ── going on ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def ends_at(self) -> int:
-        """When the last window is closed."""
+        """The time at which the last window is closed."""
         last = self.users.start + self.settings.episodes * self.users.period
         return last + self.learning.session_timeout + self.learning.lateness
 
     @property
     def finished(self) -> bool:
-        """Whether all windows asked for are closed."""
+        """Whether all windows are closed."""
         return self.time >= self.ends_at
 
     @property
     def done(self) -> float:
-        """How much of the run is done, from 0 to 1."""
+        """The finished share of the run."""
         return min(1.0, (self.time - BEGINNING) / (self.ends_at - BEGINNING))
 
     def step(self) -> None:
-        """Let a second of event time pass."""
+        """Advance by a second of event time."""
         now = self.time + TICK
         while self.users.start + self._period * self.users.period < now:
             for record in self.users.arrivals(self._period):
@@ -214,7 +209,7 @@ class Demo:
             self._state.set_meta("demo.counts", msgspec.json.encode(self.counts))
         self.embedded.advance(now)
         self.time = now
-        self._tell()
+        self._notify()
 
     def _deliver(self, now: int) -> None:
         queue, embedded, topics = self._queue, self.embedded, self._topics
@@ -223,10 +218,10 @@ class Demo:
             topic = topics.arrivals if record.topic == "arrivals" else topics.clicks
             embedded.send(topic, record.value, key=record.key, timestamp=record.time)
         for _, value in embedded.pump():
-            self._show(decode_decision(value), now)
+            self._answer(decode_decision(value), now)
 
-    def _show(self, decision: Decision, now: int) -> None:
-        """Let a user see a decision, and do something about it."""
+    def _answer(self, decision: Decision, now: int) -> None:
+        """Let the user of a decision answer it."""
         if decision.position == 1 and self._ledger.served(
             decision.session_id, decision.slate, decision.parameters_version
         ):
@@ -235,8 +230,8 @@ class Demo:
         for record in self.users.answer(decision, now):
             heappush(self._queue, record)
 
-    def _tell(self) -> None:
-        fresh = self._ledger.fresh()
+    def _notify(self) -> None:
+        fresh = self._ledger.take_fresh()
         for watcher in self._watchers:
             for row in fresh:
                 watcher.simulated(
@@ -248,7 +243,7 @@ class Demo:
             watcher.watermark(self.time)
             watcher.census(open_sessions=self.open_sessions, parked=sum(task.parked for task in self.embedded.tasks))
 
-    # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -267,9 +262,9 @@ class Demo:
 
     @property
     def counts(self) -> Counter[str]:
-        """What was counted since the beginning; dead letters as ``dead.<reason>``.
+        """Counts since the start of the run; dead letters as ``dead.<reason>``.
 
-        After a `kill -9`, what the killed process did in its last second is counted again.
+        After a `kill -9`, the last second of the killed process is counted twice.
         """
         tally = self.embedded.tally
         counts = Counter(
@@ -291,11 +286,11 @@ class Demo:
 
 
 def check_state(state: StateFolder, settings: DemoSettings) -> None:
-    """Refuse a folder that holds something else than a demo of these settings; its episodes may be fewer or more."""
+    """Refuse a folder with anything but a demo of these settings; `episodes` may differ."""
     stored = state.meta("demo.settings")
     if stored is None:
         if state.parameters():
-            raise InputError(f"{state.path} holds the state of something else than a demo; choose another folder")
+            raise InputError(f"{state.path} does not hold the state of a demo; choose another folder")
         return
     before = msgspec.json.decode(stored, type=DemoSettings)
     for name in DemoSettings.__struct_fields__:
@@ -305,4 +300,4 @@ def check_state(state: StateFolder, settings: DemoSettings) -> None:
             flag, other = (
                 (flags[was], flags[now]) if isinstance(was, bool) else (f"--{name.replace('_', '-')} {was}", now)
             )
-            raise InputError(f"{state.path} holds a demo with {flag}, not {other}; give the same, or another folder")
+            raise InputError(f"{state.path} holds a demo with {flag}, not {other}; use the same or another folder")

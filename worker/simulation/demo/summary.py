@@ -1,4 +1,4 @@
-"""What came of a demo, in numbers: for the table at its end, for `--json`, and for the report."""
+"""The numbers of a demo, for the table at its end, for `--json` and for the report."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import numpy as np
 from worker import __version__
 from worker.console import table
 from worker.metrics import imbalances
-from worker.simulation.demo.ledger import tenths, totals
+from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.run import Demo
+from worker.simulation.worth import tenths
 
 
 def summary(demo: Demo) -> dict[str, Any]:
-    """Return the numbers of a run, the same for the same settings.
+    """Return the numbers of a run over its closed episodes; the settings decide them.
 
-    All revenue is that of the closed episodes. `reward` was earned by clicks. `oracle_reward` and `served_reward` are
-    expectations under the true model, for the same arrivals: of the best slates and of those served. `pseudo_regret`
-    is their difference per session, on average over the first and the last tenth of the episodes (at least one each)
-    and over all of them; `total` is not divided. `revenue_share` is served / oracle, `earned_share` reward / oracle.
-    `explored` compares the sessions that explored with those that were meant to, where the policy has a budget.
+    reward : revenue of the clicks
+    oracle_reward, served_reward : expected revenue of the best slates and of those served, for the same arrivals
+    pseudo_regret : their difference per session in the first and the last tenth of the episodes and overall; `total` is
+        the sum
+    revenue_share, earned_share : served / oracle, reward / oracle
+    explored : sessions that explored, and the budget of a policy that has one
     """
     rows = demo.rows
     first, last = (totals(part) for part in tenths(rows))
@@ -44,9 +46,9 @@ def summary(demo: Demo) -> dict[str, Any]:
             "total": whole.regret,
         },
         "revenue_share": {
-            "first_tenth": first.served_share,
-            "last_tenth": last.served_share,
-            "overall": whole.served_share,
+            "first_tenth": first.share,
+            "last_tenth": last.share,
+            "overall": whole.share,
         },
         "earned_share": {
             "first_tenth": first.earned_share,
@@ -73,12 +75,12 @@ def summary(demo: Demo) -> dict[str, Any]:
 
 
 def has_budget(demo: Demo) -> bool:
-    """Whether the policy is told how much to explore."""
+    """Return whether the policy has a budget for exploration."""
     return demo.settings.policy == "aucbbp"
 
 
 def log_odds_error(demo: Demo) -> float:
-    """Return the root mean square error of the estimated log-odds, over arms, for a user with x = 0."""
+    """Return the root mean square error of the estimated log-odds over arms, at context x = 0."""
     truth = demo.world.truth.theta_arms
     return float(np.sqrt(((demo.parameters.posterior.theta_arms[: len(truth)] - truth) ** 2).mean()))
 
@@ -118,7 +120,7 @@ def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
 
 def _budget(explored: Mapping[str, Any]) -> str:
     if explored["ratio"] is None:
-        return "sessions; the policy has no budget for it"
+        return "sessions; the policy has no budget"
     return f"sessions, {explored['ratio']:.1%} of the budget of {explored['allowed']:,.0f}"
 
 

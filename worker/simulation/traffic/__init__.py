@@ -1,4 +1,4 @@
-"""Simulated users in real time, for `adcascade traffic`: generator, accounts, metrics, live view.
+"""`adcascade traffic`: simulated users in real time against Kafka, their accounts, metrics and live view.
 
-Knows no broker: records go out and decisions come in as bytes.
+Only `client` uses Kafka: the generator takes decisions and returns records as bytes.
 """

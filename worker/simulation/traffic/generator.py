@@ -1,19 +1,18 @@
-"""Simulated users in real time: when they come, what they make of decisions, and what that was worth.
+"""Simulated users in real time: their records, their answers to decisions, and the worth of the slates served.
 
-No runner in here and no clock: the time goes in, records come out. The users are those of
+This module has no clock and moves no bytes: the time goes in, records come out. The users are those of
 `worker.simulation.users`, drawn in small cohorts:
 
-- at a rate, users come when they come, however long decisions take; nobody waits for the worker, so that its delays
-  are measured and not hidden;
-- flat out, the next cohort comes as soon as not too many sessions wait for a decision.
+- at a rate, users arrive at their times whatever the latency of decisions, so that delays are measured, not hidden;
+- flat out, the next cohort arrives as soon as few enough sessions wait for a decision.
 
-Times are nanoseconds since the epoch (for delays), events have milliseconds.
+Times are nanoseconds since the epoch, for latencies; events have milliseconds.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
@@ -21,32 +20,32 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from worker.bandit.planning import NO_ARM
 from worker.errors import InputError
 from worker.metrics.histogram import DELAY_BOUNDS, Histogram
-from worker.simulation.environments import Chance, make_environment
-from worker.simulation.traffic.accounts import History, Latencies, Valuer, Worth
+from worker.simulation.environments import Environment, seeded_environment
+from worker.simulation.traffic.accounts import Latencies, WorthHistory
 from worker.simulation.users import Cohort, Habits, Sent, Users
+from worker.simulation.worth import Valuer, Worth
 from worker.stream.codec import Rejected, decode_decision
 from worker.stream.events import MODES, Decision
-from worker.stream.parameters import Arm
 
 NANOSECONDS: Final = 1_000_000  # in a millisecond
-PERIOD: Final = 50  # milliseconds of a cohort at a rate: short, so that its drawing holds nothing up
+PERIOD: Final = 50  # milliseconds of a cohort at a rate: short, because nothing is sent while it is drawn
 CROWD: Final = 200  # users of a cohort, flat out
-MOST_AT_ONCE: Final = 1_000  # users called before what they send goes out
-MOST_BEHIND: Final = 2_000  # milliseconds; users who should have come before that stay away
-GRACE: Final = 10_000  # milliseconds without any decision, after which nobody waits for one any more
+MOST_AT_ONCE: Final = 1_000  # users that enter before their records are sent
+MOST_BEHIND: Final = 2_000  # milliseconds; users who are later than that are skipped
+GRACE: Final = 10_000  # milliseconds without any decision, after which the wait for one ends
 DISORDERED: Final = 0.03  # share of the records that are held up, if any are
+SETTLE_EVERY: Final = 250  # milliseconds between two updates of the accounts
 _SCORED_AT_ONCE: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficSettings:
-    """What traffic is. `rate` is in users per second, None for flat out; times in milliseconds, the rest are shares.
+    """The settings of traffic; times in milliseconds.
 
-    It ends after `sessions` or `duration`, whichever comes first, or when it is told to. `waiting` is how many sessions
-    may wait for a decision, flat out.
+    `rate` is in users per second, None for flat out; then at most `waiting` sessions wait for a decision. The traffic
+    ends after `sessions` or `duration`, whichever comes first. The last settings are shares.
     """
 
     environment: str = "opposite"
@@ -71,11 +70,11 @@ class TrafficSettings:
         if self.rate is not None and self.rate <= 0:
             raise InputError("the rate must be above 0")
         if self.waiting < 1:
-            raise InputError("at least one session must be allowed to wait for a decision")
+            raise InputError("waiting must be at least 1")
         self.habits()
 
     def habits(self) -> Habits:
-        """Return how the users behave; the network is the real one, but for records held up on purpose."""
+        """Return the behaviour of the users; the network is the real one, except for records held up on purpose."""
         return Habits(
             look=self.look,
             patience=self.patience,
@@ -88,29 +87,20 @@ class TrafficSettings:
             poison=self.poison,
         )
 
-    def arm_names(self) -> tuple[str, ...]:
-        """Return the ids of the arms."""
-        return tuple(f"ad-{place:0{len(str(self.arms))}}" for place in range(1, self.arms + 1))
-
-    def catalogue(self) -> list[Arm]:
-        """Return the arms with their rewards, as a worker must know them to serve these users.
-
-        >>> TrafficSettings(arms=2).catalogue()[0].arm
-        'ad-1'
-        """
-        world = make_environment(
-            self.environment, dim=self.dim, arms=self.arms, generator=Chance.of(self.seed).environment
-        )
-        return [Arm(arm=arm, reward=e) for arm, e in zip(self.arm_names(), world.rewards.tolist(), strict=True)]
+    def world(self) -> Environment:
+        """Draw the world of the users."""
+        return seeded_environment(self.environment, dim=self.dim, arms=self.arms, seed=self.seed)
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What was counted. `records` are those sent by topic, second copies and poison among them.
+    """Counts of the traffic.
 
-    `decided` sessions got their first decision, `undecided` ones did not in time, `forsaken` ones waited in vain for a
-    later one. `decisions` are those that were waited for, `others` came again or were for somebody else. `skipped` are
-    the milliseconds in which nobody came because this process could not keep up with its rate.
+    records : sent, by topic; second copies and poison included
+    decided, undecided : sessions that got their first decision, or did not in time
+    forsaken : sessions that got no later decision in time
+    decisions, others : decisions that a user waited for; repeated, foreign and undecodable ones
+    skipped : milliseconds whose users were left out because this process could not keep up with the rate
     """
 
     records: dict[str, int] = field(default_factory=lambda: {"arrivals": 0, "clicks": 0})
@@ -123,7 +113,7 @@ class Counts:
     clicks: int = 0
     earned: float = 0.0
     skipped: int = 0
-    version: int = -1  # the newest that a decision named
+    version: int = -1  # the newest in a decision
     modes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MODES, 0)))
 
     @property
@@ -138,7 +128,7 @@ class _Waiting(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A record in the queue; `opens` says whose first arrival it is, `reward` what it earns if it is a click."""
+    """A record in the queue; `opens` is the user whose session it opens, `reward` the revenue of its click."""
 
     time: int
     number: int
@@ -156,12 +146,11 @@ _read_answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
 class Traffic:
-    """A crowd that acts as time goes by.
+    """Users who act as time passes.
 
     Parameters
     ----------
-    settings : who they are
-    now : nanoseconds; makes the session ids of this crowd its own
+    now : nanoseconds; also makes the session ids unique
 
     Examples
     --------
@@ -176,17 +165,14 @@ class Traffic:
         self.start = now // NANOSECONDS
         self.counts = Counts()
         self.latencies = Latencies()
-        self.delays = Histogram(DELAY_BOUNDS)  # the same for Prometheus
-        self.history = History()
-        world = make_environment(
-            settings.environment, dim=settings.dim, arms=settings.arms, generator=Chance.of(settings.seed).environment
-        )
-        names = settings.arm_names()
-        flat_out = settings.rate is None
-        period = 1 if flat_out else PERIOD
+        self.delays = Histogram(DELAY_BOUNDS)  # the latencies for Prometheus
+        self.history = WorthHistory()
+        world = settings.world()
+        self._rewards = {arm.arm: arm.reward for arm in world.catalogue()}
+        period = 1 if settings.rate is None else PERIOD
         self._users = Users(
             world,
-            names,
+            tuple(self._rewards),
             horizon=settings.horizon,
             rate=CROWD if settings.rate is None else settings.rate * PERIOD / 1000,
             period=period,
@@ -196,27 +182,27 @@ class Traffic:
             name=f"t{now // 1000:x}",
         )
         self._valuer = Valuer(world, horizon=settings.horizon, repeats=settings.repeats)
-        self._places = {arm: place for place, arm in enumerate(names)}
-        self._rewards = dict(zip(names, world.rewards.tolist(), strict=True))
         self._queue: list[_Entry] = []
-        self._number = 0
-        self._period = 0
-        self._called = 0
-        self._closing = False
-        self._heard = self._sent = self.start
-        self._expects: dict[int, dict[int, _Waiting]] = {}  # period → place → what is waited for
+        self._number = 0  # of the next record
+        self._period = 0  # the next whose users enter
+        self._entered = 0  # users
+        self.closing = False  # whether no more users enter
+        self._received = self._sent = self._settled = self.start  # milliseconds
+        self._expects: dict[int, dict[int, _Waiting]] = {}  # period → index of the user → the decision expected
         self._first = 0  # sessions that wait for their first decision
         self._later = 0  # … for another one
-        self._current: deque[tuple[int, int]] = deque()  # periods whose users may be there, and until when
-        self._fresh: list[tuple[Cohort, int, tuple[str, ...]]] = []
+        self._current: deque[tuple[int, int]] = deque()  # periods with users present, and the end of their patience
+        self._fresh: list[tuple[Cohort, int, tuple[str, ...]]] = []  # slates without a value yet
 
-    # ── what they send ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── records ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def due(self, now: int) -> list[Sent]:
-        """Return what is to be sent by now, in order; it counts as sent at this time."""
+        """Return the records to be sent by now, in order, and count them as sent."""
         time = now // NANOSECONDS
-        self._call(time)
-        self._let_go(time)
+        self._enter_users(time)
+        self._expire(time)
+        if time - self._settled >= SETTLE_EVERY:
+            self.settle(now)
         queue, counts = self._queue, self.counts
         records = []
         while queue and queue[0].time <= time:
@@ -233,23 +219,14 @@ class Traffic:
                 counts.earned += reward
         return records
 
-    def close(self) -> None:
-        """Call no more users; those who are there may go on."""
-        self._closing = True
-
-    @property
-    def closing(self) -> bool:
-        """Whether no more users come."""
-        return self._closing
-
     @property
     def finished(self) -> bool:
-        """Whether all that was to come has come, and everybody has gone."""
-        return self._closing and not self._queue and not self.waiting
+        """Whether no more users enter, everything is sent and no session waits."""
+        return self.closing and not self._queue and not self.waiting
 
-    def forlorn(self, now: int) -> bool:
-        """Say whether no more users come, those there have nothing to send, and no decision has come for long."""
-        return self._closing and not self._queue and now // NANOSECONDS - self._heard > GRACE
+    def stalled(self, now: int) -> bool:
+        """Return whether no more users enter, everything is sent, and no decision has arrived for a long time."""
+        return self.closing and not self._queue and now // NANOSECONDS - self._received > GRACE
 
     @property
     def waiting(self) -> int:
@@ -258,65 +235,63 @@ class Traffic:
 
     @property
     def forsaken(self) -> int:
-        """Sessions that got a decision and then waited in vain for another, or still wait."""
+        """Sessions that got a decision and then no other, or still wait for it."""
         return self.counts.forsaken + self._later
 
     @property
     def active_seconds(self) -> float:
-        """How long records were sent."""
+        """The time from the start to the last record sent."""
         return max(1, self._sent - self.start) / 1000
 
-    # ── who they are ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── users ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _call(self, time: int) -> None:
-        """Call the users whose time has come."""
+    def _enter_users(self, time: int) -> None:
+        """Let the users enter whose time has come."""
         settings, users = self.settings, self._users
         if settings.duration is not None and time >= self.start + settings.duration:
-            self._closing = True
+            self.closing = True
         if settings.rate is None:
-            # Before those called in this very millisecond are sent, they wait as well.
-            called = 0
-            while not self._closing and self.waiting + called < settings.waiting and called < MOST_AT_ONCE:
+            entered = 0  # these wait too, though their arrivals are not sent yet
+            while not self.closing and self.waiting + entered < settings.waiting and entered < MOST_AT_ONCE:
                 cohort = users.cohort(self._period)
                 _shift(cohort, time - users.start - self._period)
-                called += self._enter(self._period, cohort, time)
+                entered += self._enter(self._period, cohort, time)
                 self._period += 1
             return
         oldest = users.period_of(time - MOST_BEHIND)
-        if not self._closing and self._period < oldest:
+        if not self.closing and self._period < oldest:
             self.counts.skipped += (oldest - self._period) * users.period
             self._period = oldest
-        while not self._closing and users.start + self._period * users.period <= time:
+        while not self.closing and users.start + self._period * users.period <= time:
             self._enter(self._period, users.cohort(self._period), users.start + (self._period + 1) * users.period)
             self._period += 1
 
     def _enter(self, period: int, cohort: Cohort, last: int) -> int:
-        """Put what a cohort will send unasked for into the queue; return how many users that are."""
+        """Put the arrivals and poison of a cohort into the queue; return the number of users."""
         users, settings = self._users, self.settings
         count = len(cohort)
-        if settings.sessions is not None and self._called + count >= settings.sessions:
-            count = settings.sessions - self._called
-            self._closing = True
-        self._called += count
+        if settings.sessions is not None and self._entered + count >= settings.sessions:
+            count = settings.sessions - self._entered
+            self.closing = True
+        self._entered += count
         self._expects[period] = {}
         self._current.append((period, last + settings.patience + settings.disorder + GRACE))
         opened: set[int] = set()
         for record in users.arrivals(period):
-            place = users.whose(record.key.decode())
-            if place is None or place[1] >= count:
+            user = users.user_of(record.key.decode())
+            if user is None or user[1] >= count:
                 continue
-            # The first record of a user is the arrival: copies and what abuses its id come after it.
-            opens = None if place[1] in opened else place
-            opened.add(place[1])
-            self._push(record, opens, 0.0)
+            # The first record of a user is the arrival: copies and poison come after it.
+            self._push(record, None if user[1] in opened else user, 0.0)
+            opened.add(user[1])
         return count
 
     def _push(self, record: Sent, opens: tuple[int, int] | None, reward: float) -> None:
         self._number += 1
         heappush(self._queue, _Entry(record.time, self._number, record, opens, reward))
 
-    def _let_go(self, time: int) -> None:
-        """Forget the users whose patience has long ended, whatever they still wait for."""
+    def _expire(self, time: int) -> None:
+        """Drop the users whose patience ended long ago, and count those who still wait."""
         users = self._users
         while self._current and self._current[0][1] < time:
             period, _ = self._current.popleft()
@@ -327,14 +302,14 @@ class Traffic:
                 else:
                     self._later -= 1
                     self.counts.forsaken += 1
-            users.forget(users.start + (period + 1) * users.period)
+            users.expire(users.start + (period + 1) * users.period)
 
-    # ── what they are shown ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── decisions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def heard(self, values: Iterable[bytes | None], now: int) -> None:
-        """Let users see decisions; what they do about them will be due."""
+    def receive(self, values: Iterable[bytes | None], now: int) -> None:
+        """Handle decisions; the answers will be due."""
         time = now // NANOSECONDS
-        self._heard = time
+        self._received = time
         for value in values:
             try:
                 self._show(decode_decision(value or b""), now, time)
@@ -345,26 +320,25 @@ class Traffic:
 
     def _show(self, decision: Decision, now: int, time: int) -> None:
         users, counts = self._users, self.counts
-        whose = users.whose(decision.session_id)
-        expects = None if whose is None else self._expects.get(whose[0])
-        waiting = None if whose is None or expects is None else expects.get(whose[1])
-        if whose is None or expects is None or waiting is None or decision.position < waiting.position:
+        period, index = users.user_of(decision.session_id) or (-1, -1)
+        expects = self._expects.get(period, {})
+        waiting = expects.get(index)
+        if waiting is None or decision.position < waiting.position:
             counts.others += 1
             return
-        period, place = whose
         cohort = users.cohort(period)
         counts.decisions += 1
         counts.modes[decision.mode] += 1
         counts.version = max(counts.version, decision.parameters_version)
-        del expects[place]
+        del expects[index]
         if waiting.position == 1:
             self._first -= 1
             counts.decided += 1
             seconds = max(0, now - waiting.since) / 1e9
             self.latencies.add(seconds)
             self.delays.observe(seconds)
-            if decision.position == 1:  # later ones do not tell the whole slate
-                self._fresh.append((cohort, place, decision.slate))
+            if decision.position == 1:  # later ones do not contain the whole slate
+                self._fresh.append((cohort, index, decision.slate))
         else:
             self._later -= 1
         records = users.answer(decision, time)
@@ -379,33 +353,29 @@ class Traffic:
                 reward = 0.0  # a second copy earns nothing
             else:
                 self._push(record, None, 0.0)
-        answered = cohort.answered[place]
+        answered = cohort.answered[index]
         last = decision.position + len(decision.slate) - 1
-        if not (answer.clicked or cohort.prefetching[place] or answered >= min(last, self.settings.horizon)):
-            expects[place] = _Waiting(answered + 1, now)
+        if not (answer.clicked or cohort.prefetching[index] or answered >= min(last, self.settings.horizon)):
+            expects[index] = _Waiting(answered + 1, now)
             self._later += 1
 
     def settle(self, now: int) -> None:
         """Bring the accounts up to date."""
+        self._settled = now // NANOSECONDS
         if not self._fresh:
             return
         fresh, self._fresh = self._fresh, []
-        contexts = np.array([cohort.contexts[place] for cohort, place, _ in fresh])
-        slates = np.array([self._row(slate) for _, _, slate in fresh], dtype=np.intp)
-        self.history.add(now // NANOSECONDS - self.start, self._valuer.worth(contexts, slates))
-
-    def _row(self, slate: Sequence[str]) -> list[int]:
-        horizon = self.settings.horizon
-        row = [self._places.get(arm, len(self._places)) for arm in slate[:horizon]]
-        return row + [NO_ARM] * (horizon - len(row))
+        contexts = np.array([cohort.contexts[index] for cohort, index, _ in fresh])
+        slates = np.array([self._users.arm_indices(slate) for _, _, slate in fresh], dtype=np.intp)
+        self.history.add(self._settled - self.start, self._valuer.worth(contexts, slates))
 
     @property
     def worth(self) -> Worth:
-        """What all sessions scored so far were worth."""
+        """The worth of all sessions settled so far."""
         return self.history.whole
 
 
 def _shift(cohort: Cohort, by: int) -> None:
-    """Let a cohort come at another time."""
+    """Move a cohort in time."""
     cohort.arrived_at = [time + by for time in cohort.arrived_at]
     cohort.dues = [[time + by for time in dues] for dues in cohort.dues]

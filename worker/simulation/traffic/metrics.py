@@ -1,6 +1,7 @@
-"""What simulated traffic tells Prometheus: what only it knows, under the names of `worker.metrics`, and its own work.
+"""The Prometheus metrics of simulated traffic.
 
-The workers tell the rest. Names that a worker also uses would be counted twice, so they are not used here.
+The figures that need the truth have the names of `worker.metrics`; they and the traffic's own never collide with those
+that a worker exports, because a sum over all targets would count them twice.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _HELP: Final = {spec.name: spec.help for spec in CATALOGUE}
 
 
 class TrafficMetrics:
-    """Makes the series when somebody asks for them; hand `registry` to whoever answers /metrics."""
+    """Makes the series of `registry` at every scrape."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -47,18 +48,18 @@ class TrafficMetrics:
         yield _counter("adcascade_traffic_reward_total", "Revenue of the clicks that were sent.", counts.earned)
         yield _counter("adcascade_traffic_sessions_total", "Sessions whose arrival was sent.", counts.sessions)
         yield _counter("adcascade_traffic_decided_total", "Sessions that got a decision.", counts.decided)
-        yield _counter("adcascade_traffic_undecided_total", "Sessions that gave up waiting for one.", counts.undecided)
+        yield _counter("adcascade_traffic_undecided_total", "Sessions that got no decision in time.", counts.undecided)
         yield _counter("adcascade_traffic_decisions_total", "Decisions that a user waited for.", counts.decisions)
         yield _counter("adcascade_traffic_clicks_total", "Clicks sent, second copies not counted.", counts.clicks)
         yield _gauge("adcascade_traffic_waiting_sessions", "Sessions that wait for a decision.", traffic.waiting)
         records = CounterMetricFamily(
-            "adcascade_traffic_records_total", "Records sent, second copies and poison among them.", labels=["topic"]
+            "adcascade_traffic_records_total", "Records sent, second copies and poison included.", labels=["topic"]
         )
         for topic, count in counts.records.items():
             records.add_metric([topic], count)
         yield records
         delays = HistogramMetricFamily(
-            "adcascade_traffic_decision_seconds", "From sending an arrival to hearing its first decision."
+            "adcascade_traffic_decision_seconds", "Time from sending an arrival to receiving its first decision."
         )
         delays.add_metric([], traffic.delays.buckets(), traffic.delays.sum)
         yield delays

@@ -1,0 +1,72 @@
+"""The worth of sessions, against plain enumeration."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from worker.simulation.demo.ledger import Score, score
+from worker.simulation.environments import make_environment
+from worker.simulation.users import TIDY, Users
+from worker.simulation.worth import Valuer
+
+ARMS = ("a", "b", "c", "d")
+HORIZON = 3
+
+
+def crowd(rate: float = 6) -> Users:
+    world = make_environment("opposite", dim=2, arms=len(ARMS), generator=np.random.default_rng(3))
+    return Users(world, ARMS, horizon=HORIZON, rate=rate, habits=TIDY)
+
+
+def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = True) -> Score:
+    return score(users, Valuer(users.world, horizon=HORIZON, repeats=repeats), 0, served)
+
+
+def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
+    chances = users.world.truth.probabilities(users.cohort(0).contexts[[user]])[0]
+    value, left = 0.0, 1.0
+    for arm in slate:
+        value += left * chances[arm] * users.world.rewards[arm]
+        left *= 1 - chances[arm]
+    return float(value)
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_oracle_and_served_are_what_enumeration_finds(repeats):
+    users = crowd()
+    count = len(users.cohort(0))
+    every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))
+    generator = np.random.default_rng(1)
+    chosen = [every[int(generator.integers(len(every)))] for _ in range(count)]
+    served = {users.session_id(0, n): tuple(ARMS[arm] for arm in slate) for n, slate in enumerate(chosen)}
+    found = scored(users, served, repeats=repeats)
+    assert found.sessions == count
+    assert found.oracle == pytest.approx(sum(max(worth(users, n, slate) for slate in every) for n in range(count)))
+    assert found.served == pytest.approx(sum(worth(users, n, slate) for n, slate in enumerate(chosen)))
+    assert found.regret >= 0
+
+
+def test_only_users_who_were_served_are_scored():
+    users = crowd()
+    assert scored(users, {}).sessions == 0
+    one = scored(users, {users.session_id(0, 2): ("a", "b", "c"), "stranger": ("a",)})
+    assert (one.sessions, sum(one.answered) >= 1) == (1, True)
+
+
+def test_a_slate_of_unknown_arms_is_worth_nothing():
+    users = crowd()
+    one = scored(users, {users.session_id(0, 0): ("x", "y")})
+    assert (one.served, one.earned, one.answered, one.clicked) == (0.0, 0.0, (1, 1, 0), (0, 0, 0))
+
+
+def test_revenue_earned_is_close_to_the_expected():
+    users = crowd(rate=4_000)
+    served = {users.session_id(0, n): ("a", "b", "c") for n in range(len(users.cohort(0)))}
+    many = scored(users, served)
+    assert many.earned == pytest.approx(many.served, rel=0.1)
+    assert many.answered[0] == many.sessions
+    passed = [seen - hits for seen, hits in zip(many.answered, many.clicked, strict=True)]
+    assert list(many.answered[1:]) == passed[:-1]

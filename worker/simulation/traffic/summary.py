@@ -1,0 +1,105 @@
+"""The numbers of simulated traffic, for the table at its end and for `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from worker import __version__
+from worker.console import table
+from worker.simulation.traffic.generator import Traffic
+
+
+def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
+    """Return the numbers of a run.
+
+    reward : revenue of the clicks
+    oracle_reward, served_reward : expected revenue of the best slates and of those served, for sessions whose whole
+        slate was received
+    pseudo_regret : their difference per session in the first and the last tenth of the time and overall; `total` is
+        the sum
+    undecided, forsaken : sessions without a first or without a further decision
+    latency : from sending an arrival to receiving its first decision, in seconds
+    """
+    counts, whole = traffic.counts, traffic.worth
+    first, last = traffic.history.tenths()
+    latencies = traffic.latencies
+    return {
+        "sessions": counts.sessions,
+        "decided": counts.decided,
+        "undecided": counts.sessions - counts.decided,
+        "forsaken": traffic.forsaken,
+        "decisions": counts.decisions,
+        "clicks": counts.clicks,
+        "reward": counts.earned,
+        "oracle_reward": whole.oracle,
+        "served_reward": whole.served,
+        "pseudo_regret": {
+            "first_tenth": first.regret_per_session,
+            "last_tenth": last.regret_per_session,
+            "per_session": whole.regret_per_session,
+            "total": whole.regret,
+        },
+        "revenue_share": {"first_tenth": first.share, "last_tenth": last.share, "overall": whole.share},
+        "latency": {
+            "p50": latencies.quantile(0.5),
+            "p99": latencies.quantile(0.99),
+            "mean": latencies.mean,
+            "longest": latencies.longest if latencies.count else None,
+        },
+        "records": {**counts.records, "total": counts.events, "per_second": counts.events / traffic.active_seconds},
+        "other_decisions": counts.others,
+        "modes": {mode: count for mode, count in counts.modes.items() if count},
+        "parameters_version": counts.version if counts.version >= 0 else None,
+        "skipped_seconds": counts.skipped / 1000,
+        "finished": traffic.finished,
+        "seconds": round(seconds, 3),
+        "settings": asdict(traffic.settings),
+        "version": __version__,
+    }
+
+
+def summary_table(numbers: Mapping[str, Any]) -> str:
+    """Lay out a summary for people."""
+    regret, share, records = numbers["pseudo_regret"], numbers["revenue_share"], numbers["records"]
+    latency = numbers["latency"]
+    rows = [
+        ["sessions", f"{numbers['sessions']:,}", f"{numbers['undecided']:,} without a decision"],
+        ["records sent", f"{records['total']:,}", f"{records['per_second']:,.0f} per second"],
+        [
+            "decisions",
+            f"{numbers['decisions']:,}",
+            f"the first after {milliseconds(latency['p50'])}, p99 {milliseconds(latency['p99'])}",
+        ],
+        ["clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"],
+        [
+            "revenue served",
+            f"{numbers['served_reward']:,.1f}",
+            f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}",
+        ],
+        ["  first tenth", f"{share['first_tenth']:.1%}", "of the oracle's"],
+        ["  last tenth", f"{share['last_tenth']:.1%}", "of the oracle's"],
+        ["revenue earned", f"{numbers['reward']:,.1f}", "by clicks; some users never answer"],
+        [
+            "regret/session",
+            f"{regret['last_tenth']:.5f}",
+            f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first",
+        ],
+    ]
+    if numbers["forsaken"]:
+        rows.insert(1, ["  forsaken", f"{numbers['forsaken']:,}", "got no further decision"])
+    if numbers["skipped_seconds"]:
+        rows.append(
+            [
+                "skipped",
+                f"{numbers['skipped_seconds']:.1f} s",
+                "without users: this machine is too slow for the rate",
+            ]
+        )
+    return table(["", "", ""], rows).lstrip("\n")
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Lay out a duration for people."""
+    return "–" if seconds is None else f"{1000 * seconds:.1f} ms"
