@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from worker.bench import core as bench_core
+from worker.bench import core
 from worker.bench.figures import Figure, busy, figures_table, medians, one_blas_thread, peak_memory
 from worker.cli.main import main
 
@@ -11,16 +11,16 @@ from worker.cli.main import main
 @pytest.fixture
 def quickly(monkeypatch):
     """Measure everything once and small."""
-    measure = bench_core.measure
-    monkeypatch.setattr(bench_core, "measure", lambda: measure(quick=True))
+    measure = core.measure
+    monkeypatch.setattr(core, "measure", lambda: measure(quick=True))
 
 
-def test_bench_core_measures_every_figure_of_the_issue(quickly, capsys, tmp_path):
+def test_core_measures_every_figure_of_the_issue(quickly, capsys, tmp_path):
     assert main(["bench", "core", "--json", str(tmp_path / "core.json")]) == 0
     result = json.loads((tmp_path / "core.json").read_text())
     assert result["machine"]["blas_threads"] == 1
     names = [figure["name"] for figure in result["figures"]]
-    assert len(names) == bench_core.FIGURES
+    assert len(names) == core.FIGURES
     assert names[0] == "planning, d=16 K=50 H=5"
     assert sum(name.startswith("planning") for name in names) == 3
     assert sum(name.startswith("closing") for name in names) == 3

@@ -3,6 +3,7 @@ import json
 import signal
 import struct
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import orjson
@@ -10,17 +11,17 @@ import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+import worker
 from tests.kafka.conftest import address  # noqa: F401 (a fixture)
-from worker.bench.kafka import comparison as bench_kafka
-from worker.bench.kafka import open_sessions as standing
-from worker.bench.kafka import processes as bench_kafka_processes
-from worker.bench.kafka import recording as traffic
-from worker.bench.kafka import soak as bench_kafka_soak
-from worker.bench.kafka.children import Coded, Task, Wire
-from worker.bench.kafka.live import Heard
-from worker.bench.kafka.processes import Child, broker
+from tests.programs import needs
+from worker.bench.kafka import comparison, open_sessions, soak
+from worker.bench.kafka.baselines import BaselineTask, CodecBaseline, WireBaseline
+from worker.bench.kafka.broker import broker_script, running_broker
+from worker.bench.kafka.live import LiveRun
+from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.reader import FirstDecisions
-from worker.bench.kafka.sender import LOOK, Sender, Sent
+from worker.bench.kafka.recording import DIM, HORIZON, learned, live_arrival, live_click, record
+from worker.bench.kafka.sender import LOOK, Sender, SentTicks
 from worker.bench.kafka.soak import Sample
 from worker.bench.kafka.topics import inputs
 from worker.cli.main import main
@@ -33,7 +34,7 @@ from worker.stream.versions import Versions
 
 START = 1_790_000_000_000
 # More than a worker takes in one poll, so that there is something between the first record and the last.
-SMALL = bench_kafka.Scale(
+SMALL = comparison.Scale(
     partitions=4,
     sessions=5_000,
     agent_sessions=20,
@@ -47,11 +48,11 @@ SMALL = bench_kafka.Scale(
 
 @pytest.fixture(scope="module")
 def recording():
-    return traffic.record(300, START)
+    return record(300, START)
 
 
 def handled(records):
-    serving = Serving(Versions(traffic.learned()), topics=Topics())
+    serving = Serving(Versions(learned()), topics=Topics())
     return serving.handle([Record(f"ads.{one.topic}", 0, 0, one.time, one.key, one.value) for one in records])
 
 
@@ -93,19 +94,15 @@ def test_a_session_keeps_to_one_partition(recording):
 
 def test_a_script_played_live_says_the_same_as_what_was_recorded(recording):
     script, first = recording.scripts[0], recording.arrivals[0]
-    arrival = decode_arrival(
-        traffic.live_arrival(script, b"live-1", START), limits=Limits(), dim=traffic.DIM, timestamp=START
-    )
-    recorded = decode_arrival(first.value, limits=Limits(), dim=traffic.DIM, timestamp=first.time)
+    arrival = decode_arrival(live_arrival(script, b"live-1", START), limits=Limits(), dim=DIM, timestamp=START)
+    recorded = decode_arrival(first.value, limits=Limits(), dim=DIM, timestamp=first.time)
     assert (arrival.session_id, arrival.occurred_at, arrival.context) == ("live-1", START, recorded.context)
-    click = decode_feedback(
-        traffic.live_click(script, 0, b"live-1", START), limits=Limits(), horizon=traffic.HORIZON, timestamp=START
-    )
+    click = decode_feedback(live_click(script, 0, b"live-1", START), limits=Limits(), horizon=HORIZON, timestamp=START)
     assert (click.session_id, click.position) == ("live-1", 1)
 
 
 def test_open_sessions_have_just_begun(recording):
-    sessions = list(standing.open_sessions(recording.states, 700, START))
+    sessions = list(open_sessions.open_sessions(recording.states, 700, START))
     assert len(sessions) == 700
     assert all(session.is_open and session.arrived_at == START for session in sessions)
 
@@ -141,7 +138,7 @@ class Producer:
 def task(**changes):
     given = {"kind": "wire", "broker": "", "inputs": "i", "outputs": "o", "partitions": 1, "state": b""}
     sizes = {"opened": 50, "feedback": 30, "changelog": 20, "decision": 40}
-    return Task(**{**given, **sizes, "changes": (1.0, 0.5), "decisions": (1.0, 0.25), **changes})
+    return BaselineTask(**{**given, **sizes, "changes": (1.0, 0.5), "decisions": (1.0, 0.25), **changes})
 
 
 def fetched(records):
@@ -155,7 +152,7 @@ def fetched(records):
 
 def test_the_wire_writes_as_many_records_of_the_sizes_as_it_is_told(recording):
     producer = Producer()
-    wire = Wire(task(), producer)
+    wire = WireBaseline(task(), producer)
     for _ in range(2):
         asyncio.run(wire.handle(fetched([*recording.arrivals[:3], *recording.clicks[:9]])))
     assert [len(value) for _, value in producer.records("o.journal")] == [50] * 3 + [30] * 9 + [50] * 3 + [30] * 9
@@ -168,7 +165,7 @@ def test_the_wire_writes_as_many_records_of_the_sizes_as_it_is_told(recording):
 
 def test_with_the_codec_it_writes_records_that_can_be_read(recording):
     producer = Producer()
-    coded = Coded(task(kind="raw", state=recording.states[0]), producer)
+    coded = CodecBaseline(task(kind="raw", state=recording.states[0]), producer)
     asyncio.run(coded.handle(fetched([*recording.arrivals[:3], *recording.clicks[:8]])))
     facts = [decode_journal(value) for _, value in producer.records("o.journal")]
     assert [fact.session_id for fact in facts[:3]] == [one.key.decode() for one in recording.arrivals[:3]]
@@ -185,10 +182,10 @@ def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recordin
     first = sender.due(0, 2, START)
     assert {topic for topic, _ in first} == {names.arrivals}
     assert not sender.due(LOOK - 1, 2, START)
-    for place in range(len(script.clicks)):
-        due = sender.due(LOOK * (place + 1), 2, START)
+    for index in range(len(script.clicks)):
+        due = sender.due(LOOK * (index + 1), 2, START)
         assert [key[0] for key in due] == [names.clicks] * 2
-        assert all(script.clicks[place] in value for pairs in due.values() for _, value in pairs)
+        assert all(script.clicks[index] in value for pairs in due.values() for _, value in pairs)
     assert not sender.due(LOOK * 10, 2, START)
 
 
@@ -251,7 +248,7 @@ def test_the_reader_finds_first_decisions_in_packed_batches_and_goes_on_behind_t
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(reader.read(), 0.05))
     assert reader.sessions == [0, 2, 4]
-    assert len(reader.moments) == 3
+    assert len(reader.times) == 3
     positions = [{partition: position for partition, position, _ in parts} for [(_, parts)] in answers.asked]
     assert positions == [{0: 10, 1: 3}, {0: 14, 1: 3}, {0: 16, 1: 3}]
 
@@ -265,22 +262,22 @@ def test_a_reader_that_is_refused_says_so():
 def test_what_is_taken_live_is_the_highest_rate_before_clients_wait():
     # A tick has 100 events more than the one before; from the hundredth on the clients wait too long.
     sessions = [100 * tick * (tick + 1) // 2 for tick in range(1, 201)]
-    moments = [tick * 10_000_000 for tick in range(200)]
-    sent = Sent(moments=moments, events=sessions, sessions=sessions)
+    times = [tick * 10_000_000 for tick in range(200)]
+    sent = SentTicks(times=times, events=sessions, sessions=sessions)
     starts = [0, *sessions[:-1]]
     waits = [10_000_000 if tick < 100 else 400_000_000 for tick in range(200)]
-    heard = Heard(sent=sent, sessions=starts, moments=[m + w for m, w in zip(moments, waits, strict=True)])
+    run = LiveRun(sent=sent, sessions=starts, times=[m + w for m, w in zip(times, waits, strict=True)])
     between = (sessions[100] - sessions[50]) / 0.5
-    assert heard.taken() == pytest.approx(between)
-    assert Heard(sent=sent, sessions=starts, moments=[m + 10**9 for m in moments]).taken() == 0
+    assert run.highest_rate() == pytest.approx(between)
+    assert LiveRun(sent=sent, sessions=starts, times=[m + 10**9 for m in times]).highest_rate() == 0
 
 
 def test_only_what_was_sent_after_the_warm_up_counts():
-    moments = [0, 4_000_000_000]
-    heard = Heard(
-        sent=Sent(moments=moments, events=[5, 8], sessions=[1, 2]), sessions=[1, 0], moments=[4_007_000_000, 10**9]
+    times = [0, 4_000_000_000]
+    run = LiveRun(
+        sent=SentTicks(times=times, events=[5, 8], sessions=[1, 2]), sessions=[1, 0], times=[4_007_000_000, 10**9]
     )
-    latency = heard.latency()
+    latency = run.latency()
     assert latency.waits.tolist() == [7.0]
     assert latency.rate == 2
     assert latency.quantile(0.5) == 7
@@ -288,7 +285,7 @@ def test_only_what_was_sent_after_the_warm_up_counts():
 
 def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(recording):
     names = Topics("t")
-    parts = standing.backlog(recording, names, 500, START, partitions=5)
+    parts = open_sessions.backlog(recording, names, 500, START, partitions=5)
     serving = Serving(Versions(recording.parameters), topics=names)
     serving.restore([pair for (topic, _), pairs in parts.items() if topic == names.changelog for pair in pairs])
     records = [
@@ -304,26 +301,73 @@ def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(r
 
 
 def test_a_child_that_ends_is_told_with_its_last_words(tmp_path):
-    with Child("a child", ["worker", "bench", "nothing"], tmp_path) as child:
+    with ChildProcess("a child", ["worker", "bench", "nothing"], tmp_path) as child:
         child.process.wait(60)
         with pytest.raises(FailedError, match=r"a child ended with 2: .*nothing"):
             child.check()
 
 
 def test_a_child_that_runs_tells_what_it_uses(tmp_path):
-    with Child("a child", ["http.server", "0"], tmp_path) as child:
+    with ChildProcess("a child", ["http.server", "0"], tmp_path) as child:
         assert child.resident_memory() > 0
         assert child.processor_seconds() >= 0
         child.check()
     assert child.process.returncode == -signal.SIGKILL
 
 
-def test_without_the_script_a_broker_has_to_be_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_kafka_processes, "BROKER", tmp_path / "none")
-    with pytest.raises(InputError, match="--broker"), broker(None):
+def test_a_given_broker_is_used_if_it_answers(address):  # noqa: F811
+    with running_broker(address) as connection:
+        assert connection.servers == (address,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "reason"),
+    [
+        ([], {"PATH": "/none", "JAVA_HOME": ""}, "there is no java in PATH: install Java 17 or newer"),
+        ([], {"JAVA_HOME": "/none"}, "JAVA_HOME=/none has no bin/java"),
+        ([], {"PATH": "{java}", "ADCASCADE_KAFKA_CACHE": "{folder}/none"}, "no Maven to fetch them"),
+        ([], {"ADCASCADE_KAFKA_CACHE": "/dev/null/none"}, "/dev/null"),
+        ([], {"TMPDIR": "/none"}, "set TMPDIR"),
+        (["--broker", "127.0.0.1:1"], {}, "cannot use Kafka at 127.0.0.1:1"),
+        (["--broker", "kafka"], {}, "'kafka' is not a broker address"),
+        (["--json", "/none/result.json"], {}, "the folder /none does not exist"),
+    ],
+)
+@pytest.mark.parametrize("action", [[], ["--soak"]])
+def test_wrong_surroundings_are_one_clear_line_before_any_work(
+    action, arguments, variables, reason, monkeypatch, tmp_path, capsys
+):
+    def no_work(*_, **__):
+        raise AssertionError("work was begun")
+
+    needs("mvn", package="maven")
+    java = Path(needs("java", package="default-jre-headless"))
+    (tmp_path / "java").mkdir()
+    (tmp_path / "java/java").symlink_to(java)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(java=tmp_path / "java", folder=tmp_path))
+    if "TMPDIR" in variables:
+        monkeypatch.setattr("tempfile.tempdir", "/none")
+    monkeypatch.setattr(comparison, "record", no_work)
+    monkeypatch.setattr(soak, "Soak", no_work)
+    monkeypatch.setattr("worker.cli.bench.busy", lambda: None)
+    assert main(["bench", "kafka", *action, *arguments]) in (1, 2)
+    line = capsys.readouterr().err
+    assert line.startswith("adcascade: ")
+    assert reason in line
+    assert line.count("\n") == 1
+
+
+def test_an_installed_package_finds_its_own_script(monkeypatch, tmp_path):
+    package = tmp_path / "worker"
+    monkeypatch.setattr(worker, "__file__", str(package / "__init__.py"))
+    assert broker_script() == tmp_path / "deploy/kafka/broker"
+    with pytest.raises(InputError, match="name a running one"), running_broker(None):
         pass
-    with broker("there:9092") as given:
-        assert given == "there:9092"
+    packaged = package / "deploy/kafka/broker"
+    packaged.parent.mkdir(parents=True)
+    packaged.touch()
+    assert broker_script() == packaged
 
 
 # ── the long run ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -335,25 +379,25 @@ def samples(grown, behind_at_the_end=0):
 
 
 def test_memory_that_grows_with_the_events_is_found_out():
-    flat, *_ = bench_kafka_soak.figures(samples(0))
-    growing, *_ = bench_kafka_soak.figures(samples(20))  # bytes per event: 2 MB per 100,000
+    flat, *_ = soak.figures(samples(0))
+    growing, *_ = soak.figures(samples(20))  # bytes per event: 2 MB per 100,000
     assert (flat.value, flat.met) == (0, True)
     assert growing.value == pytest.approx(2, rel=0.02)
     assert growing.met is False
 
 
 def test_a_worker_that_does_not_catch_up_is_found_out():
-    assert [one.met for one in bench_kafka_soak.figures(samples(0, behind_at_the_end=7))] == [True, None, False]
-    assert len(list(bench_kafka_soak.figures(samples(0)))) == bench_kafka_soak.FIGURES
+    assert [one.met for one in soak.figures(samples(0, behind_at_the_end=7))] == [True, None, False]
+    assert len(list(soak.figures(samples(0)))) == soak.FIGURES
 
 
 # ── on a real broker ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_small(monkeypatch):
-    measure = bench_kafka.measure
+    measure = comparison.measure
     monkeypatch.setattr(
-        bench_kafka, "measure", lambda given, scale: measure(given, replace(SMALL, partitions=scale.partitions))
+        comparison, "measure", lambda given, scale: measure(given, replace(SMALL, partitions=scale.partitions))
     )
 
 
@@ -362,7 +406,7 @@ def test_bench_kafka_measures_every_figure_of_the_issue(monkeypatch, address, tm
     told = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]
     assert main(["bench", "kafka", *told]) == 0
     figures = json.loads((tmp_path / "kafka.json").read_text())["figures"]
-    assert len(figures) == bench_kafka.FIGURES
+    assert len(figures) == comparison.FIGURES
     assert all(figure["value"] > 0 for figure in figures)
     targets = {one["name"]: one["least"] or one["most"] for one in figures if one["met"] is not None}
     assert targets == {
@@ -374,9 +418,3 @@ def test_bench_kafka_measures_every_figure_of_the_issue(monkeypatch, address, tm
     }
     out = capsys.readouterr().out
     assert all(figure["name"] in out for figure in figures)
-
-
-def test_a_broker_that_is_not_there_is_one_clear_line(monkeypatch, capsys):
-    make_small(monkeypatch)
-    assert main(["bench", "kafka", "--broker", "127.0.0.1:1"]) == 1
-    assert capsys.readouterr().err.strip().splitlines()[-1].startswith("adcascade: cannot use Kafka at 127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""The benchmarks behind `adcascade bench`: ratios within one run, never absolute promises.
+"""The benchmarks of `adcascade bench`: ratios within one run, since absolute times depend on the machine.
 
-Slow reference implementations that exist for comparison only live here as well.
+The slow reference implementations for comparison are here too. Nothing else imports this package.
 """

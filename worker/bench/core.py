@@ -24,7 +24,7 @@ from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_p
 BATCH = 256
 BETA = 1.5
 SEED = 7
-FIGURES = 8  # that `measure` yields
+FIGURES = 8  # number of figures that `measure` yields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ LARGE = Size(dim=32, arms=100_000, horizon=10)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scene:
-    """A world, a belief that is right about it but still in doubt, and users to come."""
+    """An environment, a posterior with the true parameters and little certainty, and a source of users."""
 
     size: Size
     world: Environment
@@ -55,17 +55,17 @@ class Scene:
 
     @classmethod
     def of(cls, size: Size, *, sessions: int = 2_000) -> Scene:
-        """Set up the opposite world, with the information of one episode of round-robin."""
+        """Set up the opposite environment, with the information of one episode of round-robin."""
         generator = np.random.default_rng(SEED)
         world = make_environment("opposite", dim=size.dim, arms=size.arms, generator=generator)
         prior = Posterior.prior(dim=size.dim, arms=size.arms, ridge=1.0)
         scene = cls(size=size, world=world, belief=prior, generator=generator)
         learned = update(prior, scene.episode(sessions)).posterior
-        # The true biases, because a late estimate has as many different ones; a first one has mostly ties.
+        # The true biases all differ, as in a late estimate; after one episode most are still tied.
         return replace(scene, belief=replace(world.truth, precision=learned.precision))
 
     def episode(self, sessions: int) -> Observations:
-        """Show arms one after another to users who come anew, and see what they click."""
+        """Show all arms in turn to new users, and return their answers."""
         contexts = self.world.contexts(self.generator, sessions)
         turns = np.arange(sessions * self.size.horizon) % self.size.arms
         slates = turns.reshape(sessions, self.size.horizon)
@@ -79,7 +79,7 @@ class Scene:
         )
 
     def planner(self) -> Planner:
-        """Return the fast planner of the belief."""
+        """Return the fast planner of the posterior."""
         return Planner(self.belief, self.world.rewards, horizon=self.size.horizon)
 
     def contexts(self) -> Floats:
@@ -88,7 +88,7 @@ class Scene:
 
 
 def measure(*, quick: bool = False) -> Iterator[Figure]:
-    """Yield every figure as it is measured; `quick` does everything once and small, for a test."""
+    """Yield every figure as it is measured; `quick` measures everything once and small, for tests."""
     small, medium, large = (SMALL, MEDIUM, LARGE) if not quick else (SMALL, _shrunk(MEDIUM), _shrunk(LARGE))
     with one_blas_thread():
         yield from _planning(small, least=100, sessions=8, rounds=3 if quick else 15)
@@ -108,7 +108,7 @@ def _shrunk(size: Size) -> Size:
 
 
 def _planning(size: Size, *, least: float, sessions: int, rounds: int) -> Iterator[Figure]:
-    """Compare the time per session of the kernel, in batches, and of the dense loop, on `sessions` of the batch."""
+    """Compare the time per session of the kernel, in batches, with that of the dense loop, on `sessions` of a batch."""
     scene = Scene.of(size)
     contexts, policy = scene.contexts(), Ucbbp(beta=BETA)
     planner = scene.planner()
@@ -138,7 +138,7 @@ def _growth(medium: Size, large: Size, *, rounds: int) -> Iterator[Figure]:
     policy = Ucbbp(beta=BETA)
     few, many = Scene.of(medium), Scene.of(large)
     planners, contexts = (few.planner(), many.planner()), (few.contexts(), many.contexts())
-    more = large.arms // medium.arms  # so that both are measured over about the same time
+    more = large.arms // medium.arms  # repetitions, to measure both over about the same time
     seconds = medians(
         {
             "few": lambda: [policy.slates(planners[0], contexts[0]) for _ in range(more)],
@@ -180,7 +180,7 @@ def _closing(size: Size, *, sessions: int, rounds: int) -> Iterator[Figure]:
 
 
 def _closing_alone(size: Size, *, sessions: int) -> Iterator[Figure]:
-    """Close a large episode in a process of its own, so that the peak of its memory is its own."""
+    """Close a large episode in a process of its own, to measure its peak memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         fold, thresholds, peak = pool.submit(close_large, size, sessions).result()
     yield Figure(

@@ -1,6 +1,6 @@
-"""The plain way: the whole (d+K)² matrix, one session after another, one arm after another.
+"""The plain implementation of the paper: the whole (d+K)² matrix, one session and one arm after another.
 
-What somebody writes from the paper's page, kept as the thing to measure and to check the fast one against.
+The benchmark measures the fast implementation against it, and tests check that both agree.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ STEPS = 50
 
 
 def dense_matrix(precision: Precision) -> Floats:
-    """Write out A in full, (d+K, d+K)."""
+    """Return the full matrix A, (d+K, d+K)."""
     return np.block([[precision.context, precision.cross.T], [precision.cross, np.diag(precision.arms)]])
 
 
 class DensePlanner:
-    """UCBBP with the `value` bonus, from a dense inverse that is made once."""
+    """UCBBP with the `value` bonus, on a dense inverse that is computed once."""
 
     def __init__(self, posterior: Posterior, rewards: Floats, *, horizon: int, beta: float) -> None:
         self.theta = np.concatenate([posterior.theta_context, posterior.theta_arms])

@@ -1,7 +1,7 @@
-"""What benchmarks share: how time and memory are measured, and how a figure is told.
+"""Shared by the benchmarks: measuring time and memory, and showing figures.
 
-Absolute times say more about the machine than about the code, so a figure that has a target is a ratio of two things
-measured in turn within one run. Time is that of the processor, which does not run on while other processes do.
+Absolute times depend on the machine, so a figure with a target is a ratio of two measurements, taken in turn within one
+run. Time is processor time, which other processes do not add to.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Figure:
         return None if self.most is None else self.value <= self.most
 
     def record(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the figure as it is written to JSON."""
         target = {"least": self.least, "most": self.most, "met": self.met}
         return {"name": self.name, "value": self.value, "unit": self.unit, **target, "detail": self.detail}
 
 
 def medians(work: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
-    """Return the median processor seconds of each piece of work, done in turn, after one round that does not count."""
+    """Return the median processor seconds of each piece of work, run in turn; a first round does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for done in range(rounds + 1):
         for name, call in work.items():
@@ -67,49 +67,49 @@ def medians(work: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[st
 
 @contextmanager
 def one_blas_thread() -> Iterator[str]:
-    """Hold BLAS to one thread, see that it obeys, and yield what it is."""
+    """Limit BLAS to one thread and yield its name; raise `FailedError` if it cannot be limited."""
     with threadpool_limits(limits=1, user_api="blas"):
         libraries = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
         for pool in libraries:
             if pool["num_threads"] != 1:
                 raise FailedError(
-                    f"{pool['internal_api']} uses {pool['num_threads']} threads and cannot be held to one"
+                    f"{pool['internal_api']} uses {pool['num_threads']} threads and cannot be limited to one"
                 )
-        yield ", ".join(f"{pool['internal_api']} {pool['version']}" for pool in libraries) or "a BLAS that is not known"
+        yield ", ".join(f"{pool['internal_api']} {pool['version']}" for pool in libraries) or "an unknown BLAS"
 
 
 def peak_memory() -> int:
-    """Return the most memory, in bytes, that this process has had at once."""
-    # Not getrusage first: its peak is inherited by a child, so it would count what the parent once had.
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """Return the peak memory of this process, in bytes."""
+    # A child inherits the peak of getrusage from its parent, so it is the second choice.
+    peak = _process_status("VmHWM:")
+    if peak is not None:
+        return peak
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes if sys.platform == "darwin" else kilobytes * 1024
 
 
 def resident_memory() -> int:
-    """Return the memory, in bytes, that this process has now; its peak where that cannot be told."""
+    """Return the memory of this process now, in bytes; its peak where there is no /proc."""
+    now = _process_status("VmRSS:")
+    return peak_memory() if now is None else now
+
+
+def _process_status(field: str) -> int | None:
     status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    return peak_memory()
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
 
 
 def machine() -> dict[str, str]:
-    """Return what the figures were measured on."""
+    """Return the machine and the versions that the figures belong to."""
     return {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine(), "cpu": _cpu()}
 
 
 def busy() -> str | None:
-    """Say so if others keep the processors busy; None if not.
+    """Return a warning if other processes keep the processors busy, else None.
 
-    They share caches and arithmetic units with us, which slows the kernel more than a loop in Python, and so blurs
-    even ratios of processor time.
+    They share caches and arithmetic units, which slows the planning kernel more than a loop in Python, so even ratios
+    of processor time are blurred.
     """
     waiting = os.getloadavg()[0]
     processors = os.cpu_count() or 1

@@ -1,8 +1,7 @@
 """The embedded runner against a loop that only decodes and encodes, decision latency, and memory of open sessions.
 
-The traffic is recorded once, from simulated users who answer what they are shown, and then run through fresh runners,
-so that nothing but the runner is timed. The bare codec loop takes every event that went over a topic in that run
-(arrivals, clicks, journal, decisions), decodes it and encodes it, once, and does nothing else.
+The traffic is recorded once, from simulated users, and then sent through fresh runners, so that only the runner is
+timed. The bare codec loop decodes and encodes every event of that run (arrivals, clicks, journal, decisions) once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
+import orjson
 
 from worker.bench.figures import Figure, medians, one_blas_thread, resident_memory
 from worker.embedded.runner import Embedded, Headers
@@ -27,7 +28,6 @@ from worker.stream.codec import (
     decode_feedback,
     decode_journal,
     encode_arrival,
-    encode_decision,
     encode_feedback,
     encode_journal,
 )
@@ -40,16 +40,16 @@ RATE = 1_000  # users per second of event time
 SECONDS = 60
 ROUNDS = 5
 POISON = 0.05
-POLLED = 2_000  # records handed over at once, as a consumer would poll them
-WINDOW, TIMEOUT, LATENESS = 10_000, 30_000, 2_000  # so that windows close and sessions end within the run
+POLLED = 2_000  # records sent at once, as from one poll of a consumer
+WINDOW, TIMEOUT, LATENESS = 10_000, 30_000, 2_000  # windows close and sessions end within the run
 OPEN = 100_000
 SECOND = 1_000
-FIGURES = 8  # that `measure` yields
+FIGURES = 8  # number of figures that `measure` yields
 
 
 @dataclass(slots=True)
-class Traffic:
-    """What went over the topics in one run: per second of event time what was sent, and all that came out."""
+class StreamTraffic:
+    """The records of one run: those sent, per second of event time, and the journal and decisions that came out."""
 
     start: int
     seconds: list[list[Sent]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Traffic:
     decisions: list[bytes] = field(default_factory=list)
 
     def __call__(self, record: Record, headers: Headers) -> None:
-        """Keep what comes out."""
+        """Keep an output record."""
         if record.value is not None and record.topic == "ads.journal":
             self.journal.append(record.value)
         elif record.value is not None and record.topic == "ads.decisions":
@@ -65,7 +65,7 @@ class Traffic:
 
     @property
     def sent(self) -> int:
-        """How many records were sent."""
+        """Number of records sent."""
         return sum(map(len, self.seconds))
 
 
@@ -81,53 +81,53 @@ def measure() -> Iterator[Figure]:
 def runner(**more: object) -> Embedded:
     """Return a fresh embedded runner of the benchmark's size."""
     world = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
-    arms = [Arm(arm=f"ad-{place:02d}", reward=float(reward)) for place, reward in enumerate(world.rewards)]
+    arms = [Arm(arm=f"ad-{index:02d}", reward=float(reward)) for index, reward in enumerate(world.rewards)]
     settings = LearningSettings(
         dim=DIM, horizon=HORIZON, warmup=1, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS
     )
     return Embedded(settings, arms, partitions=PARTITIONS, **more)  # type: ignore[arg-type]
 
 
-def record_traffic() -> Traffic:
-    """Let users use a runner for a minute of event time, and keep all that went over the topics."""
+def record_traffic() -> StreamTraffic:
+    """Serve simulated users for a minute of event time, and keep the records of all topics."""
     world = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
-    names = [f"ad-{place:02d}" for place in range(ARMS)]
+    names = [f"ad-{index:02d}" for index in range(ARMS)]
     users = Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
-    traffic = Traffic(users.start)
+    traffic = StreamTraffic(users.start)
     served = runner(tap=traffic)
     waiting: dict[int, list[Sent]] = {}
 
-    def wait(records: Sequence[Sent]) -> None:
+    def schedule(records: Sequence[Sent]) -> None:
         for record in records:
             waiting.setdefault((record.time - users.start) // SECOND, []).append(record)
 
     for second in range(SECONDS):
-        wait(users.arrivals(second))
+        schedule(users.arrivals(second))
         now = users.start + (second + 1) * SECOND
         due = waiting.pop(second, [])
         traffic.seconds.append(due)
-        for decision in _fed(served, due):
-            wait(users.answer(decode_decision(decision), now))
+        for decision in _serve(served, due):
+            schedule(users.answer(decode_decision(decision), now))
         served.advance(now)
     return traffic
 
 
-def _fed(served: Embedded, records: Sequence[Sent]) -> list[bytes]:
+def _serve(served: Embedded, records: Sequence[Sent]) -> list[bytes]:
     topics = {"arrivals": served.topics.arrivals, "clicks": served.topics.clicks}
     for sent in records:
         served.send(topics[sent.topic], sent.value, key=sent.key, timestamp=sent.time)
     return [value for _, value in served.pump()]
 
 
-def _replayed(traffic: Traffic) -> None:
+def _run(traffic: StreamTraffic) -> None:
     served = runner()
     for second, records in enumerate(traffic.seconds):
         for first in range(0, len(records), POLLED):
-            _fed(served, records[first : first + POLLED])
+            _serve(served, records[first : first + POLLED])
         served.advance(traffic.start + (second + 1) * SECOND)
 
 
-def _coded(traffic: Traffic) -> None:
+def _code(traffic: StreamTraffic) -> None:
     limits = Limits()
     for records in traffic.seconds:
         for sent in records:
@@ -138,14 +138,14 @@ def _coded(traffic: Traffic) -> None:
     for value in traffic.journal:
         encode_journal(decode_journal(value))
     for value in traffic.decisions:
-        encode_decision(decode_decision(value))
+        orjson.dumps(msgspec.structs.asdict(decode_decision(value)))
 
 
-def poisoned(traffic: Traffic) -> Traffic:
+def poisoned(traffic: StreamTraffic) -> StreamTraffic:
     """Return the same traffic with one bad record, of every kind in turn, after every `1 / POISON` good ones."""
-    mixed = Traffic(traffic.start)
+    mixed = StreamTraffic(traffic.start)
     known = next(sent.value for sent in traffic.seconds[0] if sent.topic == "arrivals")
-    kinds = [kind for kind in KINDS if kind != "session-reused"]  # that one would need the partition of its twin
+    kinds = [kind for kind in KINDS if kind != "session-reused"]  # needs the partition of the session that it reuses
     made = 0
     for records in traffic.seconds:
         second: list[Sent] = []
@@ -159,13 +159,13 @@ def poisoned(traffic: Traffic) -> Traffic:
     return mixed
 
 
-def _throughput(traffic: Traffic) -> Iterator[Figure]:
+def _throughput(traffic: StreamTraffic) -> Iterator[Figure]:
     mixed = poisoned(traffic)
     seconds = medians(
         {
-            "runner": lambda: _replayed(traffic),
-            "codec": lambda: _coded(traffic),
-            "poisoned": lambda: _replayed(mixed),
+            "runner": lambda: _run(traffic),
+            "codec": lambda: _code(traffic),
+            "poisoned": lambda: _run(mixed),
         },
         rounds=ROUNDS,
     )
@@ -190,15 +190,15 @@ def _throughput(traffic: Traffic) -> Iterator[Figure]:
     )
 
 
-def _latency(traffic: Traffic) -> Iterator[Figure]:
-    """Time from sending a handful of records to holding their decisions, for live batches of 1 and of 32."""
+def _latency(traffic: StreamTraffic) -> Iterator[Figure]:
+    """Measure the time from sending records to their decisions, in live batches of 1 and of 32."""
     for size, unit in ((1, "one record at a time"), (32, "32 records at a time")):
         served = runner()
         records = [sent for second in traffic.seconds[:40] for sent in second][: 2_000 * size // 8]
         took = []
         for start in range(0, len(records), size):
             began = time.perf_counter()
-            _fed(served, records[start : start + size])
+            _serve(served, records[start : start + size])
             took.append(time.perf_counter() - began)
         median, high = np.percentile(took[10:], (50, 99)) * 1e3
         yield Figure(
@@ -207,7 +207,7 @@ def _latency(traffic: Traffic) -> Iterator[Figure]:
 
 
 def _memory() -> Iterator[Figure]:
-    # A process of its own: what this one had before must not count.
+    # In a process of its own: memory that this one has used before must not count.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         grown = pool.submit(_open_sessions, OPEN).result()
     yield Figure(
@@ -221,17 +221,17 @@ def _memory() -> Iterator[Figure]:
 
 
 def _open_sessions(count: int) -> int:
-    """Return how much this process grows by opening sessions."""
+    """Return the memory that this process gains by opening sessions."""
     served = runner()
     generator = np.random.default_rng(5)
     start = 1_700_000_000_000
     before = resident_memory()
     for first in range(0, count, 1_000):
-        for place, context in enumerate(generator.standard_normal((1_000, DIM)).tolist(), start=first):
-            name = f"{place:032x}"
-            arrival = Arrival(session_id=name, occurred_at=start + place // 2, context=tuple(context))
+        for number, context in enumerate(generator.standard_normal((1_000, DIM)).tolist(), start=first):
+            name = f"{number:032x}"
+            arrival = Arrival(session_id=name, occurred_at=start + number // 2, context=tuple(context))
             served.send(
-                served.topics.arrivals, encode_arrival(arrival), key=name.encode(), timestamp=start + place // 2
+                served.topics.arrivals, encode_arrival(arrival), key=name.encode(), timestamp=start + number // 2
             )
         served.pump()
         served.advance(start + first // 2)

@@ -13,7 +13,7 @@ from worker.console import check_writable, note, progress, say, write_json
 def _measured(
     name: str, title: str, measure: Callable[[], Iterator[Figure | str]], count: int, json: str | None
 ) -> int:
-    """Collect figures, show and write them; a text among them says what is being done."""
+    """Collect the figures, show and write them; a text among them names the current step."""
     check_writable(json)
     figures: list[Figure] = []
     crowd = busy()
@@ -54,12 +54,15 @@ def run_stream(options: argparse.Namespace) -> int:
 def run_kafka(options: argparse.Namespace) -> int:
     """Measure the worker on a real broker."""
     if options.soak:
-        from worker.bench.kafka import soak as long
+        from worker.bench.kafka import soak
 
-        def soak() -> Iterator[Figure | str]:
-            return long.soak(options.broker, count=options.partitions)
-
-        return _measured("kafka soak", "soaking", soak, long.FIGURES, options.json)
+        return _measured(
+            "kafka soak",
+            "soaking",
+            lambda: soak.measure(options.broker, count=options.partitions),
+            soak.FIGURES,
+            options.json,
+        )
     from worker.bench.kafka.comparison import FIGURES, Scale, measure
 
     scale = Scale(partitions=options.partitions)
@@ -68,7 +71,7 @@ def run_kafka(options: argparse.Namespace) -> int:
 
 CORE = CommandSpec(
     name="core",
-    summary="The decision core: planning and closing episodes against a plain dense loop, growth with K, memory.",
+    summary="Measure the decision core: planning and closing episodes against a dense loop, growth with K, memory.",
     examples=("adcascade bench core", "adcascade bench core --json core.json"),
     options=(JSON,),
     run=run_core,
@@ -76,7 +79,7 @@ CORE = CommandSpec(
 
 STREAM = CommandSpec(
     name="stream",
-    summary="The embedded runner against a bare codec loop, decision latency, memory of open sessions.",
+    summary="Measure the embedded runner: speed against a bare codec loop, decision latency, memory of open sessions.",
     examples=("adcascade bench stream", "adcascade bench stream --json stream.json"),
     options=(JSON,),
     run=run_stream,
@@ -85,9 +88,9 @@ STREAM = CommandSpec(
 KAFKA = CommandSpec(
     name="kafka",
     summary=(
-        "The worker on a real broker against raw aiokafka and an idiomatic Faust agent: events per second and\n"
-        "processor time on a backlog, time from arrival to decision live, recovery. Starts a broker of its own unless\n"
-        "told of one."
+        "Measure the worker on a real broker against raw aiokafka and an idiomatic Faust agent: events per second\n"
+        "and processor time on a backlog, live time from arrival to decision, recovery. Without --broker it starts a\n"
+        "broker of its own, which needs Java 17, and Maven for the first time."
     ),
     examples=(
         "adcascade bench kafka",
@@ -95,17 +98,21 @@ KAFKA = CommandSpec(
         "adcascade bench kafka --soak",
     ),
     options=(
-        Option(name="broker", help="the broker to measure on, host:port [one started for it]", metavar="HOST:PORT"),
+        Option(
+            name="broker",
+            help="broker to measure on (default: one that is started for the benchmark)",
+            metavar="HOST:PORT",
+        ),
         Option(
             name="partitions",
-            help="of every topic that can have more than one",
+            help="partitions of every topic that can have more than one",
             parse=integer(least=1, most=100),
             default=4,
             metavar="N",
         ),
         Option(
             name="soak",
-            help="a long run instead: 1,000,000 events, a slow worker in the middle, its memory",
+            help="long run instead: 1,000,000 events, with a worker that is slow for a while; its memory",
             flag=True,
             default=False,
         ),
@@ -116,7 +123,7 @@ KAFKA = CommandSpec(
 
 COMMAND = CommandSpec(
     name="bench",
-    summary="Benchmarks of this machine, as ratios within one run.",
+    summary="Measure this machine, as ratios within one run.",
     examples=("adcascade bench core", "adcascade bench stream", "adcascade bench kafka"),
     actions=(CORE, STREAM, KAFKA),
 )

@@ -1,15 +1,14 @@
-"""The worker on a real broker against the wire and against an idiomatic Faust agent, in one run with the same records.
+"""The worker on a real broker against raw aiokafka and an idiomatic Faust agent, in one run with the same records.
 
-(a) raw aiokafka that reads, decodes, encodes and writes as much, and knows nothing; (b) a plain Faust agent with a
-table write and a send per event; (c) `adcascade worker`, its learner included. First each takes a backlog, several
-times in turn; then each serves live traffic at half of that rate.
+(a) raw aiokafka, which reads, decodes, encodes and writes as much, without state; (b) a plain Faust agent with a table
+write and a send per event; (c) `adcascade worker`, its learner included. First each works off a backlog, several times
+in turn; then each serves live traffic at half of that rate.
 
-What (c) takes live is told too. It is less than a backlog: there a worker skips what nobody waits for any more, and
-live the broker and the clients need the same few processors.
+The highest live rate of (c) is measured too. It is lower than on a backlog: there a worker skips decisions that later
+feedback has overtaken, and live the broker and the clients need the same few processors.
 
-Everything is counted from outside, by the ends of the topics and by the kernel, so for all three alike.
-
-The broker, if none is given, is compiled as brokers in production are; any has done a round of work before it counts.
+Everything is counted from outside, by end offsets and by the kernel, so in the same way for all three. A first round,
+in which the broker warms up, does not count.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ import numpy as np
 from aiokafka import TopicPartition
 
 from worker.bench.figures import Figure
-from worker.bench.kafka import open_sessions as standing
-from worker.bench.kafka import recording as traffic
-from worker.bench.kafka.children import Task
-from worker.bench.kafka.live import LONG, WARM, Heard, Latency, live
-from worker.bench.kafka.processes import Child, broker
-from worker.bench.kafka.recording import Recording
-from worker.bench.kafka.topics import Usage, clear, ends, fill, inputs, partitions, prepare
+from worker.bench.kafka import open_sessions
+from worker.bench.kafka.baselines import BaselineTask
+from worker.bench.kafka.broker import running_broker
+from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, live
+from worker.bench.kafka.processes import ChildProcess
+from worker.bench.kafka.recording import HORIZON, LATENESS, TIMEOUT, WINDOW, Recording, record
+from worker.bench.kafka.topics import Usage, delete, end_offsets, fill, inputs, partitions, prepare
 from worker.errors import FailedError
 from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
 
-FIGURES = 18  # that `measure` yields
-BEFORE = 300_000  # milliseconds that the users of the backlog came before the run
-MOST_LIVE = 150_000.0  # events/s that the sender is asked for
+FIGURES = 18  # number of figures that `measure` yields
+BEFORE = 300_000  # milliseconds between the users of the backlog and the run
+MOST_LIVE = 150_000.0  # events/s of the sender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is measured: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic.
+    """Size of a run: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic.
 
-    `partitions` is of every topic that can have more than one; `rounds` are of all but the backlog.
+    `partitions` holds for every topic that can have more than one, `rounds` for everything but the backlog.
     """
 
     partitions: int
@@ -62,39 +61,39 @@ class Scale:
     open_sessions: int = 100_000
 
 
-#: How many an arrival and a click lead to, on average.
+#: Output records per arrival and per click, on average.
 Shares = tuple[float, float]
 
 
 def measure(address: str | None, scale: Scale) -> Iterator[Figure | str]:
-    """Yield the figures, and between them what is being done."""
-    yield "recording the traffic"
-    recording = traffic.record(scale.sessions, time.time_ns() // 1_000_000 - BEFORE)
+    """Yield the figures, and between them the step that follows."""
     yield "starting the broker"
-    with broker(address) as reached, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
-        bench = Bench(reached, Path(folder), recording, scale)
+    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
+        yield "recording the traffic"
+        recording = record(scale.sessions, time.time_ns() // 1_000_000 - BEFORE)
+        run = Comparison(connection, Path(folder), recording, scale)
         try:
-            yield from bench.backlog()
-            yield from bench.standing()
-            yield from bench.live()
+            yield from run.backlog()
+            yield from run.full_table()
+            yield from run.live()
         finally:
-            bench.clear()
+            run.delete_topics()
 
 
 @dataclass(slots=True)
 class Outputs:
-    """How many records a worker wrote for a backlog."""
+    """Numbers of records that a worker wrote for a backlog."""
 
     changes: int
     decisions: int
 
 
-class Bench:
-    """One run; every variant has topics of its own, all with names that begin alike."""
+class Comparison:
+    """One run; every variant has topics of its own, all under one prefix."""
 
-    def __init__(self, address: str, folder: Path, recording: Recording, scale: Scale) -> None:
-        self._address = address
-        self._connection = Connection(servers=(address,))
+    def __init__(self, connection: Connection, folder: Path, recording: Recording, scale: Scale) -> None:
+        self._address = connection.servers[0]
+        self._connection = connection
         self._folder = folder
         self._recording = recording
         self._scale = scale
@@ -102,9 +101,9 @@ class Bench:
         self._made = 0
         self._usages: dict[str, list[Usage]] = {"raw": [], "wire": [], "agent": [], "worker": []}
 
-    def clear(self) -> None:
-        """Delete the topics."""
-        run_client(self._connection, clear(self._connection, self._prefix))
+    def delete_topics(self) -> None:
+        """Delete all topics of the run."""
+        run_client(self._connection, delete(self._connection, self._prefix))
 
     def _names(self) -> Topics:
         self._made += 1
@@ -118,24 +117,24 @@ class Bench:
 
     # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _worker(self, names: Topics) -> Child:
-        # Arms and dimension it takes from the version that is published.
+    def _worker(self, names: Topics) -> ChildProcess:
+        # Arms and dimension come from the published version.
         options = {
             "broker": self._address,
             "prefix": names.prefix,
             "group": names.prefix,
-            "horizon": traffic.HORIZON,
-            "window": f"{traffic.WINDOW}ms",
-            "session-timeout": f"{traffic.TIMEOUT}ms",
-            "lateness": f"{traffic.LATENESS}ms",
+            "horizon": HORIZON,
+            "window": f"{WINDOW}ms",
+            "session-timeout": f"{TIMEOUT}ms",
+            "lateness": f"{LATENESS}ms",
             "log-level": "warning",
         }
         flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        return Child("the worker", ["worker", "worker", *flags], self._folder)
+        return ChildProcess("the worker", ["worker", "worker", *flags], self._folder)
 
-    def _other(self, kind: str, read: Topics, written: Topics, changes: Shares, decisions: Shares) -> Child:
+    def _baseline(self, kind: str, read: Topics, written: Topics, changes: Shares, decisions: Shares) -> ChildProcess:
         sizes = self._recording.sizes
-        task = Task(
+        task = BaselineTask(
             kind=kind,
             broker=self._address,
             inputs=read.prefix,
@@ -150,12 +149,12 @@ class Bench:
             state=self._recording.states[0],
         )
         name = {"raw": "raw aiokafka", "wire": "the wire", "agent": "the Faust agent"}[kind]
-        return Child(name, ["worker.bench.kafka.children", msgspec.json.encode(task).decode()], self._folder)
+        return ChildProcess(name, ["worker.bench.kafka.baselines", msgspec.json.encode(task).decode()], self._folder)
 
     # ── a backlog ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def backlog(self) -> Iterator[Figure | str]:
-        """Measure each of the three on records that all wait already."""
+        """Measure each of the three on records that are all there already."""
         scale = self._scale
         yield "backlog, for the broker to warm up"
         self._once()
@@ -179,7 +178,7 @@ class Bench:
         yield self._against("raw", "(c) / (a)", least=0.5)
 
     def _against(self, kind: str, name: str, *, least: float) -> Figure:
-        """Compare (c) with another in the same rounds: between them the machine may get faster or slower."""
+        """Compare (c) with a baseline round by round: the machine may be faster in one round than in the next."""
         pairs = zip(self._usages["worker"], self._usages[kind], strict=True)
         ratios = sorted(worker.rate / other.rate for worker, other in pairs)
         detail = f"in events/s, {ratios[0]:.3g} to {ratios[-1]:.3g} in {len(ratios)} rounds"
@@ -202,9 +201,9 @@ class Bench:
 
     async def _worker_on_backlog(self, names: Topics) -> Outputs:
         recording = self._recording
-        async with ends(self._connection) as look:
+        async with end_offsets(self._connection) as look:
             with self._worker(names) as child:
-                # A partition writes its progress when all before it is acknowledged, so with that it is done.
+                # A partition writes its progress when everything before it is acknowledged: its last record here.
                 facts = recording.events + self._scale.partitions
                 self._usages["worker"].append(await look.usage(partitions(names.journal, 1), facts, child))
             outputs = Outputs(
@@ -213,35 +212,35 @@ class Bench:
             )
             dead = await look.count(partitions(names.dead_letters, 1))
         if dead:
-            raise FailedError(f"the worker made {dead} dead letters of {recording.events} records: no measurement")
+            raise FailedError(f"the worker wrote {dead} dead letters for {recording.events} records: no measurement")
         return outputs
 
     async def _raw_on_backlog(self, kind: str, names: Topics, outputs: Outputs) -> None:
         events, written = self._recording.events, self._names()
         changes, decisions = outputs.changes / events, outputs.decisions / events
         await self._created(written)
-        async with ends(self._connection) as look:
-            with self._other(kind, names, written, (changes, changes), (decisions, decisions)) as child:
+        async with end_offsets(self._connection) as look:
+            with self._baseline(kind, names, written, (changes, changes), (decisions, decisions)) as child:
                 journal = partitions(written.journal, 1)
                 self._usages[kind].append(await look.usage(journal, events, child))
 
     async def _agent_on_backlog(self) -> None:
         recording, names = self._recording.first(self._scale.agent_sessions), self._names()
         await self._prepared(names, recording)
-        async with ends(self._connection) as look:
-            with self._other("agent", names, names, _EACH, _EACH) as child:
+        async with end_offsets(self._connection) as look:
+            with self._baseline("agent", names, names, _EACH, _EACH) as child:
                 decisions = self._all(names.decisions)
                 self._usages["agent"].append(await look.usage(decisions, recording.events, child))
 
     # ── a full table ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def standing(self) -> Iterator[Figure | str]:
-        """Measure a start with many open sessions, and then a backlog of which every event has to be answered."""
+    def full_table(self) -> Iterator[Figure | str]:
+        """Measure a start with many open sessions, then a backlog in which every event has to be answered."""
         count = self._scale.open_sessions
         seen: list[tuple[float, Usage]] = []
         for turn in range(self._scale.rounds):
             yield f"{count:,} open sessions, round {turn + 1} of {self._scale.rounds}"
-            seen.append(run_client(self._connection, self._stand(count)))
+            seen.append(run_client(self._connection, self._recovery(count)))
         rate, events = statistics.median(usage.rate for _, usage in seen), seen[0][1].events
         detail = f"backlog of {events:,}, each about another session; {rate / self._rate('agent'):.1f} × (b)"
         yield Figure(name="(c), every event answered", value=rate, unit="events/s", detail=detail)
@@ -253,13 +252,13 @@ class Bench:
             detail="from the start of the process to the first decision",
         )
 
-    async def _stand(self, count: int) -> tuple[float, Usage]:
+    async def _recovery(self, count: int) -> tuple[float, Usage]:
         names, now = self._names(), time.time_ns() // 1_000_000
         await self._created(names, self._recording)
-        parts = standing.backlog(self._recording, names, count, now, partitions=self._scale.partitions)
+        parts = open_sessions.backlog(self._recording, names, count, now, partitions=self._scale.partitions)
         await fill(self._connection, parts)
         events = sum(len(pairs) for (topic, _), pairs in parts.items() if topic in names.inputs)
-        async with ends(self._connection) as look:
+        async with end_offsets(self._connection) as look:
             began = time.monotonic()
             with self._worker(names) as child:
                 (answered, _), usage = await asyncio.gather(
@@ -272,9 +271,9 @@ class Bench:
     # ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def live(self) -> Iterator[Figure | str]:
-        """Measure how long a client waits, at half of each one's rate; (a) also at half of the rate of (c).
+        """Measure the wait of a client at half of each one's rate; for (a) also at half of the rate of (c).
 
-        Also what (c) takes live, and the waiting at half of that.
+        Then measure the highest live rate of (c), and the wait at half of that.
         """
         half = {kind: min(MOST_LIVE, self._rate(kind) / 2) for kind in _NAMES}
         seen: dict[str, list[Latency]] = {"raw": [], "agent": [], "worker": [], "raw at (c)'s": []}
@@ -286,9 +285,9 @@ class Bench:
             yield f"live, {_NAMES[kind]}"
             seen[kind].append(self._latency(kind, half[kind]))
         for kind, name in _NAMES.items():
-            yield _waiting(f"{name}, live", seen[kind], most=25 if kind == "worker" else None)
+            yield _wait(f"{name}, live", seen[kind], most=25 if kind == "worker" else None)
         same = seen["raw at (c)'s"]
-        yield _waiting(f"{_NAMES['raw']} at the rate of (c)", same)
+        yield _wait(f"{_NAMES['raw']} at the rate of (c)", same)
         worker, wire = (_quantile(latencies, 0.99) for latencies in (seen["worker"], same))
         yield Figure(
             name="(c) / (a), live p99",
@@ -297,31 +296,31 @@ class Bench:
             most=5,
             detail=f"{worker:.1f} and {wire:.1f} ms, both at half of the rate of (c)",
         )
-        yield from self._taken()
+        yield from self._highest_rate()
 
-    def _taken(self) -> Iterator[Figure | str]:
+    def _highest_rate(self) -> Iterator[Figure | str]:
         name = _NAMES["worker"]
         yield f"live, rising: {name}"
         most = min(MOST_LIVE, self._rate("worker"))
-        taken = self._live("worker", (most / 50, most), self._scale.rising_seconds).taken()
-        if not taken:
-            raise FailedError(f"{name} keeps up with no live traffic at all")
-        detail = f"of a rate that rises, until half of the clients wait for more than {LONG:g} ms"
-        yield Figure(name="(c), taken live", value=taken, unit="events/s", detail=detail)
-        yield f"live, half of what {name} takes"
-        yield _waiting("(c), at half of that", [self._latency("worker", taken / 2)])
+        highest = self._live("worker", (most / 50, most), self._scale.rising_seconds).highest_rate()
+        if not highest:
+            raise FailedError(f"{name} does not keep up with live traffic at any rate")
+        detail = f"highest rate before half of the clients wait for more than {LONG:g} ms"
+        yield Figure(name="(c), taken live", value=highest, unit="events/s", detail=detail)
+        yield f"live, half of the highest rate: {name}"
+        yield _wait("(c), at half of that", [self._latency("worker", highest / 2)])
 
     def _latency(self, kind: str, rate: float) -> Latency:
         return self._live(kind, (rate, rate), WARM + self._scale.live_seconds).latency()
 
-    def _live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
+    def _live(self, kind: str, rates: tuple[float, float], seconds: float) -> LiveRun:
         return run_client(self._connection, self._serve_live(kind, rates, seconds))
 
-    async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> Heard:
+    async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> LiveRun:
         names = self._names()
         await self._created(names, self._recording)
         decisions = 1.0, self._recording.sizes.decisions_per_click
-        with self._worker(names) if kind == "worker" else self._other(kind, names, names, _EACH, decisions) as child:
+        with self._worker(names) if kind == "worker" else self._baseline(kind, names, names, _EACH, decisions) as child:
             return await live(
                 self._connection, names, child, self._recording, rates, seconds, self._folder, self._scale.partitions
             )
@@ -336,7 +335,7 @@ def _quantile(latencies: Sequence[Latency], share: float) -> float:
     return float(np.quantile(np.concatenate([latency.waits for latency in latencies]), share))
 
 
-def _waiting(name: str, latencies: Sequence[Latency], most: float | None = None) -> Figure:
+def _wait(name: str, latencies: Sequence[Latency], most: float | None = None) -> Figure:
     rate = statistics.median(latency.rate for latency in latencies)
     high = _quantile(latencies, 0.99)
     runs = f", {len(latencies)} runs" if len(latencies) > 1 else ""

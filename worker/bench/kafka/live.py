@@ -1,8 +1,8 @@
-"""Live traffic at a given rate, and how long a client waits for the decision after its arrival.
+"""Live traffic at a given rate, and the wait of a client between its arrival and the decision.
 
-The sender is a process of its own (see `bench_kafka_sender`), and the reader looks at no more than it needs (see
-`bench_kafka_reader`): what they take of the machine the worker lacks. The sender says afterwards when each tick was
-sent; Linux has one monotonic clock for all processes.
+The sender is a process of its own (`sender`), and the reader unpacks no more than it needs (`reader`), to leave the
+processors to the worker. Afterwards the sender reports the time of each tick; Linux has one monotonic clock for all
+processes.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from worker.bench.kafka.processes import Child
+from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.reader import FirstDecisions
 from worker.bench.kafka.recording import Recording, live_arrival
-from worker.bench.kafka.sender import TICK, Play, Sent
-from worker.bench.kafka.topics import ends, fill, partitions
+from worker.bench.kafka.sender import TICK, Play, SentTicks
+from worker.bench.kafka.topics import end_offsets, fill, partitions
 from worker.errors import FailedError
 from worker.kafka.clients import standalone_consumer
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
 
 WARM = 3.0  # seconds that do not count
-STRETCH = 0.5  # seconds of a rising rate that are looked at together
-LONG = 100.0  # milliseconds; who lets half of the clients wait for longer does not keep up
+STRETCH = 0.5  # seconds of a rising rate that are judged together
+LONG = 100.0  # milliseconds; if half of the clients wait for longer, the server does not keep up
 SCRIPTS = 2_000  # sessions that are played over and over
-SILENCE = 3.0  # seconds without a decision, then no more are waited for
-LOOK = 0.1  # seconds between two looks at what was read
+SILENCE = 3.0  # seconds without a decision before the run ends
+LOOK = 0.1  # seconds between two checks of the progress
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """Who was answered and when, in nanoseconds of the monotonic clock."""
+class LiveRun:
+    """Answered sessions with the times of the answers, in nanoseconds of the monotonic clock."""
 
-    sent: Sent
+    sent: SentTicks
     sessions: list[int]
-    moments: list[int]
+    times: list[int]
 
     def waits(self) -> tuple[Floats, Floats]:
-        """Return when each answered session was sent, in seconds of the play, and for how many milliseconds it waited.
+        """Return for each answered session when it was sent, in seconds of the play, and its wait in milliseconds.
 
-        >>> sent = Sent(moments=[0, 10_000_000], events=[1, 3], sessions=[1, 3])
-        >>> heard = Heard(sent=sent, sessions=[0, 2], moments=[1_000_000, 12_000_000])
-        >>> [numbers.tolist() for numbers in heard.waits()]
+        >>> sent = SentTicks(times=[0, 10_000_000], events=[1, 3], sessions=[1, 3])
+        >>> run = LiveRun(sent=sent, sessions=[0, 2], times=[1_000_000, 12_000_000])
+        >>> [numbers.tolist() for numbers in run.waits()]
         [[0.0, 0.01], [1.0, 2.0]]
         """
         ticks = np.searchsorted(np.array(self.sent.sessions), np.array(self.sessions, np.int64), side="right")
-        sent = np.array(self.sent.moments, np.int64)[ticks]
-        return (sent - self.sent.moments[0]) / 1e9, (np.array(self.moments, np.int64) - sent) / 1e6
+        sent = np.array(self.sent.times, np.int64)[ticks]
+        return (sent - self.sent.times[0]) / 1e9, (np.array(self.times, np.int64) - sent) / 1e6
 
     def latency(self) -> Latency:
-        """Return how long was waited after the warm-up."""
+        """Return the waits after the warm-up."""
         sent, waits = self.waits()
         if not np.any(sent > WARM):
-            raise FailedError(f"nobody was answered who came after the first {WARM:g} s: no measurement")
-        seconds = (self.sent.moments[-1] - self.sent.moments[0]) / 1e9
+            raise FailedError(f"no session after the first {WARM:g} s was answered: no measurement")
+        seconds = (self.sent.times[-1] - self.sent.times[0]) / 1e9
         return Latency(waits=waits[sent > WARM], rate=self.sent.events[-1] / seconds)
 
-    def taken(self) -> float:
+    def highest_rate(self) -> float:
         """Return the highest rate, in events per second, at which half of the clients still waited less than `LONG`."""
         sent, waits = self.waits()
         ticks = round(STRETCH / TICK)
         rate = 0.0
-        for first in range(0, len(self.sent.moments) - ticks, ticks):
-            begun, ended = ((self.sent.moments[tick] - self.sent.moments[0]) / 1e9 for tick in (first, first + ticks))
+        for first in range(0, len(self.sent.times) - ticks, ticks):
+            begun, ended = ((self.sent.times[tick] - self.sent.times[0]) / 1e9 for tick in (first, first + ticks))
             inside = waits[(begun <= sent) & (sent < ended)]
             if len(inside) and np.median(inside) < LONG:
                 rate = max(rate, (self.sent.events[first + ticks] - self.sent.events[first]) / (ended - begun))
@@ -78,13 +78,13 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Milliseconds from sending an arrival to holding its decision; `rate` is that of the events sent."""
+    """Waits in milliseconds from sending an arrival to its decision; `rate` is the number of events sent per second."""
 
     waits: Floats
     rate: float
 
     def quantile(self, share: float) -> float:
-        """Return how long that share of the clients waited at most."""
+        """Return the longest wait among that share of the clients."""
         return float(np.quantile(self.waits, share))
 
 
@@ -94,16 +94,16 @@ class Latency:
 async def live(
     connection: Connection,
     names: Topics,
-    child: Child,
+    child: ChildProcess,
     recording: Recording,
     rates: tuple[float, float],
     seconds: float,
     folder: Path,
     count: int,
-) -> Heard:
-    """Let a child serve so many events per second, at first and at last; return what its clients see.
+) -> LiveRun:
+    """Send live traffic to a child and return the answers.
 
-    `count` is the number of partitions.
+    `rates` are events per second at the beginning and at the end, `count` is the number of partitions.
     """
     await _probe(connection, names, child, recording, count)
     scripts = recording.scripts[:SCRIPTS]
@@ -122,24 +122,26 @@ async def live(
     async with standalone_consumer(connection) as consumer:
         tps = partitions(names.decisions, count)
         decisions = FirstDecisions(consumer, await consumer.end_offsets(tps))
-        with Child("sender", ["worker.bench.kafka.sender", msgspec.json.encode(play).decode()], folder) as sender:
-            return await _listen(decisions, child, sender)
+        with ChildProcess(
+            "sender", ["worker.bench.kafka.sender", msgspec.json.encode(play).decode()], folder
+        ) as sender:
+            return await _answers(decisions, child, sender)
 
 
-async def _probe(connection: Connection, names: Topics, child: Child, recording: Recording, count: int) -> None:
+async def _probe(connection: Connection, names: Topics, child: ChildProcess, recording: Recording, count: int) -> None:
     """Wait until a child serves every partition."""
     now = time.time_ns() // 1_000_000
     script = recording.scripts[0]
-    first = [f"probe-{place}".encode() for place in range(count)]
+    first = [f"probe-{number}".encode() for number in range(count)]
     await fill(
         connection,
-        {(names.arrivals, place): [(name, live_arrival(script, name, now))] for place, name in enumerate(first)},
+        {(names.arrivals, number): [(name, live_arrival(script, name, now))] for number, name in enumerate(first)},
     )
-    async with ends(connection) as look:
+    async with end_offsets(connection) as look:
         await look.reached(partitions(names.decisions, count), count, child)
 
 
-async def _listen(decisions: FirstDecisions, child: Child, sender: Child) -> Heard:
+async def _answers(decisions: FirstDecisions, child: ChildProcess, sender: ChildProcess) -> LiveRun:
     reading = asyncio.create_task(decisions.read())
     try:
         sent = await _until_answered(decisions, child, sender, reading)
@@ -147,15 +149,17 @@ async def _listen(decisions: FirstDecisions, child: Child, sender: Child) -> Hea
         reading.cancel()
     if len(decisions.sessions) < sent.sessions[-1] / 10:
         raise FailedError(
-            f"{child.name} answered {len(decisions.sessions)} of {sent.sessions[-1]} arrivals: {child.last_words()}"
+            f"{child.name} answered {len(decisions.sessions)} of {sent.sessions[-1]} arrivals: {child.last_error()}"
         )
-    return Heard(sent=sent, sessions=decisions.sessions, moments=decisions.moments)
+    return LiveRun(sent=sent, sessions=decisions.sessions, times=decisions.times)
 
 
-async def _until_answered(decisions: FirstDecisions, child: Child, sender: Child, reading: asyncio.Task[None]) -> Sent:
-    """Wait until everybody is answered, or nobody is any more; return what was sent."""
+async def _until_answered(
+    decisions: FirstDecisions, child: ChildProcess, sender: ChildProcess, reading: asyncio.Task[None]
+) -> SentTicks:
+    """Wait until all sessions are answered, or no more answers come; return what was sent."""
     last, answered = time.monotonic(), 0
-    sent: Sent | None = None
+    sent: SentTicks | None = None
     while sent is None or (answered < sent.sessions[-1] and time.monotonic() - last < SILENCE):
         await asyncio.wait([reading], timeout=LOOK)
         if reading.done():
@@ -164,11 +168,11 @@ async def _until_answered(decisions: FirstDecisions, child: Child, sender: Child
             last, answered = time.monotonic(), len(decisions.sessions)
         child.check()
         if sent is None and sender.process.poll() is not None:
-            sent = _told(sender)
+            sent = _result(sender)
     return sent
 
 
-def _told(sender: Child) -> Sent:
+def _result(sender: ChildProcess) -> SentTicks:
     if sender.process.returncode:
-        raise FailedError(f"the sender ended with {sender.process.returncode}: {sender.last_words()}")
-    return msgspec.json.decode(sender.last_line(), type=Sent)
+        raise FailedError(f"the sender ended with {sender.process.returncode}: {sender.last_error()}")
+    return msgspec.json.decode(sender.last_line(), type=SentTicks)

@@ -1,112 +1,77 @@
-"""What `adcascade bench kafka` needs around the measuring: a broker, processes, and how much a process has used."""
+"""Child processes of `adcascade bench kafka`, with the processor time and the memory that they use."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import worker
-from worker.errors import FailedError, InputError
-
-BROKER = Path(worker.__file__).parents[1] / "deploy/kafka/broker"
+from worker.errors import FailedError
 
 
-@contextmanager
-def broker(given: str | None) -> Iterator[str]:
-    """Yield the address of the broker that was given, else of one that runs for as long as this.
-
-    Its compiler is the one that brokers in production have.
-    """
-    if given is not None:
-        yield given
-        return
-    if not BROKER.exists():
-        raise InputError(f"there is no {BROKER} to start a broker with: say where one runs (--broker host:port)")
-    folder = tempfile.mkdtemp(prefix="adcascade-bench-")
-    try:
-        yield _run(str(BROKER), "start", "--port", "0", "--data-dir", f"{folder}/kafka", "--compiler", "full")
-    finally:
-        _run(str(BROKER), "stop", "--kill", "--data-dir", f"{folder}/kafka")
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise FailedError(f"no Kafka broker: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout.strip()
-
-
-class Child:
-    """A Python process of ours; what it writes goes to a file that is read only if it fails.
+class ChildProcess:
+    """Run Python as a child process; its output goes to a file that is read only if it fails.
 
     Parameters
     ----------
-    name : what to call it in messages
+    name : its name in messages
     arguments : after ``python -m``
-    folder : where its log goes
+    folder : for its log
     """
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name = name
         self._log = folder / f"{name.replace(' ', '-')}-{time.monotonic_ns()}.log"
-        # One BLAS thread, as the worker itself has it: more of them only fight for the same core.
+        # One BLAS thread, as in the worker: more of them compete for the same core.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> ChildProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.end()
+        self.kill()
 
-    def end(self) -> None:
-        """End it at once: nothing of it is needed any more. Its own children end with it."""
+    def kill(self) -> None:
+        """Kill it; its own children end with it."""
         self.process.kill()
         self.process.wait()
 
     def check(self) -> None:
         """Raise `FailedError` if it has ended."""
         if self.process.poll() is not None:
-            raise FailedError(f"{self.name} ended with {self.process.returncode}: {self.last_words()}")
+            raise FailedError(f"{self.name} ended with {self.process.returncode}: {self.last_error()}")
 
     def last_line(self) -> str:
-        """Return the last line it wrote, empty if there is none."""
+        """Return its last line of output, empty if there is none."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def last_words(self) -> str:
-        """Return the last line it wrote, for people."""
+    def last_error(self) -> str:
+        """Return its last line of output, for a message."""
         return self.last_line()[:500] or "it wrote nothing"
 
     def processor_seconds(self) -> float:
-        """Return the processor time that it has used, its threads and its own children included."""
-        try:
-            # The clock that Linux keeps for each process, to the nanosecond; /proc/…/stat counts in steps of 10 ms.
-            return sum(time.clock_gettime(~pid << 3 | 2) for pid in self._family())
-        except OSError:
-            self.check()
-            raise FailedError("this needs Linux: the processor time of another process is asked for") from None
+        """Return the processor time of the process, its threads and its children."""
+        # Linux has a clock for each process, to the nanosecond; /proc/…/stat counts in steps of 10 ms.
+        return self._total(lambda pid: time.clock_gettime(~pid << 3 | 2))
 
     def resident_memory(self) -> int:
-        """Return the bytes that it and its own children have in memory now."""
-        try:
-            pages = [Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1] for pid in self._family()]
-        except FileNotFoundError:
-            self.check()
-            raise FailedError("this needs Linux: the memory of another process is read from /proc") from None
-        return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
+        """Return the bytes of memory that the process and its children hold now."""
+        pages = self._total(lambda pid: int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]))
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    def _family(self) -> list[int]:
+    def _total(self, measure: Callable[[int], float]) -> float:
         pid = self.process.pid
-        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())]
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+            return sum(measure(each) for each in (pid, *map(int, children)))
+        except OSError as error:
+            self.check()
+            raise FailedError(f"{self.name} cannot be measured: {error}") from None

@@ -1,7 +1,7 @@
-"""The traffic of `adcascade bench kafka`: recorded once, without a broker, and then the same for everybody.
+"""The traffic of `adcascade bench kafka`: recorded once without a broker, then the same for every variant.
 
-Users answer the slates of one version of the parameters, learned beforehand. That version is published to the worker
-under test, and no window closes while it is measured, so it plans the very slates that the recorded clicks answer.
+Simulated users answer the slates of one learned version of the parameters. That version is published to the worker
+under test, and no window closes during the run, so the worker plans the same slates that the recorded clicks answer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from worker.stream.versions import Versions
 DIM, ARMS, HORIZON = 16, 50, 5
 SECOND = 1_000
 RATE = 1_000  # users per second of event time
-LEARNED_FROM = 6 * SECOND  # event time from which the version is learned
-# Of the measured worker. Nothing falls due during a run: no window is closed, no session is deleted.
+LEARNED_FROM = 6  # seconds of event time that the version is learned from
+# Settings of the measured worker. During a run no window closes and no session expires.
 WINDOW, TIMEOUT, LATENESS = 3_600 * SECOND, 3_600 * SECOND, 5 * SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """One session to be played live: what its records say after session and time."""
+    """One session to be played live: its records without their beginning, session and time."""
 
     arrival: bytes
     clicks: tuple[bytes, ...]
@@ -38,7 +38,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the worker writes: mean bytes of a record, and decisions per click if every click comes alone."""
+    """Output of the worker: mean bytes of its records, and decisions per click if every click comes alone."""
 
     opened: int
     feedback: int
@@ -49,9 +49,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """Arrivals and clicks in the order of their times, and what a worker makes of them.
+    """Arrivals and clicks in the order of their times, with the output of a worker.
 
-    `states` are table values of sessions that are open.
+    `states` are the table values of open sessions.
     """
 
     parameters: Parameters
@@ -63,11 +63,11 @@ class Recording:
 
     @property
     def events(self) -> int:
-        """How many records go in."""
+        """Number of input records."""
         return len(self.arrivals) + len(self.clicks)
 
     def first(self, sessions: int) -> Recording:
-        """Return the part of the first sessions."""
+        """Return the records of the first sessions only."""
         kept = {sent.key for sent in self.arrivals[:sessions]}
         return replace(
             self,
@@ -76,21 +76,21 @@ class Recording:
         )
 
 
-def world() -> Environment:
-    """Return the truth about the users."""
+def environment() -> Environment:
+    """Return the environment of the simulated users."""
     return make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
 
 
 def arms() -> tuple[Arm, ...]:
-    """Return the arms of the world."""
-    return tuple(Arm(arm=f"ad-{place:02d}", reward=float(reward)) for place, reward in enumerate(world().rewards))
+    """Return the arms of the environment."""
+    return tuple(Arm(arm=f"ad-{index:02d}", reward=float(reward)) for index, reward in enumerate(environment().rewards))
 
 
 def record(sessions: int, start: int) -> Recording:
-    """Let users who come from `start` on use the processors, until they have answered all they are shown."""
+    """Serve users who arrive from `start` on, until they have answered all displays."""
     parameters = learned()
     names = [arm.arm for arm in arms()]
-    users = Users(world(), names, horizon=HORIZON, rate=RATE, period=SECOND, start=start, habits=TIDY)
+    users = Users(environment(), names, horizon=HORIZON, rate=RATE, period=SECOND, start=start, habits=TIDY)
     arrivals = _arrivals(users, sessions)
     serving = Serving(Versions(parameters), topics=Topics())
     clicks: list[Sent] = []
@@ -99,8 +99,8 @@ def record(sessions: int, start: int) -> Recording:
     states: list[bytes] = []
     changes: list[bytes] = []
     decisions: list[bytes] = []
-    for start in range(0, sessions, RATE):
-        emits = serving.handle([_record(sent) for sent in arrivals[start : start + RATE]])
+    for first in range(0, sessions, RATE):
+        emits = serving.handle([_record(sent) for sent in arrivals[first : first + RATE]])
         opened += [value for _, value in emits.journal]
         states += [value for _, value in emits.changelog if value is not None]
         while emits.decisions:
@@ -128,17 +128,17 @@ def record(sessions: int, start: int) -> Recording:
 
 
 def learned() -> Parameters:
-    """Return a version that has learned from a few thousand users, as one that was always there.
+    """Return a version that was learned from a few thousand users.
 
-    It is in force since ever and stands before the beginning of any journal.
+    It is in force from time 0 on and precedes any journal.
     """
     settings = LearningSettings(
         dim=DIM, horizon=HORIZON, warmup=1, window=SECOND, session_timeout=2 * SECOND, lateness=SECOND // 2
     )
     habits = replace(TIDY, look=(50, 200), transit=(1, 5))
-    users = Users(world(), [arm.arm for arm in arms()], horizon=HORIZON, rate=RATE, period=SECOND, habits=habits)
+    users = Users(environment(), [arm.arm for arm in arms()], horizon=HORIZON, rate=RATE, period=SECOND, habits=habits)
     served = Embedded(settings, arms())
-    for second in range(LEARNED_FROM // SECOND):
+    for second in range(LEARNED_FROM):
         now = users.start + (second + 1) * SECOND
         due = list(users.arrivals(second))
         while due:
@@ -161,13 +161,13 @@ def learned() -> Parameters:
 
 
 def live_arrival(script: Script, session: bytes, now: int) -> bytes:
-    """Return the arrival of a session that comes now."""
+    """Return the arrival of a session at the time `now`."""
     return b'{"session_id":"%b","occurred_at":%d%b' % (session, now, script.arrival)
 
 
-def live_click(script: Script, place: int, session: bytes, now: int) -> bytes:
-    """Return the click (or pass) number `place` of a session."""
-    return b'{"session_id":"%b","occurred_at":%d%b' % (session, now, script.clicks[place])
+def live_click(script: Script, index: int, session: bytes, now: int) -> bytes:
+    """Return the click (or pass) at an index of the script."""
+    return b'{"session_id":"%b","occurred_at":%d%b' % (session, now, script.clicks[index])
 
 
 def _arrivals(users: Users, sessions: int) -> list[Sent]:
@@ -188,7 +188,7 @@ def _scripts(arrivals: Sequence[Sent], clicks: Sequence[Sent]) -> Iterator[Scrip
 
 
 def _after_time(value: bytes) -> bytes:
-    """Return what follows session_id and occurred_at.
+    """Return the rest of a record after session_id and occurred_at.
 
     >>> _after_time(b'{"session_id":"s","occurred_at":12,"position":1}')
     b',"position":1}'

@@ -1,7 +1,7 @@
 """The client that sends live traffic (``python -m worker.bench.kafka.sender``).
 
-It makes all its requests beforehand, to the last byte, and then only sends them and waits for the answers: what a
-producer does for every batch would be done while the worker is measured, on the same cores.
+It encodes all its requests beforehand, then only sends them and waits for the answers: the work that a producer does
+for every batch would run while the worker is measured, on the same cores.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from worker.errors import FailedError
 from worker.kafka.writer import TopicWriters
 from worker.stream.topology import Topics
 
-TICK = 0.010  # seconds between two batches of the sender
-LOOK = 20  # ticks that a user looks at a display
-NAME = b"live-"  # and the number of the session
+TICK = 0.010  # seconds between two batches
+LOOK = 20  # ticks between a display and its feedback
+NAME = b"live-"  # prefix of the session ids; the number of the session follows
 BATCH = 512 << 10  # bytes
-PATIENCE = 10_000  # milliseconds that a broker may take for an answer
+PATIENCE = 10_000  # milliseconds that a broker may take to answer
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sender is told: where to, from which file, and how many sessions per second, at first and at last."""
+    """Task of the sender: target, file of scripts, and sessions per second at the beginning and at the end."""
 
     broker: str
     prefix: str
@@ -42,7 +42,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
     def begun(self, elapsed: float) -> int:
-        """Return how many sessions begin within so many seconds.
+        """Return the number of sessions that begin in the first `elapsed` seconds.
 
         >>> play = Play(broker="", prefix="", partitions=1, scripts="", first=10, last=30, seconds=4)
         >>> play.begun(2), play.begun(4)
@@ -51,19 +51,19 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.first * elapsed + (self.last - self.first) * elapsed**2 / (2 * self.seconds))
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sender has sent: for each tick when that was, and how many events and sessions so far.
+class SentTicks(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the sender: the time of each tick, and the events and sessions sent up to it.
 
-    `moments` are nanoseconds of the monotonic clock.
+    `times` are nanoseconds of the monotonic clock.
     """
 
-    moments: list[int]
+    times: list[int]
     events: list[int]
     sessions: list[int]
 
 
 class Sender:
-    """Plays sessions: an arrival, then its clicks, one look after the other."""
+    """Play sessions: an arrival, then its clicks, `LOOK` ticks apart."""
 
     def __init__(self, names: Topics, partitions: int, scripts: list[Script]) -> None:
         self._names = names
@@ -73,13 +73,13 @@ class Sender:
         self.sessions = 0
 
     def due(self, tick: int, sessions: int, now: int) -> dict[tuple[str, int], list[tuple[bytes, bytes]]]:
-        """Return what is to be sent at a tick, at the time `now`, with so many sessions begun in all."""
+        """Return the records to send at a tick; `sessions` is the number of sessions begun by then, `now` the time."""
         arrivals, clicks = self._names.arrivals, self._names.clicks
         parts: dict[tuple[str, int], list[tuple[bytes, bytes]]] = defaultdict(list)
-        for name, script, place, partition in self._later.pop(tick, ()):
-            parts[clicks, partition].append((name, live_click(script, place, name, now)))
-            if place + 1 < len(script.clicks):
-                self._later[tick + LOOK].append((name, script, place + 1, partition))
+        for name, script, index, partition in self._later.pop(tick, ()):
+            parts[clicks, partition].append((name, live_click(script, index, name, now)))
+            if index + 1 < len(script.clicks):
+                self._later[tick + LOOK].append((name, script, index + 1, partition))
         for number in range(self.sessions, sessions):
             script, partition = self._scripts[number % len(self._scripts)], number % self._partitions
             name = NAME + b"%d" % number
@@ -90,8 +90,8 @@ class Sender:
         return parts
 
 
-class Ready:
-    """A request in its bytes; to aiokafka's connection it is like any other."""
+class EncodedRequest:
+    """A request that is encoded already; aiokafka's connection treats it like any other."""
 
     def __init__(self, request: Any) -> None:
         self.RESPONSE_TYPE = request.RESPONSE_TYPE
@@ -99,8 +99,8 @@ class Ready:
         self.parse_response_header = request.parse_response_header
         self._bytes: bytes = request.encode()
 
-    def prepare(self, _: Any) -> Ready:
-        """Return what is sent whatever the versions are: it was made for this connection."""
+    def prepare(self, _: Any) -> EncodedRequest:
+        """Return itself: it was encoded for the versions of this connection."""
         return self
 
     def encode(self) -> bytes:
@@ -109,15 +109,15 @@ class Ready:
 
 
 class Tick(NamedTuple):
-    """All that is sent at a moment, one request for each broker, and how much had been sent with it."""
+    """The requests of one tick, one for each broker, and the events and sessions sent up to it."""
 
-    requests: list[tuple[Any, Ready]]
+    requests: list[tuple[Any, EncodedRequest]]
     events: int
     sessions: int
 
 
 async def prepare(producer: AIOKafkaProducer, play: Play, scripts: list[Script], start: int) -> list[Tick]:
-    """Make the requests of a play that begins at `start`."""
+    """Encode the requests of a play that begins at `start`."""
     sender = Sender(Topics(play.prefix), play.partitions, scripts)
     ticks = []
     events = 0
@@ -131,51 +131,52 @@ async def prepare(producer: AIOKafkaProducer, play: Play, scripts: list[Script],
 
 async def _requests(
     producer: AIOKafkaProducer, due: dict[tuple[str, int], list[tuple[bytes, bytes]]], now: int
-) -> list[tuple[Any, Ready]]:
+) -> list[tuple[Any, EncodedRequest]]:
     topics: dict[Any, dict[str, list[tuple[int, bytes]]]] = defaultdict(lambda: defaultdict(list))
     for (topic, partition), pairs in due.items():
         builder = producer.create_batch()
         for key, value in pairs:
             if builder.append(timestamp=now, key=key, value=value) is None:
-                raise FailedError(f"a batch of {TICK:g} s has more than {BATCH >> 10} KB: choose a lower rate")
+                raise FailedError(f"a batch of {TICK:g} s has more than {BATCH >> 10} KB: the rate is too high")
         leader = producer.client.cluster.leader_for_partition(TopicPartition(topic, partition))
         topics[leader][topic].append((partition, bytes(builder._build())))
     requests = []
     for leader, batches in topics.items():
         connection = await producer.client._get_conn(leader)
         request = ProduceRequest(None, 1, PATIENCE, list(batches.items())).prepare(connection._versions)
-        requests.append((connection, Ready(request)))
+        requests.append((connection, EncodedRequest(request)))
     return requests
 
 
-async def send(play: Play, scripts: list[Script]) -> Sent:
-    """Send for as long as the play says."""
+async def send(play: Play, scripts: list[Script]) -> SentTicks:
+    """Send the whole play; return the times."""
     names = Topics(play.prefix)
     async with AIOKafkaProducer(bootstrap_servers=play.broker, max_batch_size=BATCH) as producer:
         await TopicWriters(producer).load_metadata(names.arrivals, names.clicks)
         ticks = await prepare(producer, play, scripts, time.time_ns() // 1_000_000)
         gc.collect()
         gc.freeze()
-        moments, answers = [], []
+        times: list[int] = []
+        answers: list[asyncio.Future[Any]] = []
         begun = time.monotonic()
         for number, tick in enumerate(ticks):
             await asyncio.sleep(max(0.0, begun + number * TICK - time.monotonic()))
-            moments.append(time.monotonic_ns())
-            # Not waited for before the next: on one connection a broker keeps the order.
+            times.append(time.monotonic_ns())
+            # Sent without waiting for the last answer: a broker keeps the order within a connection.
             answers += [asyncio.ensure_future(connection.send(request)) for connection, request in tick.requests]
         for answer in await asyncio.gather(*answers):
             _check(answer)
-    return Sent(moments=moments, events=[tick.events for tick in ticks], sessions=[tick.sessions for tick in ticks])
+    return SentTicks(times=times, events=[tick.events for tick in ticks], sessions=[tick.sessions for tick in ticks])
 
 
 def _check(answer: Any) -> None:
     refused = {parts[1] for _, partitions in answer.topics for parts in partitions} - {0}
     if refused:
-        raise FailedError(f"the broker refused what was sent (error {min(refused)} of the protocol)")
+        raise FailedError(f"the broker refused records (protocol error {min(refused)})")
 
 
 def main(argument: str) -> None:
-    """Send what the argument says, then tell how much it was."""
+    """Send the play in the argument, then write the times as JSON."""
     play = msgspec.json.decode(argument, type=Play)
     scripts = msgspec.msgpack.decode(Path(play.scripts).read_bytes(), type=list[Script])
     sys.stdout.write(msgspec.json.encode(asyncio.run(send(play, scripts))).decode() + "\n")

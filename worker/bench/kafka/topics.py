@@ -1,4 +1,4 @@
-"""Topics of `adcascade bench kafka`: made, filled, watched and thrown away."""
+"""Topics of `adcascade bench kafka`: create, fill, watch and delete them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from worker.bench.kafka.processes import Child
+from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.recording import Recording
 from worker.errors import FailedError
 from worker.kafka.clients import admin_client, standalone_consumer
@@ -22,23 +22,23 @@ from worker.stream.parameters import encode_parameters
 from worker.stream.topology import Topics
 
 Pair = tuple[bytes, bytes]
-# What producers write by default. Larger batches than a consumer's max_partition_fetch_bytes would come from one
-# partition at a time only.
+# The default of producers. Batches larger than a consumer's max_partition_fetch_bytes would come from one partition at
+# a time only.
 BATCH = 16 << 10
-LOOK = 0.01  # seconds between two looks at the end of a topic
-PATIENCE = 120.0  # seconds without anything new, then it counts as failed
+LOOK = 0.01  # seconds between two looks at the end offsets
+PATIENCE = 120.0  # seconds without a new record before a run counts as failed
 
 
 async def prepare(connection: Connection, names: Topics, count: int, *, recording: Recording | None = None) -> None:
-    """Create topics with so many partitions; with a recording, publish its parameters."""
+    """Create topics with `count` partitions; with a recording, publish its parameters."""
     await create(connection, names, TopicLayout(partitions=count))
     if recording is not None:
         value = encode_parameters(recording.parameters)
         await fill(connection, {(names.parameters, 0): [(b"1", value)]})
 
 
-async def clear(connection: Connection, prefix: str) -> None:
-    """Delete all topics whose names begin so."""
+async def delete(connection: Connection, prefix: str) -> None:
+    """Delete all topics with this prefix."""
     async with admin_client(connection) as admin:
         ours = [name for name in await admin.list_topics() if name.startswith(prefix)]
         if ours:
@@ -46,7 +46,7 @@ async def clear(connection: Connection, prefix: str) -> None:
 
 
 def inputs(names: Topics, recording: Recording, count: int) -> dict[tuple[str, int], list[Pair]]:
-    """Return the arrivals and clicks of a recording by topic and partition, of which there are so many."""
+    """Return the arrivals and clicks of a recording by topic and partition, for `count` partitions."""
     parts: dict[tuple[str, int], list[Pair]] = {}
     for topic, records in ((names.arrivals, recording.arrivals), (names.clicks, recording.clicks)):
         for sent in records:
@@ -55,21 +55,21 @@ def inputs(names: Topics, recording: Recording, count: int) -> dict[tuple[str, i
 
 
 async def fill(connection: Connection, parts: Mapping[tuple[str, int], Iterable[Pair]]) -> None:
-    """Write records by topic and partition; return when the broker has them."""
+    """Write records by topic and partition; return when the broker has acknowledged them."""
     async with AIOKafkaProducer(
         **connection.arguments(), enable_idempotence=True, max_batch_size=BATCH, max_request_size=16 << 20
     ) as producer:
-        outlets = TopicWriters(producer)
-        await outlets.load_metadata(*{topic for topic, _ in parts})
+        writers = TopicWriters(producer)
+        await writers.load_metadata(*{topic for topic, _ in parts})
         batches = [
-            batch for (topic, place), pairs in parts.items() for batch in outlets.writer(topic, place).write(pairs)
+            batch for (topic, part), pairs in parts.items() for batch in writers.writer(topic, part).write(pairs)
         ]
         await asyncio.gather(*(batch.future for batch in batches))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a number of events took."""
+    """The time that a number of events took: on the clock, and of the processor."""
 
     events: int
     seconds: float
@@ -86,18 +86,18 @@ class Usage:
         return self.processor / self.events * 1e6
 
 
-class Ends:
-    """Looks at how many records topics have."""
+class EndOffsets:
+    """Count the records of topics by their end offsets."""
 
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
         self._consumer = consumer
 
     async def count(self, topics: Sequence[TopicPartition]) -> int:
-        """Return how many records these partitions have."""
+        """Return the number of records in these partitions."""
         return int(sum((await self._consumer.end_offsets(topics)).values()))
 
-    async def reached(self, topics: Sequence[TopicPartition], count: int, child: Child) -> tuple[float, int]:
-        """Wait until there are so many records; return when that was seen, and how many they were then."""
+    async def reached(self, topics: Sequence[TopicPartition], count: int, child: ChildProcess) -> tuple[float, int]:
+        """Wait until the partitions have `count` records; return the time, and the number of records at that time."""
         seen, since = -1, time.monotonic()
         while True:
             there, now = await self.count(topics), time.monotonic()
@@ -107,28 +107,28 @@ class Ends:
                 seen, since = there, now
             child.check()
             if now - since > PATIENCE:
-                raise FailedError(f"{child.name}: {there} of {count} records, and nothing new: {child.last_words()}")
+                raise FailedError(f"{child.name}: {there} of {count} records, and no more: {child.last_error()}")
             await asyncio.sleep(LOOK)
 
-    async def usage(self, topics: Sequence[TopicPartition], count: int, child: Child) -> Usage:
-        """Return what a child takes from the first of its records in these partitions to so many of them.
+    async def usage(self, topics: Sequence[TopicPartition], count: int, child: ChildProcess) -> Usage:
+        """Return the time that a child takes from its first records in these partitions until there are `count`.
 
-        Until it writes, it starts, joins its group, recovers: none of that counts. What it then has written at once,
-        it has worked on before, so that does not count either.
+        The start of the process, the join of its group and its recovery come before its first record, and do not count.
+        The first records that are seen do not count either: the work on them was done before.
         """
         began, first = await self.reached(topics, 1, child)
         before = child.processor_seconds()
-        if first >= count:  # so few that they came at once, within a look
+        if first >= count:  # so few that all came between two looks
             return Usage(events=first, seconds=LOOK, processor=before)
         ended, there = await self.reached(topics, count, child)
         return Usage(events=there - first, seconds=ended - began, processor=child.processor_seconds() - before)
 
 
 @asynccontextmanager
-async def ends(connection: Connection) -> AsyncIterator[Ends]:
-    """Yield a look at the ends of topics."""
+async def end_offsets(connection: Connection) -> AsyncIterator[EndOffsets]:
+    """Yield the end offsets, over a consumer of their own."""
     async with standalone_consumer(connection) as consumer:
-        yield Ends(consumer)
+        yield EndOffsets(consumer)
 
 
 def partitions(topic: str, count: int) -> list[TopicPartition]:
@@ -137,4 +137,4 @@ def partitions(topic: str, count: int) -> list[TopicPartition]:
     >>> partitions("t", 1)
     [TopicPartition(topic='t', partition=0)]
     """
-    return [TopicPartition(topic, place) for place in range(count)]
+    return [TopicPartition(topic, number) for number in range(count)]

@@ -1,12 +1,11 @@
-"""Two ways to do without this package, to compare with; each runs in a process of its own.
+"""What the worker is compared with; each baseline runs in a process of its own.
 
-    python -m worker.bench.kafka.children '{"kind": "raw", …}'
+    python -m worker.bench.kafka.baselines '{"kind": "raw", …}'
 
-`raw` is aiokafka's `getmany`, then `create_batch` and `send_batch`: it decodes what it reads and encodes what it
-writes, record by record with the functions of `worker.stream.codec` (the worker encodes many in one call), writes as
-many records of the same sizes as the worker, and knows nothing. `wire` leaves out the codec too: bytes in, other bytes
-out. `agent` is what one writes first with Faust, under Faust's own settings: an agent over both topics, JSON, a table
-write and a `send` for each event.
+`raw` is aiokafka's `getmany`, then `create_batch` and `send_batch`. It decodes and encodes record by record with the
+functions of `worker.stream.codec` (the worker encodes many in one call), writes as many records of the same sizes as
+the worker, and keeps no state. `wire` leaves out the codec: bytes in, other bytes out. `agent` is the usual Faust
+agent, with Faust's default settings: one agent over both topics, JSON, a table write and a `send` for each event.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from worker.stream.session import Session, decode_state, encode_state
 Pair = tuple[bytes, bytes]
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is told.
+class BaselineTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Task of a baseline.
 
-    Sizes are in bytes; `state` is a session as it stands in the table. `changes` and `decisions` say how many of them
-    an arrival and a click lead to, on average.
+    Sizes are in bytes; `state` is the table value of a session. `changes` and `decisions` are how many of them an
+    arrival and a click lead to, on average.
     """
 
     kind: str
@@ -53,10 +52,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 # ── raw ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Wire:
-    """Turns input records into output records of the right sizes, as fast as the client library goes."""
+class WireBaseline:
+    """Turn input records into output records of the right sizes, as fast as the client library can."""
 
-    def __init__(self, task: Task, producer: AIOKafkaProducer) -> None:
+    def __init__(self, task: BaselineTask, producer: AIOKafkaProducer) -> None:
         self._task = task
         self._producer = producer
         self._owed = {"changes": 0.0, "decisions": 0.0}
@@ -65,7 +64,7 @@ class Wire:
         self._first, self._next = (_decision(task, position) for position in (1, 2))
 
     async def handle(self, fetched: dict[TopicPartition, list[Any]]) -> None:
-        """Write what the records of one poll lead to."""
+        """Write the output of the records of one poll."""
         task, outputs = self._task, self._task.outputs
         facts: list[Pair] = []
         for tp, records in fetched.items():
@@ -75,7 +74,7 @@ class Wire:
             facts += self._facts(records, arrivals)
             await self._write(f"{outputs}.sessions-changelog", tp.partition, self._changes(changed))
             await self._write(f"{outputs}.decisions", tp.partition, self._decisions(decided, arrivals))
-        # Once for all partitions: `send_batch` waits until the batch before it to the same partition is on its way.
+        # Once for all partitions: `send_batch` waits until the last batch to the same partition has been sent.
         await self._write(f"{outputs}.journal", 0, facts)
 
     def _facts(self, records: list[Any], arrivals: bool) -> list[Pair]:
@@ -89,10 +88,10 @@ class Wire:
         decision = self._first if arrivals else self._next
         return [(record.key, decision) for record in records]
 
-    def _share(self, what: str, records: list[Any], share: float) -> list[Any]:
-        """Return so many of the records; what is less than one is kept for the next time."""
-        owed = self._owed[what] + len(records) * share
-        self._owed[what] = owed - int(owed)
+    def _share(self, kind: str, records: list[Any], share: float) -> list[Any]:
+        """Return a share of the records; fractions of a record carry over to the next poll."""
+        owed = self._owed[kind] + len(records) * share
+        self._owed[kind] = owed - int(owed)
         return records[: int(owed)]
 
     async def _write(self, topic: str, partition: int, pairs: list[Pair]) -> None:
@@ -108,10 +107,10 @@ class Wire:
         await producer.send_batch(builder, topic, partition=partition)
 
 
-class Coded(Wire):
-    """Also decodes what it reads, and encodes what it writes, from one session that stands for all."""
+class CodecBaseline(WireBaseline):
+    """Also decode the input and encode the output, from one session that stands for all."""
 
-    def __init__(self, task: Task, producer: AIOKafkaProducer) -> None:
+    def __init__(self, task: BaselineTask, producer: AIOKafkaProducer) -> None:
         super().__init__(task, producer)
         session = decode_state(task.state)
         assert isinstance(session, Session)
@@ -144,12 +143,12 @@ class Coded(Wire):
         return [(record.key, orjson.dumps(self._session.decision(record.key.decode(), None))) for record in records]
 
 
-def _decision(task: Task, position: int) -> bytes:
+def _decision(task: BaselineTask, position: int) -> bytes:
     return (b'{"position":%d,' % position).ljust(task.decision, b" ")
 
 
-async def raw(task: Task) -> None:
-    """Consume and produce until the process is ended."""
+async def raw(task: BaselineTask) -> None:
+    """Consume and produce until the process is killed."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=task.broker,
         auto_offset_reset="earliest",
@@ -161,8 +160,8 @@ async def raw(task: Task) -> None:
     )
     async with consumer, producer:
         topics = (f"{task.inputs}.arrivals", f"{task.inputs}.clicks")
-        consumer.assign([TopicPartition(topic, place) for topic in topics for place in range(task.partitions)])
-        wire = (Coded if task.kind == "raw" else Wire)(task, producer)
+        consumer.assign([TopicPartition(topic, number) for topic in topics for number in range(task.partitions)])
+        wire = (CodecBaseline if task.kind == "raw" else WireBaseline)(task, producer)
         while True:
             await wire.handle(await consumer.getmany(timeout_ms=200, max_records=16384))
 
@@ -170,8 +169,8 @@ async def raw(task: Task) -> None:
 # ── the idiomatic agent ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def agent(task: Task) -> None:
-    """Run a plain Faust worker until the process is ended."""
+def agent(task: BaselineTask) -> None:
+    """Run a plain Faust worker until the process is killed."""
     import faust
 
     app = faust.App(
@@ -181,7 +180,7 @@ def agent(task: Task) -> None:
         value_serializer="json",
         autodiscover=False,
         web_enabled=False,
-        # Faust makes it though it keeps nothing there, in the current folder unless told otherwise.
+        # Faust creates this folder although it keeps nothing there; the default is the current folder.
         datadir=Path(tempfile.gettempdir()) / "adcascade-bench-agent",
         topic_disable_leader=True,
         topic_partitions=task.partitions,
@@ -189,7 +188,7 @@ def agent(task: Task) -> None:
     inputs = app.topic(f"{task.inputs}.arrivals", f"{task.inputs}.clicks", key_type=bytes)
     decisions = app.topic(f"{task.outputs}.decisions", key_type=bytes)
     table = app.Table("sessions", partitions=task.partitions)
-    slate = [f"ad-{place:02d}" for place in range(5)]
+    slate = [f"ad-{index:02d}" for index in range(5)]
 
     async def serve(stream: Any) -> None:
         async for event in stream.events():
@@ -216,8 +215,8 @@ def agent(task: Task) -> None:
 
 
 def main(argument: str) -> None:
-    """Run what the argument says."""
-    task = msgspec.json.decode(argument, type=Task)
+    """Run the baseline of the argument."""
+    task = msgspec.json.decode(argument, type=BaselineTask)
     if task.kind in ("raw", "wire"):
         collect_garbage_rarely()  # as the worker does
         asyncio.run(raw(task))
