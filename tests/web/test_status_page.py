@@ -196,7 +196,7 @@ def test_problems_are_shown_and_arm_names_are_never_markup(scene):
         for dark in (False, True):
             await tab.prefer(dark=dark)
             assert await tab.look(FAINT) == []
-        assert "will show here" in await tab.look("document.getElementById('chart-regret').innerText")
+        assert "Shown after two closed windows" in await tab.look("document.getElementById('chart-regret').innerText")
         assert tab.errors == []
 
     with WebServer(status_routes(metrics, unready=lambda: "recovering")) as server:

@@ -1,9 +1,9 @@
-// Line charts in plain SVG. Text goes in as text nodes only: names come from the outside.
+// Line charts in plain SVG. Names are untrusted, so text is only ever set as text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 8, right: 10, bottom: 24, left: 52 };
 
-/** Make an element; attributes by name, children as nodes or text. */
+/** Make an element with attributes, and children that are nodes or text. */
 export function make(tag, attributes = {}, ...children) {
   const svg = ["svg", "path", "line", "text", "circle", "g", "title"].includes(tag);
   const element = svg ? document.createElementNS(SVG, tag) : document.createElement(tag);
@@ -16,7 +16,7 @@ export function make(tag, attributes = {}, ...children) {
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** Round steps for an axis from 0 to `most`. */
+/** Return round axis ticks from 0 to `most`. */
 function steps(most, wanted = 4) {
   const raw = most / wanted;
   const power = 10 ** Math.floor(Math.log10(raw));
@@ -24,7 +24,7 @@ function steps(most, wanted = 4) {
   return Array.from({ length: Math.ceil(most / step - 1e-9) + 1 }, (_, index) => index * step);
 }
 
-/** Powers of ten between two numbers, with 2 and 5 between them where there is room. */
+/** Return the powers of ten between two numbers, with 2 and 5 between them where there is room. */
 function decades(low, high) {
   const ticks = [];
   const between = Math.log10(high / low) < 2.2 ? [1, 2, 5] : [1];
@@ -49,11 +49,11 @@ function logarithmic(values, format) {
   const high = Math.max(...positive, 1e-9) * 1.15;
   const low = Math.max(Math.min(...positive, high / 20), high / 2e4) / 1.1;
   const span = Math.log(high / low);
-  // What is zero or below lies on the ground: it is better than can be drawn.
+  // Zero and negative values are drawn at the bottom.
   return { ticks: decades(low, high), at: (value) => Math.max(0, Math.log(Math.max(value, low) / low) / span), format };
 }
 
-/** Mean of each value and up to `reach` before it, so that luck does not hide the trend. */
+/** Return the moving average of each value and up to `reach` before it. */
 export function smooth(values, reach = 6) {
   return values.map((value, index) => {
     if (!known(value)) return null;
@@ -63,19 +63,19 @@ export function smooth(values, reach = 6) {
 }
 
 /**
- * A chart that is drawn again with every `draw({x, xs, series, format, log})`.
- * `x` holds labels, `series` {name, ink, values, style?, raw?}; `raw` is drawn faintly below.
+ * A line chart that every `draw({x, series})` draws anew.
+ * `x` holds labels, `series` {name, ink, values, style?, raw?}; `raw` is drawn as a faint line.
  */
 export class LineChart {
-  constructor(host, { name, unit = "", format, log = false, empty }) {
-    Object.assign(this, { host, name, unit, format, log, empty, at: null });
+  constructor(host, { name, format, log = false, empty }) {
+    Object.assign(this, { host, name, format, log, at: null });
     this.legend = make("ul", { class: "legend" });
     this.plot = make("div", { class: "plot", tabindex: "0", role: "group", "aria-roledescription": "chart" });
-    this.plot.setAttribute("aria-label", `${name}. Left and right arrow keys read out single windows.`);
+    this.plot.setAttribute("aria-label", `${name}. Left and right arrow keys read single windows.`);
     this.spoken = make("p", { class: "hidden", "aria-live": "polite" });
     this.tip = make("div", { class: "tip", hidden: true, "aria-hidden": "true" });
     this.table = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${name}, all numbers` });
-    this.details = make("details", {}, make("summary", {}, "Numbers"), this.table);
+    this.details = make("details", {}, make("summary", {}, "Table"), this.table);
     this.details.addEventListener("toggle", () => this.#tabulate());
     this.nothing = make("p", { class: "empty" }, empty);
     host.append(this.legend, this.plot, this.nothing, this.spoken, this.details);
@@ -119,9 +119,9 @@ export class LineChart {
         make("text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, scale.format(tick)));
     }
     const labels = Math.max(2, Math.min(7, Math.floor(inner.w / 90)));
-    for (let place = 0; place < labels; place += 1) {
-      const index = Math.round(((this.x.length - 1) * place) / (labels - 1));
-      const anchor = place === 0 ? "start" : place === labels - 1 ? "end" : "middle";
+    for (let label = 0; label < labels; label += 1) {
+      const index = Math.round(((this.x.length - 1) * label) / (labels - 1));
+      const anchor = label === 0 ? "start" : label === labels - 1 ? "end" : "middle";
       svg.append(make("text", { x: px(index), y: height - 6, "text-anchor": anchor }, this.x[index]));
     }
     for (const one of this.series) {
@@ -203,7 +203,7 @@ export class LineChart {
 
   #tabulate() {
     if (!this.details.open || !this.series?.length) return;
-    const head = make("tr", {}, make("th", { scope: "col" }, "Window to"),
+    const head = make("tr", {}, make("th", { scope: "col" }, "Window end"),
       ...this.series.map((one) => make("th", { scope: "col" }, one.name)));
     const rows = this.x.map((label, index) => make("tr", {}, make("th", { scope: "row" }, label),
       ...this.#read(index).map(([, text]) => make("td", {}, text))));

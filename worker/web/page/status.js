@@ -1,10 +1,10 @@
-// Asks for status.json about once a second and shows it. No state but the last answers.
+// Poll status.json once a second and show it.
 
 import { LineChart, make, smooth } from "./charts.js";
 
-const EVERY = 1000; // milliseconds between two questions
-const PATIENCE = 5000; // milliseconds after which an answer is not waited for
-const REMEMBERED = 90; // answers that the traffic line is drawn from
+const INTERVAL = 1000; // milliseconds between two requests
+const TIMEOUT = 5000; // milliseconds
+const MOST_SAMPLES = 90; // points of the traffic line
 
 const $ = (id) => document.getElementById(id);
 const number = (digits) => new Intl.NumberFormat("en", { maximumFractionDigits: digits });
@@ -17,7 +17,7 @@ const short = dash((value) => (value === 0 ? "0" : Math.abs(value) >= 100 ? whol
 const brief = dash((value) => (Math.abs(value) >= 1e6 ? `${number(1).format(value / 1e6)} M` : Math.abs(value) >= 1e4 ? `${number(1).format(value / 1e3)} k` : count(value)));
 const share = (part, of) => (of ? part / of : null);
 
-/** Labels for times, as short as tells them apart. */
+/** Return time labels, with seconds only where needed. */
 function clocks(times) {
   const close = times.some((time, index) => index && time - times[index - 1] < 60_000);
   return times.map((time) => new Date(time).toISOString().slice(11, close ? 19 : 16));
@@ -38,29 +38,29 @@ function span(milliseconds) {
   return minutes ? `${minutes} min ${all % 60} s` : `${all} s`;
 }
 
-function say(id, text) {
+function setText(id, text) {
   const element = $(id);
   if (element.textContent !== text) element.textContent = text;
 }
 
 const charts = {
-  regret: new LineChart($("chart-regret"), { name: "Regret per session", format: short, log: true, empty: "The first closed windows will show here." }),
-  revenue: new LineChart($("chart-revenue"), { name: "Revenue per window", format: short, empty: "The first closed windows will show here." }),
-  explore: new LineChart($("chart-explore"), { name: "Share of sessions exploring", format: axisPercent, empty: "The first closed windows will show here." }),
+  regret: new LineChart($("chart-regret"), { name: "Regret per session", format: short, log: true, empty: "Shown after two closed windows." }),
+  revenue: new LineChart($("chart-revenue"), { name: "Revenue per window", format: short, empty: "Shown after two closed windows." }),
+  explore: new LineChart($("chart-explore"), { name: "Share of sessions exploring", format: axisPercent, empty: "Shown after two closed windows." }),
 };
 
 // ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 function showState(status) {
   const worst = status.problems[0]?.level;
-  const texts = { bad: "Needs attention", warn: "Serving, with remarks" };
+  const texts = { bad: "Needs attention", warn: "Serving, with warnings" };
   $("pill").dataset.level = worst ?? "good";
-  say("pill-text", texts[worst] ?? "Serving");
-  say("what", [status.runner, status.simulated ? "simulated users" : null, status.parameters?.policy].filter(Boolean).join(" · "));
+  setText("pill-text", texts[worst] ?? "Serving");
+  setText("what", [status.runner, status.simulated ? "simulated users" : null, status.parameters?.policy].filter(Boolean).join(" · "));
   const time = status.time ? new Date(status.time).toISOString() : null;
-  say("time", time ? `${time.slice(0, 10)} ${time.slice(11, 19)} UTC` : "–");
+  setText("time", time ? `${time.slice(0, 10)} ${time.slice(11, 19)} UTC` : "–");
   if (time) $("time").dateTime = time;
-  say("footer", `${status.name} · up ${span(status.uptime * 1000)}`);
+  setText("footer", `${status.name} · up ${span(status.uptime * 1000)}`);
   const list = $("problems");
   const texted = status.problems.map((one) => one.text).join("\n");
   if (list.dataset.texts !== texted) {
@@ -72,31 +72,31 @@ function showState(status) {
 function showTiles(status) {
   const { recent, parameters, simulated } = status;
   const windows = recent.windows === 1 ? "last window" : `last ${recent.windows} windows`;
-  say("regret", short(simulated ? recent.pseudo : recent.posterior));
-  say("regret-note", recent.windows ? (simulated ? `true; slates worth ${percent(recent.served_share)} of the best` : `estimated; at most ${short(recent.bound)}`) : "no window closed yet");
-  say("revenue", percent(share(recent.reward, recent.expected)));
-  say("revenue-note", recent.windows ? `${short(recent.reward)} of ${short(recent.expected)}, ${windows}` : "no window closed yet");
-  say("clicked", percent(share(recent.clicks, recent.sessions)));
-  say("clicked-note", recent.windows ? `${percent(share(recent.clicks, recent.displays))} of displays` : "no window closed yet");
-  say("exploring", percent(share(recent.explored, recent.sessions)));
-  say("exploring-note", recent.allowed === null ? (parameters ? `${parameters.policy} has no budget` : "") : `budget ${percent(share(recent.allowed, recent.sessions))}`);
-  say("version", parameters ? `v${count(parameters.version)}` : "–");
-  say("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays` : "none known yet");
+  setText("regret", short(simulated ? recent.pseudo : recent.posterior));
+  setText("regret-note", recent.windows ? (simulated ? `exact; slates earn ${percent(recent.served_share)} of the best` : `estimate; at most ${short(recent.bound)}`) : "no window closed yet");
+  setText("revenue", percent(share(recent.reward, recent.expected)));
+  setText("revenue-note", recent.windows ? `${short(recent.reward)} of ${short(recent.expected)} in the ${windows}` : "no window closed yet");
+  setText("clicked", percent(share(recent.clicks, recent.sessions)));
+  setText("clicked-note", recent.windows ? `${percent(share(recent.clicks, recent.displays))} of all displays` : "no window closed yet");
+  setText("exploring", percent(share(recent.explored, recent.sessions)));
+  setText("exploring-note", recent.allowed === null ? (parameters ? `${parameters.policy} has no budget` : "") : `budget ${percent(share(recent.allowed, recent.sessions))}`);
+  setText("version", parameters ? `v${count(parameters.version)}` : "–");
+  setText("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays` : "none received yet");
 }
 
 const samples = [];
 
 function showRate(status) {
   const { uptime, counters } = status;
-  if (samples.length && uptime < samples.at(-1).uptime) samples.length = 0; // it was started again
+  if (samples.length && uptime < samples.at(-1).uptime) samples.length = 0; // the process was restarted
   if (!samples.length || uptime > samples.at(-1).uptime) samples.push({ uptime, ...counters });
-  if (samples.length > REMEMBERED) samples.shift();
+  if (samples.length > MOST_SAMPLES) samples.shift();
   const rates = samples.slice(1).map((one, index) => (one.decisions - samples[index].decisions) / (one.uptime - samples[index].uptime));
   const [first, last] = [samples.at(-6) ?? samples[0], samples.at(-1)];
   const passed = last.uptime - first.uptime || uptime;
   const since = passed === uptime ? { decisions: 0, arrivals: 0, feedback: 0 } : first;
-  say("rate", count((last.decisions - since.decisions) / passed));
-  say("rate-note", `${count((last.arrivals - since.arrivals) / passed)} arrivals`);
+  setText("rate", count((last.decisions - since.decisions) / passed));
+  setText("rate-note", `${count((last.arrivals - since.arrivals) / passed)} arrivals per second`);
   const most = Math.max(...rates, 1);
   const points = rates.map((rate, index) => `${((100 * index) / Math.max(1, rates.length - 1)).toFixed(1)} ${(23 - (20 * rate) / most).toFixed(1)}`);
   $("rate-line").replaceChildren(...(points.length > 1 ? [make("path", { d: `M-2 26L-2 ${points[0].split(" ")[1]}L${points.join("L")}L102 26Z` })] : []));
@@ -110,9 +110,9 @@ function showCharts({ windows, simulated, parameters }) {
     { name: "bound", ink: "d", values: windows.bound, style: "dashed" },
   ];
   charts.regret.draw({ x, series: regret });
-  say("regret-lead", simulated
-    ? "Pseudo-regret is the truth, known in simulated traffic only; posterior is the model's estimate of it, bound its upper limit. Logarithmic."
-    : "What a session lost against the best slate: posterior is the model's estimate, bound its upper limit at the confidence of β. Logarithmic.");
+  setText("regret-lead", simulated
+    ? "Pseudo: exact, from the true model of the simulated users. Posterior: the model's own estimate. Bound: its upper limit. Logarithmic scale."
+    : "Revenue lost per session against the best slate. Posterior: the model's own estimate. Bound: its upper limit at the confidence of β. Logarithmic scale.");
   charts.revenue.draw({ x, series: [
     { name: "earned", ink: "a", values: smooth(windows.reward), raw: windows.reward },
     { name: "expected", ink: "b", values: smooth(windows.expected) },
@@ -120,29 +120,33 @@ function showCharts({ windows, simulated, parameters }) {
   ] });
   const shares = (values) => values.map((value, index) => (value === null ? null : share(value, windows.sessions[index])));
   const budget = windows.allowed.some((value) => value !== null);
-  say("explore-name", budget ? "Exploration against its budget" : "Exploration");
-  say("explore-lead", budget || !parameters ? "Share of the sessions that explored, and the share that was meant to." : `Share of the sessions that explored; ${parameters.policy} has no budget.`);
+  setText("explore-name", budget ? "Exploration and its budget" : "Exploration");
+  setText("explore-lead", budget || !parameters ? "Share of sessions that explored, and the share that the budget allows." : `Share of sessions that explored; ${parameters.policy} has no budget.`);
   charts.explore.draw({ x, series: [
     { name: "explored", ink: "a", values: shares(windows.explored), style: "filled" },
     { name: "budget", ink: "b", values: shares(windows.allowed) },
   ] });
 }
 
-/** Fill a table's body; the second cell of a row is a bar as long as `part`. */
-function fillBars(id, rows, nothing) {
+/** Keep one table row per item: `create` makes a row, `update` fills it. */
+function fillRows(id, items, nothing, create, update) {
   const body = $(id).tBodies[0];
-  if (!rows.length) {
-    body.replaceChildren(make("tr", { class: "none" }, make("td", { colspan: "4" }, nothing)));
+  if (!items.length) {
+    body.replaceChildren(make("tr", { class: "none" }, make("td", { colspan: "5" }, nothing)));
     return;
   }
   if (body.querySelector(".none")) body.replaceChildren();
-  while (body.rows.length > rows.length) body.lastElementChild.remove();
-  rows.forEach(({ name, part, cells, level }, place) => {
-    let row = body.rows[place];
-    if (!row) {
-      row = make("tr", {}, make("th", { scope: "row" }), make("td", { class: "bar", "aria-hidden": "true" }, make("span", { class: "track" }, make("span", { class: "fill" }))), ...cells.map(() => make("td")));
-      body.append(row);
-    }
+  while (body.rows.length > items.length) body.lastElementChild.remove();
+  items.forEach((item, index) => {
+    if (!body.rows[index]) body.append(create(item));
+    update(body.rows[index], item);
+  });
+}
+
+/** Fill a table of {name, part, cells, level?}; the bar of a row has the length `part`. */
+function fillBars(id, items, nothing) {
+  const create = ({ cells }) => make("tr", {}, make("th", { scope: "row" }), make("td", { class: "bar", "aria-hidden": "true" }, make("span", { class: "track" }, make("span", { class: "fill" }))), ...cells.map(() => make("td")));
+  fillRows(id, items, nothing, create, (row, { name, part, cells, level }) => {
     row.className = level ?? "";
     row.cells[0].textContent = name;
     row.cells[0].title = name;
@@ -156,71 +160,61 @@ function showPositions({ positions, lately }) {
   fillBars("positions", positions.map((one) => {
     const rate = share(one.clicks, one.sessions);
     return { name: String(one.position), part: rate / most, cells: [percent(rate), count(one.clicks)] };
-  }), "No session yet.");
+  }), "No sessions yet.");
   const decided = Object.values(lately.modes).reduce((sum, one) => sum + one, 0);
   const modes = Object.entries(lately.modes).filter(([, made]) => made > 0).sort(([, one], [, other]) => other - one);
   fillBars("modes", modes.map(([mode, made]) => ({ name: mode, part: made / decided, cells: [percent(made / decided)] })), "None yet.");
-  say("positions-lead", `Among sessions not clicked before it${lately.span ? `, the last ${span(lately.span)}` : ""}.`);
+  setText("positions-lead", `Among sessions without an earlier click${lately.span ? `, last ${span(lately.span)}` : ""}.`);
 }
 
 function showArms({ arms, parameters }) {
-  const body = $("arms").tBodies[0];
   const most = Math.max(...arms.map((one) => one.high), 1e-9);
-  if (!arms.length) {
-    body.replaceChildren(make("tr", { class: "none" }, make("td", { colspan: "5" }, "No parameters are known yet.")));
-    return;
-  }
-  if (body.querySelector(".none")) body.replaceChildren();
-  while (body.rows.length > arms.length) body.lastElementChild.remove();
-  arms.forEach((one, place) => {
-    let row = body.rows[place];
-    if (!row) {
-      row = make("tr", {}, make("th", { scope: "row" }), make("td", { class: "bar" }, make("span", { class: "range", role: "img" }, make("i"), make("u"))), make("td"), make("td", { class: "extra" }), make("td"));
-      body.append(row);
-    }
+  const along = (value) => `${((100 * value) / most).toFixed(2)}%`;
+  const create = () => make("tr", {}, make("th", { scope: "row" }), make("td", { class: "bar" }, make("span", { class: "range", role: "img" }, make("i"), make("u"))), make("td"), make("td", { class: "extra" }), make("td"));
+  fillRows("arms", arms, "No parameters have been received yet.", create, (row, one) => {
     row.className = one.active ? "" : "retired";
     row.cells[0].textContent = one.active ? one.arm : `${one.arm} (retired)`;
     row.cells[0].title = one.arm;
     const range = row.querySelector(".range");
     range.setAttribute("aria-label", `between ${percent(one.low)} and ${percent(one.high)}`);
     range.title = `${percent(one.low)} to ${percent(one.high)}`;
-    const place2 = (value) => `${((100 * value) / most).toFixed(2)}%`;
     const [bar, mark] = range.children;
-    bar.style.left = place2(one.low);
-    bar.style.width = place2(one.high - one.low);
-    mark.style.left = place2(one.probability);
+    bar.style.left = along(one.low);
+    bar.style.width = along(one.high - one.low);
+    mark.style.left = along(one.probability);
     [percent(one.probability), short(one.reward), short(one.value)].forEach((text, index) => { row.cells[index + 2].textContent = text; });
   });
+  if (!arms.length) return;
   const hidden = parameters ? parameters.active - arms.filter((one) => one.active).length : 0;
-  say("arms-lead", `By expected revenue per display, for a user with neutral context (x = 0)${hidden > 0 ? `; ${count(hidden)} more` : ""}.`);
+  setText("arms-lead", `By expected revenue per display in a neutral context (x = 0)${hidden > 0 ? `; ${count(hidden)} more` : ""}.`);
 }
 
 function showHealth(status) {
   const { lately, learning, sessions, accounts, parameters } = status;
   const off = Object.entries(accounts).filter(([, value]) => value !== 0);
   const facts = [
-    ["Decision, handling", `${seconds(lately.duration_p50)} · p99 ${seconds(lately.duration_p99)}`],
-    ["Arrival to decision", `${seconds(lately.delay_p50)} · p99 ${seconds(lately.delay_p99)}`],
+    ["Batch handling", `median ${seconds(lately.duration_p50)} · p99 ${seconds(lately.duration_p99)}`],
+    ["Arrival to decision", `median ${seconds(lately.delay_p50)} · p99 ${seconds(lately.delay_p99)}`],
     ["Open sessions", count(sessions.open)],
-    ["Windows closed", `${count(learning.windows)}${learning.here ? "" : " here; the learner is elsewhere"}`],
-    ["Folds rejected", count(learning.rejected), learning.rejected ? "warn" : null],
+    ["Windows closed", `${count(learning.windows)}${learning.here ? "" : " here; another worker learns"}`],
+    ["Windows rejected", count(learning.rejected), learning.rejected ? "warn" : null],
     ["Late records", count(learning.late)],
     ["Smallest eigenvalue", short(parameters?.smallest_eigenvalue)],
     ["Accounts", off.length ? off.map(([name, value]) => `${name} ${value > 0 ? "+" : ""}${value}`).join(", ") : "balanced", off.length ? "bad" : "good"],
   ];
   const list = $("facts");
   if (list.children.length !== facts.length) list.replaceChildren(...facts.map(([name]) => make("div", {}, make("dt", {}, name), make("dd"))));
-  facts.forEach(([, text, level], place) => {
-    const value = list.children[place].lastElementChild;
+  facts.forEach(([, text, level], index) => {
+    const value = list.children[index].lastElementChild;
     value.textContent = text;
     value.dataset.level = level ?? "";
   });
   const lag = Object.entries(status.lag);
   const behind = Math.max(1000, ...lag.map(([, records]) => records));
-  fillBars("lag", lag.map(([topic, records]) => ({ name: topic, part: records / behind, cells: [count(records)] })), "Nothing is read from Kafka.");
+  fillBars("lag", lag.map(([topic, records]) => ({ name: topic, part: records / behind, cells: [count(records)] })), "No topics.");
   const dead = Object.entries(status.dead);
   const most = Math.max(1, ...dead.map(([, records]) => records));
-  say("dead-lead", `Records that could not be used, by reason${lately.read ? `; ${percent(lately.dead / lately.read)} of all lately` : ""}.`);
+  setText("dead-lead", `Records that could not be used, by reason${lately.read ? `; recently ${percent(lately.dead / lately.read)} of all records` : ""}.`);
   fillBars("dead", dead.map(([reason, records]) => ({ name: reason, part: records / most, cells: [count(records)], level: "dead" })), "None.");
 }
 
@@ -236,33 +230,33 @@ function show(status) {
   document.body.dataset.shown = String(Number(document.body.dataset.shown ?? 0) + 1);
 }
 
-// ── asking ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── polling ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 let paused = false;
 let answered = null;
 
-async function ask() {
-  const answer = await fetch("status.json", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+async function fetchStatus() {
+  const answer = await fetch("status.json", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   return answer.json();
 }
 
-async function round() {
+async function poll() {
   if (!paused && !document.hidden) {
     let status = null;
     try {
-      status = await ask();
+      status = await fetchStatus();
     } catch {
       document.body.classList.add("stale");
       $("pill").dataset.level = "bad";
-      say("pill-text", answered ? `No answer since ${answered.toTimeString().slice(0, 8)}` : "No answer");
+      setText("pill-text", answered ? `No answer since ${answered.toTimeString().slice(0, 8)}` : "No answer");
     }
     if (status !== null && !paused) {
       answered = new Date();
       show(status);
     }
   }
-  setTimeout(round, document.body.classList.contains("stale") ? 3 * EVERY : EVERY);
+  setTimeout(poll, document.body.classList.contains("stale") ? 3 * INTERVAL : INTERVAL);
 }
 
 $("pause").addEventListener("click", () => {
@@ -270,8 +264,8 @@ $("pause").addEventListener("click", () => {
   $("pause").setAttribute("aria-pressed", String(paused));
   if (paused) {
     $("pill").dataset.level = "wait";
-    say("pill-text", "Paused");
+    setText("pill-text", "Paused");
   }
 });
 
-round();
+poll();
