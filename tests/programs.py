@@ -1,4 +1,4 @@
-"""Programs that tests need and the product does not: where they are, or why a test is skipped."""
+"""Programs and packages that only tests need: find them, or skip the test."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 
 
 def needs(*commands: str, package: str) -> str:
-    """Return the path of the first command there is; without any, skip the test, or fail it under CI=true."""
+    """Return the path of the first installed command; without any, skip the test, or fail it under CI=true."""
     for command in commands:
         if (path := shutil.which(command)) is not None:
             return path
-    return _lacking(f"{commands[0]} is not installed (Debian: apt-get install {package})")
+    return lacking(f"{commands[0]} is not installed (Debian: apt-get install {package})")
 
 
-def _lacking(reason: str) -> NoReturn:
+def lacking(reason: str) -> NoReturn:
+    """Skip the test; under CI=true fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{reason}; under CI=true that is a failure")
     pytest.skip(reason)

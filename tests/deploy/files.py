@@ -1,20 +1,19 @@
-"""The files of deploy/ as the tests read them, and what the code knows of them."""
+"""The files of deploy/ as the tests read them, and the settings that the code makes of them."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import yaml
 
+from tests.programs import lacking
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.parser import CONFIG, CommandSpec, build_parser, resolve
 
@@ -40,7 +39,7 @@ def kustomization() -> Any:
 
 @cache
 def manifests() -> tuple[Any, ...]:
-    """Return all that kustomize would apply, with the labels that it would add to the objects themselves."""
+    """Return all objects that kustomize would apply, with the labels that it adds."""
     (pairs,) = (entry["pairs"] for entry in kustomization()["labels"])
     found = [document for name in kustomization()["resources"] for document in documents(KUBERNETES / name)]
     for document in found:
@@ -58,8 +57,20 @@ def container() -> Any:
     return only
 
 
+def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every value with the keys that lead to it; items of a list have the path of the list."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from leaves(value, (*path, str(key)))
+    elif isinstance(node, list):
+        for value in node:
+            yield from leaves(value, path)
+    else:
+        yield path, node
+
+
 class Instruction(NamedTuple):
-    """A line of a Dockerfile, continued lines joined; `stage` counts the FROMs."""
+    """An instruction of a Dockerfile; `stage` counts the FROMs."""
 
     stage: int
     name: str
@@ -79,17 +90,17 @@ def dockerfile() -> tuple[Instruction, ...]:
 
 
 def environment_of_the_image() -> dict[str, str]:
-    """Return what the last stage of the Dockerfile sets."""
+    """Return the variables that the last stage of the Dockerfile sets."""
     last = dockerfile()[-1].stage
     texts = [each.text for each in dockerfile() if (each.stage, each.name) == (last, "ENV")]
     return dict(pair.split("=", 1) for text in texts for pair in shlex.split(text))
 
 
-# ── what the code knows ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def command_of(words: Sequence[str]) -> CommandSpec:
-    """Return the command, or its action, that a command line calls."""
+    """Return the command or action of a command line."""
     command = load(words[0])
     for word in words[1:]:
         (command,) = (action for action in command.actions if action.name == word)
@@ -97,7 +108,7 @@ def command_of(words: Sequence[str]) -> CommandSpec:
 
 
 def settings_of(words: Sequence[str], environment: Mapping[str, str], *flags: str) -> argparse.Namespace:
-    """Return the settings that a command has in this environment; fail on variables that it does not know."""
+    """Return the settings of a command in an environment; fail on unknown variables."""
     command = command_of(words)
     known = {option.variable for option in command.options} | {CONFIG.variable}
     ours = {name for name in environment if name.startswith("ADCASCADE_")}
@@ -117,7 +128,7 @@ def all_variables() -> frozenset[str]:
 
 
 def environment_of(service: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that a service of compose has where nobody sets those that are taken over."""
+    """Return the variables of a compose service, without those inherited from the shell."""
     return {name: value for name, value in service.get("environment", {}).items() if value is not None}
 
 
@@ -129,11 +140,8 @@ def milliseconds(text: str) -> float:
 
 
 def package_folder(name: str) -> Path:
-    """Return where a package that only tests need is; without it skip the test, or fail it under CI=true."""
+    """Return the folder of an optional package; without it skip the test, or fail it under CI=true."""
     found = find_spec(name)
     if found is None or found.origin is None:
-        reason = f"{name} is not installed (pip install 'adcascade[test]')"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        lacking(f"{name} is not installed (pip install 'adcascade[test]')")
     return Path(found.origin).parent

@@ -1,4 +1,4 @@
-"""compose.yaml: valid, confined, pinned, and in agreement with the code about every name, port and setting."""
+"""compose.yaml: valid, confined, pinned, and consistent with the code in names, ports and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from tests.deploy.files import (
     DEPLOY,
     ROOT,
-    command_of,
     compose,
     documents,
     environment_of,
@@ -35,16 +34,15 @@ from worker.web.server import operations
 SERVICES: dict[str, Any] = compose()["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
 WORKERS = {name: service for name, service in OURS.items() if service["command"] == ["worker"]}
-ROUTES = operations(CollectorRegistry(), lambda: None)
 
 
 def worker_settings() -> Any:
     (environment, *others) = (environment_of(service) for service in WORKERS.values())
-    assert all(other == environment for other in others), "the workers of a group have the same settings"
+    assert all(other == environment for other in others)
     return settings_of(["worker"], environment)
 
 
-def test_it_is_valid_by_the_schema_of_the_compose_specification() -> None:
+def test_it_follows_the_compose_specification() -> None:
     schema = json.loads(
         (package_folder("check_jsonschema") / "builtin_schemas/vendor/compose-spec.json").read_text(encoding="utf-8")
     )
@@ -56,7 +54,7 @@ def test_every_container_is_confined(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["read_only"] is (name != "kafka"), "only the start script of Kafka writes into its image"
+    assert service["read_only"] is (name != "kafka")
     assert service["mem_limit"]
     assert service["pids_limit"] > 0
     assert not {"privileged", "cap_add", "devices", "pid", "ipc", "user", "extra_hosts"} & service.keys()
@@ -66,32 +64,27 @@ def test_every_container_is_confined(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_image_is_pinned(name: str) -> None:
-    repository, colon, tag = SERVICES[name]["image"].partition(":")
-    assert (bool(repository), colon) == (True, ":")
-    assert re.fullmatch(r"v?\d+\.\d+\.\d+", tag)
+    assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", SERVICES[name]["image"])
 
 
-def test_kafka_is_the_release_that_the_tests_run_on() -> None:
+def test_kafka_is_the_release_of_the_tests() -> None:
     (version,) = re.findall(r"<kafka\.version>(.+)</", (DEPLOY / "kafka/pom.xml").read_text(encoding="utf-8"))
     assert SERVICES["kafka"]["image"] == f"apache/kafka:{version}"
 
 
-def test_published_ports_are_on_this_machine_only_and_the_others_have_no_way_out() -> None:
+def test_ports_are_published_on_loopback_only() -> None:
     published = {name: port for name, service in SERVICES.items() for port in service.get("ports", ())}
-    assert published.keys() == {"kafka", "worker-1", "worker-2", "prometheus", "grafana"}
     assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in published.values())
     assert len({port.split(":")[1] for port in published.values()}) == len(published)
     assert compose()["networks"]["inside"]["internal"] is True
-    assert SERVICES["topics"]["networks"] == ["inside"]
 
 
-# ── our own commands ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── adcascade ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_variable_is_known_to_its_command_and_makes_sense_to_it(name: str) -> None:
+def test_every_command_accepts_its_variables(name: str) -> None:
     service = OURS[name]
-    assert command_of(service["command"]).run is not None
     options = settings_of(service["command"], environment_of(service))
     Connection(servers=tuple(options.broker.split(",")))
     listeners = SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].split(",")
@@ -99,59 +92,53 @@ def test_every_variable_is_known_to_its_command_and_makes_sense_to_it(name: str)
     assert {name for name, value in service["environment"].items() if value is None} <= {"ADCASCADE_TOKEN_SECRET"}
 
 
-def test_the_traffic_is_of_the_world_that_the_workers_serve() -> None:
+def test_traffic_and_workers_agree_on_arms_and_settings() -> None:
     worker = worker_settings()
     settings = traffic_settings(settings_of(["traffic"], environment_of(SERVICES["traffic"])))
     assert (settings.dim, settings.horizon, settings.repeats) == (worker.dim, worker.horizon, worker.repeats)
-    assert settings.patience <= worker.session_timeout, "feedback after that trains nothing"
+    assert settings.patience <= worker.session_timeout
     served = read_arms(str(DEPLOY / "arms.json"))
     assert [(arm.arm, arm.reward) for arm in served] == [(arm.arm, arm.reward) for arm in settings.world().catalogue()]
 
 
-def test_a_worker_reads_its_arms_from_a_file_that_is_mounted() -> None:
+def test_the_catalog_of_a_worker_is_mounted() -> None:
     for service in WORKERS.values():
         assert f"./arms.json:{worker_settings().catalog}:ro" in service["volumes"]
 
 
-def test_a_worker_may_take_the_time_that_it_needs_to_stop() -> None:
+def test_the_grace_period_covers_the_shutdown() -> None:
     patience = 1000 * Options(connection=Connection(servers=("kafka:9092",)), learner=("true",)).stop_patience
     for service in WORKERS.values():
         assert patience < milliseconds(service["stop_grace_period"]) < 3 * patience
 
 
-def test_health_is_asked_where_it_is_answered() -> None:
+def test_health_checks_use_the_port_of_the_web_server() -> None:
     port = worker_settings().web_port
     for service in WORKERS.values():
         (url,) = re.findall(r"http://[^\"]+", " ".join(service["healthcheck"]["test"]))
         address, _, path = url.removeprefix("http://").partition("/")
-        assert address == f"127.0.0.1:{port}"
-        assert f"/{path}" == "/readyz"
-        assert f"/{path}" in ROUTES
+        assert (address, path) == (f"127.0.0.1:{port}", "readyz")
+        assert "/readyz" in operations(CollectorRegistry(), lambda: None)
         assert service["ports"][0].endswith(f":{port}")
-    # The simulated users are asked by the image's own check, at the port of the image.
+    # The simulated traffic uses the health check of the image, on the port of the image.
     traffic = settings_of(["traffic"], environment_of(SERVICES["traffic"]))
     assert "healthcheck" not in SERVICES["traffic"]
     assert str(traffic.metrics_port) == environment_of_the_image()["ADCASCADE_WEB_PORT"]
 
 
-def test_nothing_starts_before_what_it_needs() -> None:
-    needed = {name: service.get("depends_on", {}) for name, service in SERVICES.items()}
-    assert needed["topics"] == {"kafka": {"condition": "service_healthy"}}
-    for worker in WORKERS:
-        assert needed[worker] == {"topics": {"condition": "service_completed_successfully"}}
-    assert needed["traffic"].keys() == {*WORKERS, "prometheus"}
-    for wants in needed.values():
-        for name, how in wants.items():
-            if how["condition"] == "service_healthy":
-                assert "test" in SERVICES[name]["healthcheck"]
-            else:
-                assert (SERVICES[name]["restart"], SERVICES[name]["healthcheck"]) == ("no", {"disable": True})
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_dependency_can_be_met(name: str) -> None:
+    for needed, how in SERVICES[name].get("depends_on", {}).items():
+        if how["condition"] == "service_healthy":
+            assert "test" in SERVICES[needed]["healthcheck"]
+        else:
+            assert (SERVICES[needed]["restart"], SERVICES[needed]["healthcheck"]) == ("no", {"disable": True})
 
 
-# ── what is watched ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── monitoring ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_file_that_is_mounted_exists_and_every_volume_is_declared() -> None:
+def test_every_mount_exists() -> None:
     for service in SERVICES.values():
         for mount in service.get("volumes", ()):
             source, _, rest = mount.partition(":")
@@ -165,7 +152,7 @@ def test_every_file_that_is_mounted_exists_and_every_volume_is_declared() -> Non
         assert (ROOT / service["build"]["dockerfile"]).is_file()
 
 
-def test_prometheus_finds_every_worker_and_the_simulated_users() -> None:
+def test_prometheus_scrapes_every_worker_and_the_simulated_traffic() -> None:
     (config,) = documents(DEPLOY / "compose.prometheus.yml")
     (job,) = config["scrape_configs"]
     (lookup,), (static,) = job["dns_sd_configs"], job["static_configs"]
@@ -174,17 +161,18 @@ def test_prometheus_finds_every_worker_and_the_simulated_users() -> None:
         assert service["networks"]["inside"]["aliases"] == lookup["names"]
     assert worker_settings().web_host == "0.0.0.0"
     traffic = SERVICES["traffic"]
-    assert traffic["network_mode"] == "service:prometheus", "their loopback is one"
+    assert traffic["network_mode"] == "service:prometheus"
     assert static["targets"] == [f"127.0.0.1:{traffic['environment']['ADCASCADE_METRICS_PORT']}"]
     (plain,) = documents(DEPLOY / "prometheus/prometheus.yml")
-    assert job["job_name"] == plain["scrape_configs"][0]["job_name"], "rules and dashboard speak of this job"
+    assert job["job_name"] == plain["scrape_configs"][0]["job_name"]
     assert config["global"] == plain["global"]
 
 
 def test_the_configuration_of_prometheus_is_valid(tmp_path: Path) -> None:
     promtool = needs("promtool", package="prometheus")
     service = SERVICES["prometheus"]
-    mounts = {rest.removesuffix(":ro"): DEPLOY / source for source, _, rest in map(_split, service["volumes"])}
+    volumes = [mount.split(":") for mount in service["volumes"]]
+    mounts = {inside: DEPLOY / source for source, inside, *_ in volumes}
     (flag,) = (word for word in service["command"] if word.startswith("--config.file="))
     text = mounts[flag.removeprefix("--config.file=")].read_text(encoding="utf-8")
     (rules,) = re.findall(r"^  - (/.*)$", text, flags=re.MULTILINE)
@@ -197,11 +185,7 @@ def test_the_configuration_of_prometheus_is_valid(tmp_path: Path) -> None:
     assert "rules found" in done.stdout
 
 
-def _split(mount: str) -> tuple[str, str, str]:
-    return mount.partition(":")
-
-
-def test_grafana_shows_the_dashboard_without_a_password() -> None:
+def test_grafana_shows_the_dashboard_without_a_login() -> None:
     grafana = SERVICES["grafana"]
     (sources,) = documents(DEPLOY / "grafana/provisioning/datasources/prometheus.yml")
     assert [source["url"] for source in sources["datasources"]] == ["http://prometheus:9090"]
@@ -212,6 +196,4 @@ def test_grafana_shows_the_dashboard_without_a_password() -> None:
     dashboard = orjson.loads((DEPLOY / "grafana/dashboards/adcascade.json").read_bytes())
     head = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
     assert f"http://127.0.0.1:3000/d/{dashboard['uid']} " in head
-    environment = grafana["environment"]
-    assert (environment["GF_AUTH_ANONYMOUS_ORG_ROLE"], environment["GF_AUTH_BASIC_ENABLED"]) == ("Viewer", "false")
-    assert not [name for name in environment if "PASSWORD" in name]
+    assert grafana["environment"]["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"

@@ -1,4 +1,4 @@
-"""A real Prometheus watches a live demo: every query of dashboard and rules is evaluated by the thing itself."""
+"""A real Prometheus scrapes a live demo, and evaluates every query of the dashboard and the rules."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ import yaml
 from tests.deploy.test_observability import RULES, dashboard_queries, rule_queries, rules
 from tests.programs import needs
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def asked(url: str, **query: str) -> Any:
-    """Ask Prometheus; an error in the query is told, not raised."""
+    """Query Prometheus; an invalid query returns its error."""
     try:
         with urlopen(f"{url}?{urlencode(query)}", timeout=10) as answer:
             return json.load(answer)
@@ -36,7 +36,7 @@ def asked(url: str, **query: str) -> Any:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         try:
             if found := condition():
@@ -44,7 +44,7 @@ def until(condition: Callable[[], Any]) -> Any:
         except (URLError, ConnectionError):
             pass
         time.sleep(0.1)
-    raise AssertionError(f"{condition} did not come true within {PATIENCE:g} s")
+    raise AssertionError(f"{condition} did not come true within {TIMEOUT:g} s")
 
 
 @contextmanager
@@ -81,22 +81,11 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Prometheus that has scraped a running demo for some seconds."""
+    """Yield the address of a Prometheus that has scraped a running demo for some seconds."""
     program = needs("prometheus", package="prometheus")
     folder = tmp_path_factory.mktemp("prometheus")
-    demo = [
-        sys.executable,
-        "-m",
-        "worker",
-        "demo",
-        "--report",
-        "none",
-        "--users",
-        "40",
-        "--episodes",
-        "100000",
-    ]
-    with running(*demo, "--speed", "240") as simulated:
+    demo = ["demo", "--report", "none", "--users", "40", "--episodes", "100000", "--speed", "240"]
+    with running(sys.executable, "-m", "worker", *demo) as simulated:
         assert simulated.stderr is not None
         target = simulated.stderr.readline().removeprefix("metrics: http://").removesuffix("/metrics\n")
         config = {
@@ -126,7 +115,7 @@ def value(url: str, query: str) -> list[Any]:
     return list(answer["data"]["result"])
 
 
-def test_every_query_of_the_dashboard_has_an_answer(prometheus):
+def test_every_query_of_the_dashboard_has_data(prometheus):
     for where, query in dashboard_queries():
         answer = value(prometheus, query)
         assert answer, f"{where}: no data for {query}"
@@ -134,7 +123,7 @@ def test_every_query_of_the_dashboard_has_an_answer(prometheus):
         assert any(number == number for number in numbers), f"{where}: only NaN for {query}"
 
 
-def test_every_rule_is_evaluated_without_an_error_and_none_fires_on_a_demo_that_is_well(prometheus):
+def test_every_rule_is_evaluated_and_none_fires_on_a_healthy_demo(prometheus):
     def evaluated() -> list[dict[str, Any]] | None:
         groups = asked(f"{prometheus}/rules")["data"]["groups"]
         found = [rule for group in groups for rule in group["rules"]]
@@ -148,7 +137,7 @@ def test_every_rule_is_evaluated_without_an_error_and_none_fires_on_a_demo_that_
         value(prometheus, query)
 
 
-def test_the_numbers_make_sense_together(prometheus):
+def test_the_metrics_are_consistent(prometheus):
     def one(query: str) -> float:
         return float(value(prometheus, query)[0]["value"][1])
 
@@ -160,6 +149,6 @@ def test_the_numbers_make_sense_together(prometheus):
     assert one("adcascade_learning") == 1
 
 
-def test_a_query_that_makes_no_sense_would_be_noticed(prometheus):
+def test_an_invalid_query_is_detected(prometheus):
     assert asked(f"{prometheus}/query", query="sum by (job adcascade")["status"] == "error"
     assert value(prometheus, "adcascade_no_such_metric") == []

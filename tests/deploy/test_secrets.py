@@ -1,28 +1,27 @@
-"""No file of deploy/ holds a secret, and every variable of ours that one names exists."""
+"""No file of deploy/ holds a secret, and every ADCASCADE variable in it exists."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deploy.files import DEPLOY, KUBERNETES, all_variables, compose, documents, manifests
+from tests.deploy.files import DEPLOY, KUBERNETES, all_variables, compose, documents, leaves, manifests
 from worker.cli.main import COMMANDS, load
 
 FILES = sorted(
     path for path in DEPLOY.rglob("*") if path.is_file() and not re.search(r"/(\.|__pycache__)", path.as_posix())
 )
 SECRET = re.compile(r"password|secret|token|credential|apikey|api_key|private", re.IGNORECASE)
-# The broker script has a cache of its own; tests give it a variable.
+# The cache of the broker script, set by tests.
 ELSEWHERE = {"ADCASCADE_KAFKA_CACHE"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(DEPLOY)) for path in FILES])
-def test_every_variable_of_ours_that_is_named_exists(path: Path) -> None:
+def test_every_variable_exists(path: Path) -> None:
     named = set(re.findall(r"\bADCASCADE_[A-Z_]+\b", path.read_text(encoding="utf-8")))
     assert named <= all_variables() | ELSEWHERE
 
@@ -35,17 +34,6 @@ def test_no_file_holds_a_key_or_a_secret_object(path: Path) -> None:
     assert not re.search(r"(?<!/)\b[a-z]+://[^/\s:@]+:[^/\s@]+@", text), "a password in an address"
 
 
-def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from leaves(value, (*path, str(key)))
-    elif isinstance(node, list):
-        for value in node:
-            yield from leaves(value, path)
-    else:
-        yield path, node
-
-
 def structured() -> dict[str, Any]:
     return {
         "compose": compose(),
@@ -56,12 +44,12 @@ def structured() -> dict[str, Any]:
     }
 
 
-# What may stand where a name speaks of secrets: nothing, a switch, a file, or the name of the secret elsewhere.
+# Fields with a secret-like name that hold a switch, or the name of a secret.
 _HARMLESS = {"automountServiceAccountToken", "secretName", "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"}
 
 
 @pytest.mark.parametrize("where", structured())
-def test_whatever_is_called_a_secret_is_given_elsewhere(where: str) -> None:
+def test_secrets_are_never_inline(where: str) -> None:
     for path, value in leaves(structured()[where]):
         if not SECRET.search(path[-1]) or path[-1] in _HARMLESS:
             continue
@@ -73,7 +61,7 @@ def test_the_check_above_would_notice_a_secret() -> None:
     assert [name for name in found if SECRET.search(name)] == ["ADCASCADE_TOKEN_SECRET"]
 
 
-def test_every_secret_of_every_command_is_no_flag_and_may_come_from_a_file() -> None:
+def test_no_command_takes_a_secret_as_a_flag() -> None:
     seen = set()
     for name in COMMANDS:
         command = load(name)
@@ -89,7 +77,7 @@ def test_every_secret_of_every_command_is_no_flag_and_may_come_from_a_file() -> 
     assert seen == {"sasl-password", "token-secret"}
 
 
-def test_the_web_is_on_this_machine_only_unless_told_otherwise() -> None:
+def test_web_servers_listen_on_loopback_by_default() -> None:
     hosts = {
         option.default
         for name in COMMANDS

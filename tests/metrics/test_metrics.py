@@ -208,7 +208,7 @@ def test_a_scrape_during_work_shows_whole_batches():
         assert values == sorted(values), f"{name} fell"
 
 
-# ── values ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_metrics_of_a_run_match_its_windows(ran):

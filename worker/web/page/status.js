@@ -49,7 +49,7 @@ const charts = {
   explore: new LineChart($("chart-explore"), { name: "Share of sessions exploring", format: axisPercent, empty: "Shown after two closed windows." }),
 };
 
-// ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── parts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 function showState(status) {
   const worst = status.problems[0]?.level;
@@ -230,7 +230,7 @@ function show(status) {
   document.body.dataset.shown = String(Number(document.body.dataset.shown ?? 0) + 1);
 }
 
-// ── polling ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── polling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 let paused = false;
 let answered = null;
