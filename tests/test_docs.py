@@ -26,9 +26,8 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -63,39 +62,26 @@ PATIENCE = 120.0
 CI = os.environ.get("CI", "").lower() in ("1", "true")  # there, a missing program is a failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A block of code with its mark and its line."""
+class Block(NamedTuple):
+    """A block of code, with the kind and the name of its mark."""
 
-    mark: str
-    language: str
-    text: str
     file: str
     line: int
-
-    @property
-    def kind(self) -> str:
-        return self.mark.partition(":")[0]
-
-    @property
-    def name(self) -> str:
-        return self.mark.partition(":")[2].strip()
+    kind: str
+    name: str
+    language: str
+    text: str
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 
 
 def _blocks() -> Iterator[Block]:
-    pattern = re.compile(r"^(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+    pattern = re.compile(r"^(?:<!-- (\w+)(?:: (\w+))? -->\n)?```(\w*)\n(.*?)^```$", re.M | re.S)
     for path, text in TEXTS.items():
         for found in pattern.finditer(text):
-            yield Block(
-                mark=(found["mark"] or "").strip(),
-                language=found["language"],
-                text=found["text"],
-                file=path.name,
-                line=text[: found.start("text")].count("\n") + 1,
-            )
+            kind, name, language, code = (part or "" for part in found.groups())
+            yield Block(path.name, text[: found.start(4)].count("\n") + 1, kind, name, language, code)
 
 
 BLOCKS = list(_blocks())
@@ -192,8 +178,14 @@ def _anchors(path: Path) -> set[str]:
 
 
 def test_the_picture_and_every_page_are_linked_from_the_readme() -> None:
-    pages = {f"docs/{path.name}" for path in TEXTS if path != README}
-    assert [page for page in (".github/regret.svg", *pages) if page not in TEXTS[README]] == []
+    wanted = [".github/regret.svg", *(f"docs/{path.name}" for path in TEXTS if path != README)]
+    assert [link for link in wanted if link not in TEXTS[README]] == []
+
+
+def test_every_alert_is_explained() -> None:
+    rules = (ROOT / "deploy/prometheus/alerts.yml").read_text(encoding="utf-8")
+    explained = re.findall(r"^### (Adcascade\w+)$", TEXTS[ROOT / "docs/operations.md"], re.M)
+    assert re.findall(r"- alert: (\w+)", rules) == explained
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
@@ -240,10 +232,10 @@ class Tour:
         self.folder = folder
         named = re.findall(r"127\.0\.0\.1:(\d+)", "".join(block.text for block in SHELL))
         self.ports = {port: _free_port() for port in named}
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("ADCASCADE_")}
-        cache = {"ADCASCADE_KAFKA_CACHE": os.environ.get("ADCASCADE_KAFKA_CACHE", "")}
-        self.environment = {**kept, **{name: value for name, value in cache.items() if value}, **SMALL}
-        self.environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = re.compile(r"ADCASCADE_(?!KAFKA_CACHE$)")
+        kept = {name: value for name, value in os.environ.items() if not own.match(name)}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**kept, **SMALL, "PATH": path}
 
     def script(self, block: Block) -> str:
         text = block.text.replace("/tmp/adcascade", str(self.folder)).replace(".github/", f"{self.folder}/")
@@ -277,9 +269,6 @@ class Tour:
             process.kill()
             process.wait()
 
-    def address(self, port: str, path: str) -> str:
-        return f"http://127.0.0.1:{self.ports[port]}{path}"
-
 
 def _free_port() -> int:
     with socket.socket() as probe:
@@ -287,9 +276,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _read(url: str) -> str:
+def _read(port: int, path: str) -> str:
     try:
-        with urlopen(url, timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
             return str(answer.read().decode())
     except (URLError, ConnectionError):
         return ""
@@ -348,10 +337,7 @@ def _kill_broker(folder: Path) -> None:
 
 def _is_up(tour: Tour, name: str) -> bool:
     if name == "prometheus":
-        answer = _read(tour.address("9091", "/api/v1/query?query=adcascade_parameters_version"))
+        answer = _read(tour.ports["9091"], "/api/v1/query?query=adcascade_parameters_version")
         return bool(answer and json.loads(answer)["data"]["result"])
-    return (
-        "ready" in _read(tour.address("9464", "/readyz"))
-        and "adcascade_build_info" in _read(tour.address("9464", "/metrics"))
-        and "<title>adcascade" in _read(tour.address("9464", "/"))
-    )
+    pages = {"/readyz": "ready", "/metrics": "adcascade_build_info", "/": "<title>adcascade"}
+    return all(text in _read(tour.ports["9464"], page) for page, text in pages.items())
