@@ -182,7 +182,7 @@ def test_a_bad_line_is_told_or_passed_over(log: Path, tmp_path: Path, capsys: py
     path.write_bytes(b"{not json}\n" + log.read_bytes())
     assert "line 1: not JSON" in refused(capsys, str(path))
     assert main(["evaluate", str(path), "--skip-bad"]) == 0
-    assert "1 bad lines were passed over" in capsys.readouterr().out
+    assert "1 bad lines skipped" in capsys.readouterr().out
 
 
 def test_the_help_says_what_each_number_means(capsys: pytest.CaptureFixture[str]) -> None:

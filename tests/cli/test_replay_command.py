@@ -128,8 +128,8 @@ def test_what_is_unusual_is_told(
         "their version is not in the log",
         "the journal lacks the offsets 500 to 500",
         "not folded again: ",
-        "1 bad lines passed over, the first: line ",
-        "1 lines were repetitions",
+        "1 bad lines skipped, the first: line ",
+        "1 repeated lines",
         "1 lines of other topics ignored",
     ):
         assert text in out

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from worker.bandit.model import Posterior
 from worker.bandit.policies import EpsilonGreedy
 from worker.bandit.precision import Floats, Precision
-from worker.evaluate.estimators import METHODS, Estimate, direct, doubly_robust, per_decision, weighted
+from worker.evaluate.estimators import METHODS, DoublyRobust, Estimate, InversePropensity
 from worker.evaluate.model import FittedModel, Judges, judges, model_error, slate_values
 from worker.evaluate.sessions import Rule, Sessions
 from worker.evaluate.support import LEAST_CLICKS, LEAST_SESSIONS, Support, Unsupported, support
@@ -145,8 +145,8 @@ def test_inverse_propensity_has_the_truth_as_its_exact_expectation(scene: Scene)
     sessions, chances = every_session(scene)
     assert chances.sum() == pytest.approx(1)
     found = weighed(sessions)
-    value, influence = per_decision(found)
-    assert (chances * (value + influence)).sum() == pytest.approx(scene.truth(), rel=1e-9)
+    value = InversePropensity().value(found, sessions, None)
+    assert (chances * (value.value + value.influence)).sum() == pytest.approx(scene.truth(), rel=1e-9)
     np.testing.assert_allclose((chances[:, None] * found.stopped).sum(axis=0), 1.0, rtol=1e-9)
 
 
@@ -163,8 +163,8 @@ def test_doubly_robust_has_the_truth_as_its_exact_expectation_whatever_the_model
         clicks=0,
         expected_clicks=0,
     )
-    value, influence = doubly_robust(weighed(sessions), sessions, judge)
-    assert (chances * (value + influence)).sum() == pytest.approx(scene.truth(), rel=1e-9)
+    value = DoublyRobust().value(weighed(sessions), sessions, judge)
+    assert (chances * (value.value + value.influence)).sum() == pytest.approx(scene.truth(), rel=1e-9)
 
 
 @settings(deadline=None, max_examples=60)
@@ -200,17 +200,14 @@ Runs = dict[str, list[Estimate]]
 
 
 @cache
-def repeated(scene: Scene, count: int, times: int, methods: tuple[str, ...]) -> Runs:
+def repeated(scene: Scene, count: int, times: int, methods: tuple[str, ...] = tuple(METHODS)) -> Runs:
     generator = np.random.default_rng(11)
     runs: Runs = {method: [] for method in methods}
     for _ in range(times):
         sessions = scene.log(count, generator)
         judge = judges(sessions, generator=generator) if {"direct", "dr"} & set(methods) else None
         for method in methods:
-            if method == "direct" and judge is not None:
-                runs[method].append(direct(sessions, judge, confidence=0.95))
-            else:
-                runs[method].append(weighted(sessions, judge, method=method, confidence=0.95))
+            runs[method].append(METHODS[method].estimate(sessions, judge, confidence=0.95))
     return runs
 
 
@@ -234,7 +231,7 @@ TIMES = 200
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_interval_covers_the_truth_at_the_stated_rate(method: str) -> None:
-    assert covered(repeated(DRAWN, 1200, TIMES, METHODS)[method], DRAWN.truth()) >= 0.9
+    assert covered(repeated(DRAWN, 1200, TIMES)[method], DRAWN.truth()) >= 0.9
 
 
 @pytest.mark.parametrize("method", WEIGHING)
@@ -245,19 +242,19 @@ def test_the_interval_covers_the_truth_however_sessions_were_served(scene: Scene
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_mean_over_many_logs_is_the_truth(method: str) -> None:
-    found = values(repeated(DRAWN, 1200, TIMES, METHODS)[method])
+    found = values(repeated(DRAWN, 1200, TIMES)[method])
     assert abs(found.mean() - DRAWN.truth()) < 4 * found.std() / np.sqrt(len(found))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_error_told_is_the_error_made(method: str) -> None:
-    runs = repeated(DRAWN, 1200, TIMES, METHODS)[method]
+    runs = repeated(DRAWN, 1200, TIMES)[method]
     told = np.mean([run.revenue.error for run in runs if run.revenue is not None])
     assert told == pytest.approx(values(runs).std(), rel=0.2)
 
 
 def test_doubly_robust_varies_less_than_inverse_propensity() -> None:
-    runs = repeated(DRAWN, 1200, TIMES, METHODS)
+    runs = repeated(DRAWN, 1200, TIMES)
     assert values(runs["dr"]).var() < 0.95 * values(runs["ips"]).var()
 
 
@@ -276,7 +273,7 @@ def test_a_target_that_served_the_log_earned_what_the_log_earned() -> None:
     sessions = Scene(share=0.0).log(500, np.random.default_rng(0))
     sessions = replace(sessions, target=sessions.served, target_slates=sessions.served.best[None])
     for method in ("ips", "snips"):
-        found = weighted(sessions, None, method=method, confidence=0.95)
+        found = METHODS[method].estimate(sessions, None, confidence=0.95)
         assert found.revenue is not None
         assert found.revenue.estimate == pytest.approx(sessions.earned.mean())
         assert found.difference is not None
@@ -290,7 +287,7 @@ def test_a_target_that_served_the_log_earned_what_the_log_earned() -> None:
 def answer(scene: Scene, count: int, method: str, seed: int = 0) -> Estimate:
     sessions = scene.log(count, np.random.default_rng(seed))
     judge = judges(sessions, generator=np.random.default_rng(seed)) if method == "dr" else None
-    return weighted(sessions, judge, method=method, confidence=0.95)
+    return METHODS[method].estimate(sessions, judge, confidence=0.95)
 
 
 @pytest.mark.parametrize(
@@ -357,8 +354,8 @@ def test_the_model_does_not_judge_arms_that_nobody_has_seen() -> None:
     judge = judges(sessions, generator=np.random.default_rng(0))
     unseen = sorted(set(range(12)) - set(sessions.slates.ravel().tolist()))
     slates = np.full((1, 600, 2), unseen[0])
-    with pytest.raises(Unsupported, match="nobody has seen"):
-        direct(replace(sessions, target_slates=slates), judge, confidence=0.95)
+    with pytest.raises(Unsupported, match="no session of the log has seen"):
+        METHODS["direct"].estimate(replace(sessions, target_slates=slates), judge, confidence=0.95)
 
 
 # ── the model ────────────────────────────────────────────────────────────────────────────────────────────────────────

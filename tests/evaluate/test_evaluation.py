@@ -269,7 +269,7 @@ def test_given_parameters_plan_every_session_also_in_the_warmup(lines: list[Line
     evaluation = evaluate_log(log, Change(settings={"policy": "greedy"}, parameters=given))
     as_served = evaluate_log(log, Change(settings={"policy": "greedy"}))
     assert evaluation.served.sessions == as_served.served.sessions + as_served.warmup
-    assert any("overrated" in note for note in evaluation.notes)
+    assert any("overestimated" in note for note in evaluation.notes)
 
 
 def test_a_horizon_that_nobody_saw_is_refused(log: str) -> None:

@@ -1,4 +1,4 @@
-"""`adcascade evaluate`: what another policy would have earned on a recorded log."""
+"""`adcascade evaluate`: the revenue of another policy on a recorded log."""
 
 from __future__ import annotations
 
@@ -11,82 +11,79 @@ from typing import Any, Final
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import BONUSES, POLICIES
 from worker.cli.options.learning import beta
-from worker.cli.options.parser import JSON, CommandSpec, Option, Parser, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError, ParametersError
 from worker.evaluate.estimators import METHODS, Estimate
-from worker.evaluate.evaluation import Evaluation, Served, evaluate_log
+from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Topics
 
 
-def share() -> Parser:
-    """Return a parser of numbers strictly between 0 and 1.
+def confidence_level(text: str) -> float:
+    """Return a number strictly between 0 and 1.
 
-    >>> share()("0.9")
+    >>> confidence_level("0.9")
     0.9
     """
-    parse = number(above=0, most=1)
-
-    def between(text: str) -> float:
-        value = float(parse(text))
-        if value == 1:
-            raise ValueError("must be below 1")
-        return value
-
-    return between
+    value = float(number(above=0, most=1)(text))
+    if value == 1:
+        raise ValueError("must be below 1")
+    return value
 
 
-#: What the target may do otherwise than the policy that served.
+#: Settings of the target; those of the policy that served by default.
 CHANGES: Final = (
-    Option(name="policy", help="the policy to evaluate [the one that served]", choices=POLICIES),
-    Option(name="bonus", help="what it adds to Q to explore [as served]", choices=BONUSES),
-    Option(name="beta", help="how much it explores: standard deviations, or theory [as served]", parse=beta),
-    Option(name="epsilon", help="share that epsilon-greedy explores [as served]", parse=number(least=0, most=1)),
+    Option(name="policy", help="policy to evaluate [the one that served]", choices=POLICIES),
+    Option(name="bonus", help="exploration bonus of the policy [as served]", choices=BONUSES),
+    Option(name="beta", help="amount of exploration: standard deviations, or theory [as served]", parse=beta),
+    Option(name="epsilon", help="share of random arms under epsilon-greedy [as served]", parse=number(least=0, most=1)),
     Option(
         name="estimator",
-        help="how it learns: the journal of the log is folded again [as served]",
+        help="estimator of the click model; the journal of the log is folded again with it [as served]",
         choices=ESTIMATORS,
     ),
-    Option(name="horizon", help="most displays in a session, at most those served [as served]", parse=integer(least=1)),
+    Option(
+        name="horizon", help="most displays in a session, no more than were served [as served]", parse=integer(least=1)
+    ),
 )
 
 OPTIONS = (
     Option(
         name="log",
-        help="the log: JSON lines as `kcat -J` writes them, also gzipped; - for standard input",
+        help="recorded log: JSON lines as `kcat -J` writes them, also gzipped; - for standard input",
         positional=True,
     ),
     *CHANGES,
     Option(
         name="parameters",
-        help="plan all sessions by this one version, instead of those that served",
+        help="one version of the parameters for all sessions, instead of those that served",
         metavar="FILE",
     ),
     Option(
         name="method",
-        help="estimator to ask; repeatable; exit 1 if one that is named here has no answer",
-        choices=METHODS,
+        help="estimator of the revenue; repeatable; exit 1 if one of them has no answer [all]",
+        choices=tuple(METHODS),
         repeatable=True,
         default=(),
     ),
-    Option(name="confidence", help="of the intervals", parse=share(), default=0.95),
+    Option(name="confidence", help="confidence level of the intervals", parse=confidence_level, default=0.95),
     Option(
         name="seed",
-        help="of the folds of the model, and of what a target draws that draws",
+        help="random seed for cross-fitting and for a target that draws",
         parse=integer(least=0),
         default=0,
     ),
     Option(name="prefix", help="prefix of the topics", default="ads"),
-    Option(name="skip-bad", help="pass over lines that cannot be read, and count them", flag=True, default=False),
+    Option(name="skip-bad", help="skip and count unreadable lines", flag=True, default=False),
     JSON,
 )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Evaluate a policy; exit 1 if nothing, or not what was asked for, can be answered."""
+    """Evaluate a policy; exit 1 if no estimator, or not every one of --method, has an answer."""
     check_writable(options.json)
     change = _change(options)
     evaluation = evaluate_log(
@@ -121,7 +118,7 @@ def _change(options: argparse.Namespace) -> Change:
     if options.parameters is None:
         return Change(settings=settings)
     if options.estimator is not None:
-        raise InputError("--estimator and --parameters contradict each other: given parameters are not made again")
+        raise InputError("--estimator and --parameters contradict each other: given parameters are not folded again")
     return Change(settings=settings, parameters=_parameters(options.parameters))
 
 
@@ -142,7 +139,7 @@ def _stage(title: str, total: float | None) -> AbstractContextManager[ProgressBa
 
 
 def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the evaluation as it is written."""
+    """Return the evaluation in its JSON form."""
     found = evaluation.model_clicks
     return {
         "log": options.log,
@@ -154,30 +151,26 @@ def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, An
         "warmup": evaluation.warmup,
         "versions": evaluation.versions,
         "left_out": dict(evaluation.left_out),
-        "served": _served(evaluation.served),
-        "weighable": None if evaluation.weighable is None else _served(evaluation.weighable),
+        "served": asdict(evaluation.served),
+        "weighable": None if evaluation.weighable is None else asdict(evaluation.weighable),
         "model": None if found is None else {"clicks": found[0], "expected_clicks": found[1]},
         "estimates": [asdict(estimate) for estimate in evaluation.estimates],
         "notes": list(evaluation.notes),
     }
 
 
-def _served(served: Served) -> dict[str, Any]:
-    return asdict(served)
-
-
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def report(evaluation: Evaluation) -> str:
-    """Return a table of the answers, and why there is none where there is none."""
+    """Return a table of the answers, and the reasons for missing ones."""
     percent = f"{100 * evaluation.confidence:.4g} %"
     rows = [_row("as served", evaluation.served.revenue, None, evaluation.served.sessions, "")]
     some = evaluation.weighable
     if some is not None and some != evaluation.served:
         rows.append(_row("as served, by chance", some.revenue, None, some.sessions, ""))
     rows.extend(
-        _row(e.method, e.revenue, e.difference, e.sessions, _footing(e)) for e in evaluation.estimates if e.revenue
+        _row(e.method, e.revenue, e.difference, e.sessions, _basis(e)) for e in evaluation.estimates if e.revenue
     )
     lines = [
         _title(evaluation),
@@ -205,25 +198,24 @@ def _title(evaluation: Evaluation) -> str:
     )
 
 
-def _row(name: str, revenue: Interval | None, difference: Interval | None, sessions: int, footing: str) -> list[str]:
-    if revenue is None:
-        return [name, "", "", "", str(sessions), footing]
+def _row(name: str, revenue: Interval, difference: Interval | None, sessions: int, basis: str) -> list[str]:
+    gained = (
+        ""
+        if difference is None
+        else f"{_signed(difference.estimate)} ({_signed(difference.low)} … {_signed(difference.high)})"
+    )
     return [
         name,
         f"{revenue.estimate:.4f}",
         f"{revenue.low:.4f} … {revenue.high:.4f}",
-        "" if difference is None else "{} ({} … {})".format(*map(_signed, _ends(difference))),
+        gained,
         str(sessions),
-        footing,
+        basis,
     ]
 
 
-def _ends(found: Interval) -> tuple[float, float, float]:
-    return found.estimate, found.low, found.high
-
-
 def _signed(value: float) -> str:
-    """Return a difference; the sign of nothing is +.
+    """Return a difference with its sign, + for zero.
 
     >>> _signed(-1e-9), _signed(-0.25)
     ('+0.0000', '-0.2500')
@@ -231,32 +223,33 @@ def _signed(value: float) -> str:
     return f"{round(value, 4) + 0.0:+.4f}"
 
 
-def _footing(estimate: Estimate) -> str:
-    if estimate.method == "direct":
+def _basis(estimate: Estimate) -> str:
+    estimator = METHODS[estimate.method]
+    if not estimator.needs_chance:
         return f"a model of {estimate.clicks:.0f} clicks"
-    depth = len(estimate.effective)
     text = f"{estimate.matching} matching, {estimate.clicks:.0f} clicks"
-    if estimate.positions < depth:
-        rest = "the model" if estimate.method == "dr" else f"at most {estimate.beyond:.3g} more"
+    if estimate.positions < len(estimate.effective):
+        rest = "the model" if estimator.needs_model else f"at most {estimate.beyond:.3g} more"
         text += f"; positions 1–{estimate.positions}, then {rest}"
     return text
 
 
 SUMMARY: Final = """\
-What would another policy have earned per session on this log? The target plans every session
-anew, with the estimate of the version that served it: as if the policy had been swapped at that
-moment. Five estimators answer:
+The revenue per session of another policy on a recorded log. The target plans every session again,
+with the estimate of the version that served it: as if the policy had been swapped at that time.
+Five estimators:
 
-  replay  sessions drawn uniformly that happened to show what the target shows, by position
-  ips     sessions left to chance, weighted by how much likelier the target shows the same
-  snips   ips with weights made to sum to one: a little biased, less noisy
-  direct  a click model fitted on other sessions of the log: precise, and wrong if the model is
-  dr      the click model, corrected by weighted sessions: right even if the model is wrong
+  replay  sessions drawn uniformly that showed the target's arms, position by position
+  ips     sessions left to chance, weighted by the target's probability of the same slate
+  snips   ips with weights normalised to sum to one: a small bias, less noise
+  direct  click models fitted on other sessions of the log: precise, but wrong if the model is
+  dr      the click models, corrected by weighted sessions: right even if the model is wrong
 
 Sessions are left to chance in the warm-up, under a random_share above 0, and by policies that
-draw. An estimator that has too few of them for an honest answer says so instead. Intervals take
-the session as unit; that of direct trusts the form of its model. "against served" compares with
-what the same sessions earned. Exit 1 if nobody has an answer, or one named by --method has none."""
+draw. An estimator with too few of them has no answer and gives the reason. The unit of the
+intervals is the session. The interval of direct assumes that the form of its model is right.
+"against served" is the difference to the revenue of the same sessions as they were served.
+Exit 1 if no estimator has an answer, or if one of --method has none."""
 
 COMMAND = CommandSpec(
     name="evaluate",

@@ -1,4 +1,4 @@
-"""`adcascade record`: topics of Kafka into a log that `replay` checks."""
+"""`adcascade record`: write topics of Kafka to a log that `replay` checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
@@ -17,15 +17,13 @@ from worker.console import ProgressBar, check_writable, note, progress, say, tab
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.logs.format import LogWriter
+from worker.logs.recording import Recorded, Span, full_names
 from worker.stream.events import TOPICS
 from worker.stream.topology import Topics
 
-if TYPE_CHECKING:
-    from worker.logs.record import Recorded, Span
-
 
 def topic_list(text: str) -> tuple[str, ...]:
-    """Return topics by their names without prefix.
+    """Return the topics of a list, by their names without prefix.
 
     >>> topic_list("arrivals, clicks")
     ('arrivals', 'clicks')
@@ -38,7 +36,7 @@ def topic_list(text: str) -> tuple[str, ...]:
 
 
 def beginning(text: str) -> str | int:
-    """Return an offset as a number; leave the rest to `moment`, which needs to know what time it is."""
+    """Return an offset as a number; check a time, which is resolved when the recording starts."""
     if text == "earliest":
         return text
     if text.isdecimal():
@@ -48,7 +46,7 @@ def beginning(text: str) -> str | int:
 
 
 def ending(text: str) -> str:
-    """Check where to end."""
+    """Check the end of a recording."""
     if text != "end":
         moment(text, 0)
     return text
@@ -57,56 +55,61 @@ def ending(text: str) -> str:
 OPTIONS = (
     Option(
         name="file",
-        help="the log, overwritten; packed if it ends in .gz; - for standard output",
+        help="log to write, overwritten; compressed if it ends in .gz; - for standard output",
         positional=True,
     ),
     *CONNECTION,
     Option(
         name="from",
-        help="earliest, an offset (of every partition), a time (2026-01-31T12:00:00Z), or how long ago (10m)",
+        help="start: earliest, an offset (of every partition), a time (2026-01-31T12:00:00Z), or an age (10m)",
         parse=beginning,
         metavar="WHERE",
         default="earliest",
     ),
     Option(
         name="until",
-        help="end (what is there now), or a time, also one to come",
+        help="end: the current end of the topics, or a time, also in the future",
         parse=ending,
         metavar="WHERE",
         default="end",
     ),
-    Option(name="live", help="go on with what comes, until Ctrl-C", flag=True, default=False),
-    Option(name="topics", help="names without prefix, with commas", parse=topic_list, default=TOPICS, metavar="NAMES"),
+    Option(name="live", help="recording of new records until Ctrl-C", flag=True, default=False),
+    Option(
+        name="topics",
+        help="topics, names without prefix, separated by commas",
+        parse=topic_list,
+        default=TOPICS,
+        metavar="NAMES",
+    ),
     JSON,
 )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Record; a signal ends it with a complete file."""
+    """Record topics; a signal ends the recording with a complete file."""
     if options.live and options.until != "end":
-        raise InputError("--live goes on until Ctrl-C: --until contradicts it")
+        raise InputError("--live records until Ctrl-C: --until contradicts it")
     if options.json == "-" and options.file == "-":
         raise InputError("the log and --json cannot both go to standard output")
     from worker.kafka.clients import partition_counts, run_client
-    from worker.logs.record import full_names
 
     check_writable(options.file, options.json)
     reached, topics = connection(options), Topics(options.prefix)
-    # Before a log of the same name is overwritten.
+    # Fail before a log of the same name is overwritten.
     run_client(reached, partition_counts(reached, *full_names(topics, options.topics)))
     began = time.perf_counter()
     with LogWriter(options.file) as log:
         recorded, stopped = run_client(reached, _record(reached, topics, options, log))
     seconds = time.perf_counter() - began
     write_json(options.json, as_json(recorded, seconds, topics, stopped=bool(stopped)))
-    (note if "-" in (options.file, options.json) else say)(told(log.name, recorded, seconds))
+    (note if "-" in (options.file, options.json) else say)(summary(log.name, recorded, seconds))
     if recorded.gone:
         note(
-            f"{recorded.gone:,} records of the parameters are gone (the topic is compacted): replay counts decisions "
-            "by versions that are not in the log as unverified"
+            f"{recorded.gone:,} records of the parameters are gone, by compaction or retention: replay counts the "
+            "decisions by these versions as unverified"
         )
     if stopped and not options.live:
-        note("stopped before the end; the log is complete up to there")
+        note("stopped before the end; the log is complete up to this point")
         return 128 + stopped
     return 0
 
@@ -126,30 +129,28 @@ async def _record(
             options.topics,
             span_of(options),
             write=log,
-            tell=bar.tell,
+            report=bar.report,
             flush=log.flush,
         )
         return await recorder.run(stop), came[0] if came else 0
 
 
 class _Bar:
-    """A bar that begins when it is known how long it will be, or that nobody knows."""
+    """A progress bar that begins when the number of records, or None, is reported."""
 
     def __init__(self, stack: ExitStack, name: str) -> None:
         self._stack = stack
         self._name = name
         self._bar: ProgressBar | None = None
 
-    def tell(self, total: int | None, written: int) -> None:
+    def report(self, total: int | None, written: int) -> None:
         if self._bar is None:
             self._bar = self._stack.enter_context(progress(f"recording {self._name}", total, unit="records"))
         self._bar.advance(written)
 
 
 def span_of(options: argparse.Namespace) -> Span:
-    """Return what the options ask for."""
-    from worker.logs.record import Span
-
+    """Return the span that the options give."""
     now = time.time_ns() // 1_000_000
     start = getattr(options, "from")
     return Span(
@@ -161,7 +162,7 @@ def span_of(options: argparse.Namespace) -> Span:
 
 
 def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool) -> dict[str, Any]:
-    """Return what was recorded, by topic without prefix; times in milliseconds since the epoch."""
+    """Return the result in its JSON form; topics without prefix, times in milliseconds since the epoch."""
     return {
         "records": recorded.records,
         "topics": {name: recorded.counts[f"{topics.prefix}.{name}"] for name in TOPICS},
@@ -173,8 +174,8 @@ def as_json(recorded: Recorded, seconds: float, topics: Topics, *, stopped: bool
     }
 
 
-def told(name: str, recorded: Recorded, seconds: float) -> str:
-    """Return what was recorded, for people."""
+def summary(name: str, recorded: Recorded, seconds: float) -> str:
+    """Return the result for people."""
     rate = recorded.records / max(seconds, 1e-9)
     span = ""
     if recorded.first is not None and recorded.last is not None:
@@ -189,10 +190,10 @@ def told(name: str, recorded: Recorded, seconds: float) -> str:
 COMMAND = CommandSpec(
     name="record",
     summary=(
-        "Writes topics of Kafka to a log of JSON lines, as kcat -J does, in the order of time. With all topics,\n"
-        "`adcascade replay` makes every decision and every version in it again. Parameters are read from the\n"
-        "beginning of their topic wherever the recording begins; those that compaction has taken away are not in\n"
-        "the log, and replay counts the decisions by them as unverified."
+        "Writes topics of Kafka to a log of JSON lines, as kcat -J does, in the order of time. `adcascade replay`\n"
+        "checks every decision and every version of a log of all topics. Parameters are always read from the\n"
+        "beginning of their topic. Versions that compaction has removed are not in the log, and replay counts their\n"
+        "decisions as unverified."
     ),
     examples=(
         "adcascade record log.gz && adcascade replay log.gz --verify",

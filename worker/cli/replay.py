@@ -1,4 +1,4 @@
-"""`adcascade replay`: a recorded log gives the same decisions and the same parameters again, or it says where not."""
+"""`adcascade replay`: check that a recorded log gives the same decisions and parameters again."""
 
 from __future__ import annotations
 
@@ -17,35 +17,33 @@ from worker.replay.report import ReplayReport
 from worker.replay.verify import verify
 from worker.stream.topology import Topics
 
-SHOWN: Final = 5  # mismatches told to people
+SHOWN: Final = 5  # mismatches in the report for people
 
-
-#: Settings of learning, for --relearn: those recorded hold unless they are given.
+#: Settings of learning, for --relearn; the recorded ones by default.
 SETTINGS: Final = tuple(replace(option, default=None, help=f"with --relearn: {option.help}") for option in LEARNING)
 
 OPTIONS = (
     Option(
         name="file",
-        help="the log: JSON lines as `kcat -J` writes them, also gzipped; - for standard input",
+        help="recorded log: JSON lines as `kcat -J` writes them, also gzipped; - for standard input",
         positional=True,
     ),
     Option(
         name="verify",
-        help="make every decision again under its recorded version, fold every version again from the journal; "
-        "this is what happens without --relearn",
+        help="check of every decision under its recorded version, and of every version from the journal (the default)",
         flag=True,
     ),
     Option(
         name="relearn",
-        help="learn from arrivals and clicks alone, with the recorded slates (its own where there are none), "
-        "and compare the versions with the recorded ones",
+        help="learning from arrivals and clicks alone, with the recorded slates (planned ones where there are none); "
+        "its versions are compared with the recorded ones",
         flag=True,
     ),
-    Option(name="skip-bad", help="pass over lines that cannot be read, and count them", flag=True, default=False),
+    Option(name="skip-bad", help="skip and count unreadable lines", flag=True, default=False),
     Option(name="prefix", help="prefix of the topics", default="ads"),
     Option(
         name="tolerance",
-        help="how much the numbers of a version may differ, for logs of another kind of machine",
+        help="largest relative difference between numbers of equal versions, for logs of another kind of machine",
         parse=number(least=0),
         default=0.0,
     ),
@@ -56,11 +54,11 @@ OPTIONS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replay a log; exit 1 if something does not come out as it was recorded."""
+    """Replay a log; exit 1 if there are mismatches."""
     if options.verify and options.relearn:
         raise InputError("--verify and --relearn are two different replays: give one of them")
     if options.catalog is not None and not options.relearn:
-        raise InputError("--catalog is for --relearn: --verify takes the arms from the recorded versions")
+        raise InputError("--catalog is for --relearn: --verify uses the arms of the recorded versions")
     check_writable(options.json)
     common: dict[str, Any] = {
         "topics": Topics(options.prefix),
@@ -76,9 +74,7 @@ def run(options: argparse.Namespace) -> int:
         report = verify(options.file, **common)
     write_json(options.json, report.as_json())
     if options.json == "-":
-        for text in warnings(report):
-            note(text)
-        for text in mismatches(report):
+        for text in (*warnings(report), *mismatches(report)):
             note(text)
     else:
         say(summary(options.file, report))
@@ -91,18 +87,16 @@ def _stage(title: str, total: float | None) -> AbstractContextManager[ProgressBa
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
     given = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}
-    return {name: _plain(value) for name, value in given.items() if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Duration) else value
+    return {
+        name: int(value) if isinstance(value, Duration) else value for name, value in given.items() if value is not None
+    }
 
 
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def summary(path: str, report: ReplayReport) -> str:
-    """Return what was in the log and what came of it."""
+    """Return the content of the log and the results."""
     name = "standard input" if path == "-" else path
     lines = [
         f"{name}: {report.events:,} records{_span(report.span)}",
@@ -112,11 +106,10 @@ def summary(path: str, report: ReplayReport) -> str:
         f"{report.sessions:,} sessions, {report.clicks:,} clicks, revenue {report.revenue:,.2f}",
     ]
     lines += [_versions(report), _decisions(report) if report.mode == "verify" else _slates(report)]
-    told = warnings(report)
-    if told:
-        lines += ["", *told]
+    found = warnings(report)
+    lines += ["", *found] if found else []
     lines += ["", *mismatches(report)] if report.mismatches else ["", "no mismatch"]
-    return "\n".join(line for line in lines if line is not None)
+    return "\n".join(lines)
 
 
 def _span(span: tuple[int, int] | None) -> str:
@@ -149,33 +142,32 @@ def _slates(report: ReplayReport) -> str:
 
 
 def warnings(report: ReplayReport) -> list[str]:
-    """Return what could not be looked at, and what is unusual."""
-    told = []
-    for what, count in sorted(report.unverified_because.items()):
-        missing = {
-            "version": "their version is",
-            "arrival": "their arrival is",
-            "feedback": "the feedback before them is",
-        }
-        told.append(f"unverified: {count:,} decisions, because {missing[what]} not in the log")
+    """Return what could not be checked, and what is unusual."""
+    missing = {"version": "their version is", "arrival": "their arrival is", "feedback": "the feedback before them is"}
+    found = [
+        f"unverified: {count:,} decisions, because {missing[what]} not in the log"
+        for what, count in sorted(report.unverified_because.items())
+    ]
     if report.unfolded and report.mode == "verify":
-        told.append(
+        found.append(
             f"not folded again: {report.unfolded:,} versions, because the journal before them is not in the log"
         )
-    told += [f"the journal lacks the offsets {first} to {last}" for first, last in report.holes[:3]]
+    found += [f"the journal lacks the offsets {first} to {last}" for first, last in report.holes[:3]]
     if report.lost is not None:
-        told.append(
-            f"a rollback after version {report.lost} went to one that is not in the log: not compared from there"
+        found.append(
+            f"not compared: the versions after {report.lost}, because of a rollback to a version that is not in the log"
         )
     if report.stale:
-        told.append(f"{report.stale:,} decisions by an older version than the one in force, which had come late")
+        found.append(
+            f"{report.stale:,} decisions by an older version than the one in force, which reached the worker late"
+        )
     if report.bad:
-        told.append(f"{report.bad:,} bad lines passed over, the first: {report.first_bad}")
+        found.append(f"{report.bad:,} bad lines skipped, the first: {report.first_bad}")
     if report.duplicates:
-        told.append(f"{report.duplicates:,} lines were repetitions")
+        found.append(f"{report.duplicates:,} repeated lines")
     if report.ignored:
-        told.append(f"{report.ignored:,} lines of other topics ignored")
-    return told
+        found.append(f"{report.ignored:,} lines of other topics ignored")
+    return found
 
 
 def mismatches(report: ReplayReport) -> list[str]:
@@ -183,19 +175,17 @@ def mismatches(report: ReplayReport) -> list[str]:
     if not report.mismatches:
         return []
     count = "1 mismatch" if report.mismatches == 1 else f"{report.mismatches:,} mismatches"
-    told = [count, *(f"  {mismatch}" for mismatch in report.findings.first[:SHOWN])]
-    if report.mismatches > SHOWN:
-        told.append(f"  and {report.mismatches - SHOWN:,} more")
-    return told
+    more = [f"  and {report.mismatches - SHOWN:,} more"] if report.mismatches > SHOWN else []
+    return [count, *(f"  {mismatch}" for mismatch in report.findings.first[:SHOWN]), *more]
 
 
 COMMAND = CommandSpec(
     name="replay",
     summary=(
-        "Checks a recorded log: every decision is made again under the version it names, every version is folded\n"
-        "again from the journal, and what does not come out as it was recorded is a mismatch (exit 1). With\n"
-        "--relearn, the versions are learned again from arrivals and clicks alone. Lines may be in any order, and\n"
-        "repeated; a log larger than memory is sorted in the folder for temporary files (TMPDIR)."
+        "Checks a recorded log. Every decision is planned again under the version it names, and every version is\n"
+        "folded again from the journal. A difference to the log is a mismatch (exit 1). With --relearn, the versions\n"
+        "are learned again from arrivals and clicks alone. Lines may be in any order, and repeated. A log larger than\n"
+        "memory is sorted in the folder for temporary files (TMPDIR)."
     ),
     examples=(
         "adcascade demo --record log.gz && adcascade replay log.gz",

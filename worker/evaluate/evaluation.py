@@ -1,17 +1,15 @@
-"""What another policy would have earned on a log: reads it, plans it anew, and asks every estimator.
+"""Off-policy evaluation of a log: read it, plan its sessions for the target, apply the estimators.
 
-Which sessions each estimator rests on:
+The sessions of each estimator:
 
-- `direct` on all sessions after the warm-up;
-- `ips`, `snips` and `dr` on those whose slates were left to chance, so that they tell about other slates too: served
-  under a `random_share` above 0 (all of these, not only those drawn: see `evaluate_support`), or by a policy that
-  draws. If the target is the very policy that served, every session tells about it. If there are none, the sessions of
-  the warm-up are used;
-- `replay` on those of them that were drawn uniformly.
+- `direct` uses all sessions after the warm-up.
+- `ips`, `snips` and `dr` use those of them whose slates were left to chance: served under a `random_share` above 0 (all
+  of these, not only those drawn, see `worker.evaluate.support`), or by a policy that draws. If the target is the policy
+  that served, they use every session. If there are none, they use the sessions of the warm-up.
+- `replay` uses those of them that were drawn uniformly.
 
-In the warm-up little is known yet, and what a policy makes of that says little about the policy; so its sessions are a
-last resort, unless given parameters are evaluated: then they are as good as any. `direct` and `dr` use a model fitted
-on all answered displays of the log, cross-fitted.
+In the warm-up every policy has poor estimates, so its sessions are a last resort. For given parameters, they are as
+good as any. `direct` and `dr` use click models that are cross-fitted on all answered displays of the log.
 """
 
 from __future__ import annotations
@@ -22,10 +20,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from worker.errors import FailedError, InputError
-from worker.evaluate.estimators import METHODS, Estimate, direct, weighted
+from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.logged import LoggedSessions
-from worker.evaluate.model import Judges, judges
+from worker.evaluate.model import Judges
+from worker.evaluate.model import judges as fit_judges
 from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import Unsupported
@@ -39,7 +38,7 @@ from worker.stream.topology import Topics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What sessions earned as they were served."""
+    """The revenue of sessions as they were served."""
 
     sessions: int
     clicks: int
@@ -48,17 +47,17 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Every estimator's answer, and what they rest on.
+    """The answers of all estimators, and their data.
 
     Parameters
     ----------
-    target : settings of the policy evaluated; where nothing was changed, those of the newest version
-    origin : how its estimates came about
-    served : what the sessions earned that the target is evaluated on
-    weighable : what those earned that tell about other slates too; None if there are none
-    drawn : how many sessions of the log were drawn uniformly as a whole
-    warmup : how many sessions of the log came in the warm-up
-    model_clicks : clicks found, and clicks expected by models that had not seen them; None without a model
+    target : settings of the policy evaluated; unchanged ones are those of the newest version
+    origin : source of its estimates
+    served : revenue of the sessions that the target is evaluated on
+    weighable : revenue of those whose slates were left to chance; None if there are none
+    drawn : number of sessions of the log that were drawn uniformly as a whole
+    warmup : number of sessions of the log in the warm-up
+    model_clicks : number of clicks, and the number expected by models fitted on other sessions; None without a model
     """
 
     target: LearningSettings
@@ -79,7 +78,7 @@ def evaluate_log(
     path: str,
     change: Change,
     *,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = tuple(METHODS),
     confidence: float = 0.95,
     seed: int = 0,
     topics: Topics | None = None,
@@ -90,10 +89,10 @@ def evaluate_log(
 
     Parameters
     ----------
-    path : of the log, or ``-``
-    change : how the target differs from what served
-    methods : estimators to ask
-    seed : of the folds, and of what the target draws, if it draws
+    path : the log, or ``-``
+    change : difference between the target and the policy that served
+    methods : names of estimators
+    seed : random seed for cross-fitting and for a target that draws
     """
     findings = Findings()
     with OrderedLog(topics or Topics(), findings) as log:
@@ -112,7 +111,7 @@ def evaluate_log(
         newest = change.parameters or log.versions.read(max(log.versions.known))
         notes = []
         if reader.bad:
-            notes.append(f"{reader.bad} bad lines were passed over; the first: {reader.first_bad}")
+            notes.append(f"{reader.bad} bad lines skipped; the first: {reader.first_bad}")
         if findings.count:
             notes.append(f"{findings.count} records contradict others or are damaged (see adcascade replay)")
         if change.parameters is not None:
@@ -130,28 +129,25 @@ def evaluate_log(
 
 
 def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confidence: float, seed: int) -> Evaluation:
-    """Ask every estimator about sessions that are planned already; `given`: by parameters that do not change."""
+    """Apply the estimators to planned sessions; `given`: the target has the same parameters for every session."""
     everything = assembled.sessions
-    model = _fitted(everything, methods, seed)
     scope = np.ones(len(everything), dtype=bool) if given or assembled.warmup.all() else ~assembled.warmup
     weighable = assembled.supported & scope
     if not weighable.any():
         weighable = assembled.supported
     sessions, part = everything.part(scope), everything.part(weighable)
+    estimators = [METHODS[method] for method in methods]
+    model = _fit(everything, seed) if any(estimator.needs_model for estimator in estimators) else None
     estimates = []
-    for method in methods:
+    for estimator in estimators:
+        rows, used = (weighable, part) if estimator.needs_chance else (scope, sessions)
         try:
-            if method in ("direct", "dr") and isinstance(model, str):
-                raise Unsupported(model)
-            known = model if isinstance(model, Judges) else None
-            if method == "direct" and known is not None:
-                estimates.append(direct(sessions, known.part(scope), confidence=confidence))
-            else:
-                of_part = known.part(weighable) if known is not None else None
-                estimates.append(weighted(part, of_part, method=method, confidence=confidence))
+            if estimator.needs_model and isinstance(model, Unsupported):
+                raise model
+            judges = model.part(rows) if isinstance(model, Judges) else None
+            estimates.append(estimator.estimate(used, judges, confidence=confidence))
         except Unsupported as reason:
-            used = len(sessions) if method == "direct" else int(part.drawn.sum()) if method == "replay" else len(part)
-            estimates.append(Estimate(method=method, sessions=used, refused=str(reason)))
+            estimates.append(Estimate(method=estimator.name, sessions=estimator.usable(used), refused=str(reason)))
     return Evaluation(
         target=assembled.target,
         origin="as served",
@@ -168,14 +164,12 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
     )
 
 
-def _fitted(sessions: Sessions, methods: Sequence[str], seed: int) -> Judges | str | None:
-    """Return the click models, or why there are none; None if nobody asks for them."""
-    if not {"direct", "dr"} & set(methods):
-        return None
+def _fit(sessions: Sessions, seed: int) -> Judges | Unsupported:
+    """Return the cross-fitted click models, or the reason why there are none."""
     try:
-        return judges(sessions, generator=np.random.default_rng(seed))
+        return fit_judges(sessions, generator=np.random.default_rng(seed))
     except Unsupported as reason:
-        return str(reason)
+        return reason
 
 
 def _served(sessions: Sessions, confidence: float) -> Served:
@@ -192,22 +186,22 @@ def _notes(scope: Bools, weighable: Bools) -> list[str]:
         return []
     if (scope & weighable).any():
         return [
-            f"direct is about {scope.sum()} sessions, the others about the {weighable.sum()} of them whose slates were "
-            "left to chance: not the same sessions, so not to be compared"
+            f"direct uses {scope.sum()} sessions, the others the {weighable.sum()} of them whose slates were left to "
+            "chance: do not compare them with each other"
         ]
     return [
-        f"no slate was left to chance after the warm-up: direct is about {scope.sum()} later sessions, the others "
-        f"about the {weighable.sum()} of the warm-up, when little was known. A random_share above 0 would change that"
+        f"no slate was left to chance after the warm-up: direct uses {scope.sum()} later sessions, the others the "
+        f"{weighable.sum()} of the warm-up, with poor estimates. A random_share above 0 avoids this"
     ]
 
 
 def _seen_before(change: Change, log: OrderedLog) -> list[str]:
-    """Say if the parameters to be evaluated have learned from the sessions that they are evaluated on."""
+    """Return a note if the given parameters have learned from sessions of this log."""
     given = change.parameters
     first = log.first_time
     if given is None or first is None or given.window_end is None or given.window_end <= first:
         return []
     return [
-        f"version {given.version} has learned from windows up to {given.window_end}, some of which are in this log: "
-        "what it would have earned there is overrated a little"
+        f"version {given.version} has learned from windows up to {given.window_end}, and this log has some of them: "
+        "its revenue is slightly overestimated"
     ]
