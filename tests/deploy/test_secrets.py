@@ -56,11 +56,6 @@ def test_secrets_are_never_inline(where: str) -> None:
         assert value is None or str(value).startswith("/run/secrets/"), f"{where}: {'.'.join(path)} = {value!r}"
 
 
-def test_the_check_above_would_notice_a_secret() -> None:
-    found = [path[-1] for path, value in leaves({"env": {"ADCASCADE_TOKEN_SECRET": "hunter2"}}) if value]
-    assert [name for name in found if SECRET.search(name)] == ["ADCASCADE_TOKEN_SECRET"]
-
-
 def test_no_command_takes_a_secret_as_a_flag() -> None:
     seen = set()
     for name in COMMANDS:

@@ -312,14 +312,14 @@ def test_the_history_has_a_bounded_size():
         metrics.watermark(number * WINDOW)
     snapshot = metrics.snapshot()
     assert (len(snapshot.windows), len(snapshot.marks)) == (MOST_WINDOWS, MOST_MARKS)
-    assert snapshot.windows[-1].end == 1_999 * WINDOW
+    assert snapshot.windows[-1].episode.window_end == 1_999 * WINDOW
 
 
 def test_a_window_reported_twice_is_kept_once():
     metrics = Metrics()
     for number in (1, 2, 1, 2, 3):
         metrics.episode(an_episode(number))
-    assert [window.end for window in metrics.snapshot().windows] == [WINDOW, 2 * WINDOW, 3 * WINDOW]
+    assert [window.episode.window_end for window in metrics.snapshot().windows] == [WINDOW, 2 * WINDOW, 3 * WINDOW]
 
 
 def test_a_snapshot_does_not_change():

@@ -27,21 +27,12 @@ BETWEEN_MARKS: Final = 60_000  # milliseconds of event time
 class Window:
     """A closed window.
 
-    `allowed` is the number of sessions that the exploration budget covers, None if the policy has no budget. `bound`
-    and `posterior` are regrets per session. `oracle` and `served` are known in simulated traffic only.
+    `allowed` is the number of sessions that the exploration budget covers, None if the policy has no budget. `oracle`
+    and `served` are the true values of the best and the served slates, known in simulated traffic only.
     """
 
-    end: int
-    sessions: int
-    displays: int
-    clicks: int
-    reward: float
-    expected_reward: float
-    explored: float
+    episode: Episode
     allowed: float | None
-    bound: float | None
-    posterior: float | None
-    rejected: bool
     oracle: float | None = None
     served: float | None = None
 
@@ -95,29 +86,15 @@ class MetricsHistory:
 
     def episode(self, episode: Episode) -> None:
         """Keep a closed window; ignore windows that a restarted learner reports again."""
-        if self.windows and episode.window_end <= self.windows[-1].end:
+        if self.windows and episode.window_end <= self.windows[-1].episode.window_end:
             return
         share = mean_share(self._shares, episode.window_start, episode.window_end)
-        self.windows.append(
-            Window(
-                end=episode.window_end,
-                sessions=episode.sessions,
-                displays=episode.displays,
-                clicks=episode.clicks,
-                reward=episode.reward,
-                expected_reward=episode.expected_reward,
-                explored=episode.explored,
-                allowed=None if share is None else share * episode.sessions,
-                bound=episode.regret_bound,
-                posterior=episode.regret_posterior,
-                rejected=episode.rejected is not None,
-            )
-        )
+        self.windows.append(Window(episode=episode, allowed=None if share is None else share * episode.sessions))
 
     def truth(self, window_end: int, *, oracle: float, served: float) -> None:
         """Add the true values of the best and the served slates to a window."""
         for index, window in enumerate(self.windows):
-            if window.end == window_end:
+            if window.episode.window_end == window_end:
                 self.windows[index] = replace(window, oracle=oracle, served=served)
                 return
 

@@ -76,37 +76,42 @@ def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
 
 def columns(windows: Sequence[Window]) -> dict[str, list[Any]]:
     """Return the windows by column, a third of the size of rows; regrets are per session."""
-    shown = {
-        "reward": "reward",
-        "expected": "expected_reward",
-        **{name: name for name in ("explored", "allowed", "bound", "posterior", "oracle", "served")},
-    }
+    episodes = [window.episode for window in windows]
     return {
-        **{name: [getattr(window, name) for window in windows] for name in ("end", "sessions", "displays", "clicks")},
-        **{name: [_short(getattr(window, field)) for window in windows] for name, field in shown.items()},
+        "end": [episode.window_end for episode in episodes],
+        "sessions": [episode.sessions for episode in episodes],
+        "displays": [episode.displays for episode in episodes],
+        "clicks": [episode.clicks for episode in episodes],
+        "reward": [_short(episode.reward) for episode in episodes],
+        "expected": [_short(episode.expected_reward) for episode in episodes],
+        "explored": [_short(episode.explored) for episode in episodes],
+        "bound": [_short(episode.regret_bound) for episode in episodes],
+        "posterior": [_short(episode.regret_posterior) for episode in episodes],
         "pseudo": [_short(_pseudo_regret([window])) for window in windows],
+        "allowed": [_short(window.allowed) for window in windows],
+        "oracle": [_short(window.oracle) for window in windows],
+        "served": [_short(window.served) for window in windows],
     }
 
 
 def recent(windows: Sequence[Window]) -> dict[str, Any]:
     """Return sums and means over some windows; None where nothing is known."""
-    truths = [window for window in windows if window.oracle is not None]
+    episodes = [window.episode for window in windows]
     allowed = [window.allowed for window in windows if window.allowed is not None]
+    served = math.fsum(window.served or 0.0 for window in windows)
     return {
-        "windows": len(windows),
-        "sessions": sum(window.sessions for window in windows),
-        "displays": sum(window.displays for window in windows),
-        "clicks": sum(window.clicks for window in windows),
-        "reward": math.fsum(window.reward for window in windows),
-        "expected": math.fsum(window.expected_reward for window in windows),
-        "explored": math.fsum(window.explored for window in windows),
+        "windows": len(episodes),
+        "sessions": sum(episode.sessions for episode in episodes),
+        "displays": sum(episode.displays for episode in episodes),
+        "clicks": sum(episode.clicks for episode in episodes),
+        "reward": math.fsum(episode.reward for episode in episodes),
+        "expected": math.fsum(episode.expected_reward for episode in episodes),
+        "explored": math.fsum(episode.explored for episode in episodes),
         "allowed": math.fsum(allowed) if windows and len(allowed) == len(windows) else None,
-        "bound": _per_session([(window.bound, window.sessions) for window in windows]),
-        "posterior": _per_session([(window.posterior, window.sessions) for window in windows]),
-        "pseudo": _pseudo_regret(truths),
-        "served_share": _ratio(
-            math.fsum(window.served or 0.0 for window in truths), math.fsum(window.oracle or 0.0 for window in truths)
-        ),
+        "bound": _per_session([(episode.regret_bound, episode.sessions) for episode in episodes]),
+        "posterior": _per_session([(episode.regret_posterior, episode.sessions) for episode in episodes]),
+        "pseudo": _pseudo_regret(windows),
+        "served_share": _ratio(served, math.fsum(window.oracle or 0.0 for window in windows)),
     }
 
 
@@ -116,9 +121,12 @@ def _per_session(regrets: Sequence[tuple[float | None, int]]) -> float | None:
 
 
 def _pseudo_regret(windows: Sequence[Window]) -> float | None:
-    truths = [window for window in windows if window.oracle is not None]
-    loss = math.fsum((window.oracle or 0.0) - (window.served or 0.0) for window in truths)
-    return _ratio(loss, sum(window.sessions for window in truths))
+    known = [
+        (one.oracle - one.served, one.episode.sessions)
+        for one in windows
+        if one.oracle is not None and one.served is not None
+    ]
+    return _ratio(math.fsum(loss for loss, _ in known), sum(sessions for _, sessions in known))
 
 
 def lately(snapshot: Snapshot) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def _failures(snapshot: Snapshot, unready: str | None) -> Iterator[str]:
         yield f"The accounts do not balance ({', '.join(broken)}). This is a defect of the worker."
     if refused := int(snapshot.numbers["refused_versions_total"]):
         yield f"Parameter versions refused: {refused}. Two learners published different content under one number."
-    if snapshot.windows and snapshot.windows[-1].rejected:
+    if snapshot.windows and snapshot.windows[-1].episode.rejected is not None:
         yield "The last window gave no usable estimate. The previous version still serves."
 
 
