@@ -273,7 +273,7 @@ def test_a_kill_in_the_middle_costs_nothing(capsys, tmp_path: Path):
     code, out, err = call(capsys, *arguments, "--json", "-")
     numbers, golden = json.loads(out), finish(settings)
     assert code == 0
-    assert re.search(r"going on after [3-6] episodes", err)
+    assert re.search(r"continuing after [3-6] episodes", err)
     assert numbers["sessions"] == sum(row.score.sessions for row in golden.rows)
     assert numbers["sha256"] == golden.parameters.sha256
     assert numbers["imbalances"] == {}

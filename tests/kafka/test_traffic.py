@@ -124,7 +124,7 @@ def test_a_world_that_the_workers_do_not_serve_is_refused(served: Served, capsys
         (["--dim", "5"], "--dim 4"),
         (["--horizon", "3"], "--horizon 4"),
         (["--no-repeats"], "--repeats"),
-        (["--arms", "7"], "do not know the arm ad-7"),
+        (["--arms", "7"], "have no arm ad-7"),
     ):
         assert main(["traffic", *served.at, *WORLD, *other, "--sessions", "1"]) == 2
         said = capsys.readouterr().err

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from worker.simulation.experiment import ExperimentTask, Settings, run_task
+from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_task
 
 SEEDS = range(200, 203)
 EPISODES = 150
@@ -14,7 +14,7 @@ EPISODES = 150
 @cache
 def regrets(policy, users=50, environment="uniform", **changes):
     """Regret per episode, (seeds, T)."""
-    settings = Settings(episodes=EPISODES, environment=environment, **changes)
+    settings = ExperimentSettings(episodes=EPISODES, environment=environment, **changes)
     return np.array(
         [run_task(settings, ExperimentTask(policy=policy, users=users, seed=seed)).regret for seed in SEEDS]
     )
@@ -67,6 +67,8 @@ def test_the_radius_of_the_theorem_explores_for_ever():
 
 def test_the_estimate_of_the_printed_update_stays_short_of_the_truth():
     task = ExperimentTask(policy="ucbbp", users=50, seed=200)
-    printed, right = (run_task(Settings(episodes=EPISODES, estimator=name), task) for name in ("paper", "laplace"))
+    printed, right = (
+        run_task(ExperimentSettings(episodes=EPISODES, estimator=name), task) for name in ("paper", "laplace")
+    )
     assert printed.projection < 0.75 < 0.9 < right.projection
     assert printed.log_odds_error > 10 * right.log_odds_error

@@ -5,9 +5,9 @@ import pytest
 
 from worker.bandit.policies import POLICIES
 from worker.simulation import experiment
-from worker.simulation.experiment import ExperimentTask, Settings, run_all, run_task
+from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_all, run_task
 
-SHORT = Settings(episodes=12, warmup=2, dim=3, arms=6, horizon=3)
+SHORT = ExperimentSettings(episodes=12, warmup=2, dim=3, arms=6, horizon=3)
 
 
 def numbers(run):
@@ -62,7 +62,9 @@ def test_aucbbp_explores_less_and_less():
 
 
 def test_the_estimate_comes_close_where_it_is_used():
-    run = run_task(Settings(environment="uniform", episodes=100), ExperimentTask(policy="ucbbp", users=50, seed=1))
+    run = run_task(
+        ExperimentSettings(environment="uniform", episodes=100), ExperimentTask(policy="ucbbp", users=50, seed=1)
+    )
     assert run.log_odds_error < 0.25
     assert run.theta_error >= run.log_odds_error / 10
     assert run.projection == pytest.approx(1, abs=0.4)

@@ -1,4 +1,4 @@
-"""`adcascade demo`: the main job with nothing installed, on simulated users."""
+"""`adcascade demo`: the whole job in one process, on simulated users."""
 
 from __future__ import annotations
 
@@ -32,35 +32,41 @@ DEFAULTS = DemoSettings()
 NO_REPORT = "none"
 
 OPTIONS = (
-    Option(name="environment", help="the simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
-    Option(name="policy", help="how slates are chosen", choices=POLICIES, default=DEFAULTS.policy),
-    Option(name="users", help="users per episode, on average", parse=integer(least=1), default=DEFAULTS.users),
-    Option(name="episodes", help="windows of a minute", parse=integer(least=1), default=DEFAULTS.episodes),
-    Option(name="seed", help="of the world and its users", parse=integer(least=0), default=DEFAULTS.seed),
-    Option(name="dim", help="context features d", parse=integer(least=1), default=DEFAULTS.dim),
-    Option(name="arms", help="arms K", parse=integer(least=1), default=DEFAULTS.arms),
+    Option(name="environment", help="simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
+    Option(name="policy", help="policy that chooses the slates", choices=POLICIES, default=DEFAULTS.policy),
+    Option(name="users", help="mean number of users per episode", parse=integer(least=1), default=DEFAULTS.users),
+    Option(
+        name="episodes",
+        help="number of episodes, windows of a minute",
+        parse=integer(least=1),
+        default=DEFAULTS.episodes,
+    ),
+    Option(name="seed", help="random seed of the world and its users", parse=integer(least=0), default=DEFAULTS.seed),
+    Option(name="dim", help="number of context features d", parse=integer(least=1), default=DEFAULTS.dim),
+    Option(name="arms", help="number of arms K", parse=integer(least=1), default=DEFAULTS.arms),
     Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
     Option(
-        name="beta", help="exploration: a number of standard deviations, or theory", parse=beta, default=DEFAULTS.beta
+        name="beta",
+        help="width of the exploration in standard deviations, or theory",
+        parse=beta,
+        default=DEFAULTS.beta,
     ),
-    Option(name="bonus", help="what is added to Q to explore", choices=BONUSES, default=DEFAULTS.bonus),
+    Option(name="bonus", help="exploration bonus added to Q", choices=BONUSES, default=DEFAULTS.bonus),
     Option(name="repeats", help="whether a session may show an arm twice", flag=True, default=DEFAULTS.repeats),
     Option(
         name="random-share",
-        help="share of sessions served at random, for `adcascade evaluate` on the record",
+        help="share of sessions served at random, for a later `adcascade evaluate`",
         parse=number(least=0, most=1),
         default=DEFAULTS.random_share,
     ),
     Option(
         name="partitions",
-        help="of arrivals and clicks; changes nothing but the order of work",
+        help="partitions of arrivals and clicks; the results do not depend on them",
         parse=integer(least=1, most=1024),
         default=DEFAULTS.partitions,
     ),
-    Option(name="state", help="keep everything in DIR and go on from there, also after a kill -9", metavar="DIR"),
-    Option(
-        name="record", help="write all records of this run to FILE (.gz packs it, - is standard output)", metavar="FILE"
-    ),
+    Option(name="state", help="state folder; a run continues from it, also after a kill -9", metavar="DIR"),
+    Option(name="record", help="log of all records of this run (.gz: compressed, -: standard output)", metavar="FILE"),
     Option(
         name="report",
         help="folder of the report, or none [DIR/report with --state DIR, else a temporary folder]",
@@ -68,17 +74,17 @@ OPTIONS = (
     ),
     Option(
         name="metrics-port",
-        help="of http://127.0.0.1:PORT/ (status page) and /metrics; 0 takes a free one",
+        help="port of the status page http://127.0.0.1:PORT/ and of /metrics; 0: any free port",
         parse=integer(least=0, most=65535),
         default=0,
     ),
-    Option(name="speed", help="seconds of event time per second, at most [as fast as it goes]", parse=number(above=0)),
+    Option(name="speed", help="most seconds of event time per second [as fast as possible]", parse=number(above=0)),
     JSON,
 )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the demo; print a summary, and what else was asked for."""
+    """Run the demo; print a summary, write JSON, log and report."""
     settings = DemoSettings(**{name: getattr(options, name) for name in DemoSettings.__struct_fields__})
     _check(options, settings)
     began = time.perf_counter()
@@ -87,23 +93,26 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         state = stack.enter_context(StateFolder(options.state)) if options.state else None
         if state is not None:
-            check_state(state, settings)  # before a log of the same name is overwritten
+            check_state(state, settings)  # before the log overwrites a file
         routes = {**operations(metrics.registry, lambda: None), **status_routes(metrics, runner="demo")}
         server = stack.enter_context(WebServer(routes, port=options.metrics_port))
         log = stack.enter_context(LogWriter(options.record)) if options.record else None
         demo = Demo(settings, state=state, watchers=[metrics], tap=log)
         if demo.resumed:
-            note(f"going on after {len(demo.rows)} episodes" + (f"; {log.name} has what comes now" if log else ""))
+            note(
+                f"continuing after {len(demo.rows)} episodes"
+                + (f"; {log.name} gets the records from here" if log else "")
+            )
         stopped = _run(demo, live_view(DemoView(demo, server.url)), options.speed)
         seconds = time.perf_counter() - began
         folder = _report_folder(options)
         page = None if folder is None else write_report(demo, folder, seconds=seconds)
-    _tell(options, demo, page, seconds)
+    _print_summary(options, demo, page, seconds)
     return 128 + stopped if stopped else 0
 
 
 def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
-    """Refuse, before anything is run or written, what cannot be meant."""
+    """Refuse, before any work, wrong settings and files that could not be written."""
     settings.learning()
     if settings.bonus == "paper" and not settings.repeats and settings.policy in ("ucbbp", "aucbbp"):
         raise InputError("--bonus paper contradicts --no-repeats: there, exploring means optimistic probabilities")
@@ -130,16 +139,16 @@ def _run(demo: Demo, view: PlainView | RichView, speed: float | None) -> int:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C or SIGTERM, so that a step is never cut in two; the next one acts as usual."""
+    """Collect the first Ctrl-C or SIGTERM, so that no step is interrupted; the next one acts as usual."""
     came: list[int] = []
     before: dict[int, Any] = {sent: signal.getsignal(sent) for sent in (signal.SIGINT, signal.SIGTERM)}
 
-    def note_down(sent: int, _: Any) -> None:
+    def collect(sent: int, _: Any) -> None:
         came.append(sent)
         signal.signal(sent, before[sent])
 
     for sent in before:
-        signal.signal(sent, note_down)
+        signal.signal(sent, collect)
     try:
         yield came
     finally:
@@ -153,10 +162,10 @@ def _report_folder(options: argparse.Namespace) -> Path | None:
     return Path(options.state) / "report" if options.state else Path(tempfile.mkdtemp(prefix="adcascade-demo-"))
 
 
-def _tell(options: argparse.Namespace, demo: Demo, page: Path | None, seconds: float) -> None:
+def _print_summary(options: argparse.Namespace, demo: Demo, page: Path | None, seconds: float) -> None:
     numbers = summary(demo)
     write_json(options.json, {**numbers, "seconds": round(seconds, 3), "report": page and str(page)})
-    report = f"report: {page}" + ("" if can_draw() else " (pictures need matplotlib: pip install 'adcascade[lab]')")
+    report = f"report: {page}" + ("" if can_draw() else " (plots need matplotlib: pip install 'adcascade[lab]')")
     if "-" in (options.json, options.record):
         if page is not None:
             note(report)
@@ -176,7 +185,7 @@ COMMAND = CommandSpec(
         "adcascade demo",
         "adcascade demo --environment rare --policy ucbbp --seed 7 --report demo",
         "adcascade demo --users 400 --episodes 300 --json -",
-        "adcascade demo --state demo.state     # stop it, kill it, start it again: it goes on",
+        "adcascade demo --state demo.state     # stop or kill it, start it again: it continues",
         "adcascade demo --record demo.log.gz && adcascade replay demo.log.gz --verify",
         "adcascade demo --speed 60 --metrics-port 9464     # a minute per second, for Prometheus to watch",
     ),

@@ -1,12 +1,11 @@
-"""`adcascade simulate`: the paper's experiments, policies × users × seeds."""
+"""`adcascade simulate`: the paper's experiment."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields
 
 from worker import __version__
 from worker.bandit.estimators import ESTIMATORS
@@ -16,108 +15,93 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.console import check_writable, note, progress, say, table, write_file, write_json
 from worker.errors import InputError
 from worker.simulation.environments import ENVIRONMENTS
-from worker.simulation.experiment import LAST, ExperimentTask, Run, Settings, cores, run_all
+from worker.simulation.experiment import LAST, ExperimentSettings, Run, cores, run_all
 
-DEFAULTS = Settings()
-
+DEFAULTS = ExperimentSettings()
 
 OPTIONS = (
     Option(
         name="policy",
-        help="policy to compare; repeatable",
+        help="policies to compare; repeatable",
         choices=POLICIES,
         repeatable=True,
-        default=("ucbbp", "aucbbp", "epsilon-greedy"),
+        default=DEFAULTS.policy,
     ),
-    Option(
-        name="environment",
-        help="the simulated world",
-        choices=ENVIRONMENTS,
-        default=DEFAULTS.environment,
-    ),
-    Option(name="estimator", help="how an episode is folded", choices=ESTIMATORS, default=DEFAULTS.estimator),
-    Option(name="bonus", help="what is added to Q to explore", choices=BONUSES, default=DEFAULTS.bonus),
+    Option(name="environment", help="simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
+    Option(name="estimator", help="rule by which an episode is folded", choices=ESTIMATORS, default=DEFAULTS.estimator),
+    Option(name="bonus", help="exploration bonus added to Q", choices=BONUSES, default=DEFAULTS.bonus),
     Option(
         name="beta",
-        help="exploration: a number of standard deviations, or theory",
+        help="width of the exploration in standard deviations, or theory",
         parse=beta,
         default=DEFAULTS.beta,
     ),
-    Option(name="epsilon", help="share that epsilon-greedy explores [0.1]", parse=number(least=0, most=1)),
-    Option(name="dim", help="context features d", parse=integer(least=1), default=DEFAULTS.dim),
-    Option(name="arms", help="arms K", parse=integer(least=1), default=DEFAULTS.arms),
+    Option(
+        name="epsilon",
+        help="share of displays that epsilon-greedy explores",
+        parse=number(least=0, most=1),
+        default=DEFAULTS.epsilon,
+    ),
+    Option(name="dim", help="number of context features d", parse=integer(least=1), default=DEFAULTS.dim),
+    Option(name="arms", help="number of arms K", parse=integer(least=1), default=DEFAULTS.arms),
     Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
     Option(
-        name="users", help="sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=(50,)
+        name="users",
+        help="sessions N per episode; repeatable",
+        parse=integer(least=1),
+        repeatable=True,
+        default=DEFAULTS.users,
     ),
-    Option(name="episodes", help="episodes T", parse=integer(least=2), default=DEFAULTS.episodes),
-    Option(name="warmup", help="round-robin episodes at first", parse=integer(least=0), default=DEFAULTS.warmup),
-    Option(name="seeds", help="how many seeds", parse=integer(least=1), default=10),
-    Option(name="seed", help="the first seed", parse=integer(least=0), default=0),
+    Option(name="episodes", help="number of episodes T", parse=integer(least=2), default=DEFAULTS.episodes),
+    Option(name="warmup", help="round-robin episodes at the start", parse=integer(least=0), default=DEFAULTS.warmup),
+    Option(name="seeds", help="number of seeds", parse=integer(least=1), default=DEFAULTS.seeds),
+    Option(name="seed", help="first seed", parse=integer(least=0), default=DEFAULTS.seed),
     Option(name="ridge", help="prior precision λ", parse=number(above=0), default=DEFAULTS.ridge),
     Option(name="repeats", help="whether a session may show an arm twice", flag=True, default=DEFAULTS.repeats),
-    Option(name="jobs", help="processes to use [all processors]", parse=integer(least=1)),
+    Option(name="jobs", help="number of processes [all processors]", parse=integer(least=1)),
     JSON,
-    Option(name="plot", help="draw the regret over time and users: .png, .svg or .pdf", metavar="FILE"),
-    Option(name="plot-structure", help="draw Q over arms and steps: .png, .svg or .pdf", metavar="FILE"),
+    Option(name="plot", help="plot of the regret over time and users: .png, .svg or .pdf", metavar="FILE"),
+    Option(name="plot-structure", help="plot of Q over arms and steps: .png, .svg or .pdf", metavar="FILE"),
 )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make all runs; print a table, and what else was asked for."""
-    _check(options)
-    settings = Settings(
-        **{name: getattr(options, name) for name in asdict(DEFAULTS) if name != "epsilon"},
-        epsilon=DEFAULTS.epsilon if options.epsilon is None else options.epsilon,
-    )
-    seeds = range(options.seed, options.seed + options.seeds)
-    # Seeds outermost: when some runs are done, they are runs of all policies.
-    tasks = [
-        ExperimentTask(policy=p, users=n, seed=seed) for seed in seeds for n in options.users for p in options.policy
-    ]
-    runs = _make(settings, tasks, options.jobs or cores())
-    runs.sort(key=lambda r: (options.policy.index(r.policy), options.users.index(r.users), r.seed))
+    """Make all runs; print a table, write JSON and plots."""
+    settings = ExperimentSettings(**{field.name: getattr(options, field.name) for field in fields(ExperimentSettings)})
+    _check_files(options, settings)
+    runs = _make(settings, options.jobs or cores())
+    runs.sort(key=lambda r: (settings.policy.index(r.policy), settings.users.index(r.users), r.seed))
     _draw(options, settings, runs)
-    write_json(options.json, {"runs": [asdict(one) for one in runs], "settings": _settings(options, settings)})
+    write_json(
+        options.json,
+        {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}},
+    )
     if options.json != "-":
-        say(_title(settings, options))
+        say(_title(settings))
         say()
         say(summary(runs))
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    """Refuse, before anything is computed or written, what cannot be meant."""
-    for name in ("policy", "users"):
-        given = getattr(options, name)
-        twice = next((value for i, value in enumerate(given) if value in given[:i]), None)
-        if twice is not None:
-            raise InputError(f"--{name} {twice} is given twice")
-    if options.warmup >= options.episodes:
-        raise InputError(
-            f"--warmup {options.warmup} leaves no episode of --episodes {options.episodes} to the policies"
-        )
-    if options.epsilon is not None and "epsilon-greedy" not in options.policy:
-        raise InputError("--epsilon is for --policy epsilon-greedy only")
-    if options.bonus == "paper" and not options.repeats and {"ucbbp", "aucbbp"} & set(options.policy):
-        raise InputError("--bonus paper contradicts --no-repeats: there, exploring means optimistic probabilities")
-    if options.plot_structure is not None and not options.repeats:
-        raise InputError("--plot-structure draws plans with repeats; leave out --no-repeats")
-    if options.plot_structure is not None and min(options.arms, options.horizon) < 2:
-        raise InputError("--plot-structure needs at least two arms and two displays")
+def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:
+    """Refuse, before any work, files that could not be written."""
     files = [path for path in (options.json, options.plot, options.plot_structure) if path is not None]
     if len(set(files)) < len(files):
         raise InputError("--json, --plot and --plot-structure must be different files")
     check_writable(*files)
+    if options.plot is None and options.plot_structure is None:
+        return
+    from worker.simulation.plots import check_plot, check_structure
+
     for path in (options.plot, options.plot_structure):
         if path is not None:
-            from worker.simulation.plots import check_plot
-
             check_plot(path)
+    if options.plot_structure is not None:
+        check_structure(settings)
 
 
-def _make(settings: Settings, tasks: Sequence[ExperimentTask], jobs: int) -> list[Run]:
-    runs = []
+def _make(settings: ExperimentSettings, jobs: int) -> list[Run]:
+    runs, tasks = [], settings.tasks()
     with progress("simulating", len(tasks)) as bar:
         for one in run_all(settings, tasks, jobs=jobs):
             runs.append(one)
@@ -126,7 +110,7 @@ def _make(settings: Settings, tasks: Sequence[ExperimentTask], jobs: int) -> lis
     return runs
 
 
-def _draw(options: argparse.Namespace, settings: Settings, runs: Sequence[Run]) -> None:
+def _draw(options: argparse.Namespace, settings: ExperimentSettings, runs: Sequence[Run]) -> None:
     if options.plot is None and options.plot_structure is None:
         return
     from worker.simulation.plots import plot_regret, plot_structure
@@ -135,22 +119,17 @@ def _draw(options: argparse.Namespace, settings: Settings, runs: Sequence[Run]) 
         write_file(options.plot, plot_regret(runs, settings, options.plot))
         note(f"wrote {options.plot}")
         if len(options.users) == 1:
-            note("regret over users is drawn when --users is given several times")
+            note("give --users several times to plot the regret over users too")
     if options.plot_structure is not None:
-        write_file(options.plot_structure, plot_structure(settings, options.seed, options.plot_structure))
+        write_file(options.plot_structure, plot_structure(settings, options.plot_structure))
         note(f"wrote {options.plot_structure}")
 
 
-def _settings(options: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    asked = {name: list(getattr(options, name)) for name in ("policy", "users")}
-    return {"version": __version__, **asked, "seed": options.seed, "seeds": options.seeds, **asdict(settings)}
-
-
-def _title(settings: Settings, options: argparse.Namespace) -> str:
+def _title(settings: ExperimentSettings) -> str:
     explored = f"{settings.bonus} bonus, β = {settings.beta}" if settings.repeats else f"β = {settings.beta}"
     return (
         f"{settings.environment}: d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}, "
-        f"T = {settings.episodes}, {options.seeds} seeds from {options.seed}\n"
+        f"T = {settings.episodes}, {settings.seeds} seeds from {settings.seed}\n"
         f"{settings.estimator} estimator, {explored}, ridge {settings.ridge:g}, warm-up {settings.warmup}"
         f"{'' if settings.repeats else ', no repeats'}"
     )
@@ -184,7 +163,7 @@ def summary(runs: Sequence[Run]) -> str:
 
 COMMAND = CommandSpec(
     name="simulate",
-    summary="The paper's experiments: policies learn from simulated users, and what they lose to the best is counted.",
+    summary="The paper's experiment: the regret of policies that learn from simulated users.",
     examples=(
         "adcascade simulate",
         "adcascade simulate --environment rare --policy ucbbp --policy greedy --seeds 30",

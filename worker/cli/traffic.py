@@ -1,4 +1,4 @@
-"""`adcascade traffic`: simulated users against Kafka, with the truth known."""
+"""`adcascade traffic`: simulated users against Kafka."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ _share = number(least=0, most=1)
 
 OPTIONS = (
     *CONNECTION,
-    Option(name="rate", help="users per second, on average", parse=number(above=0), default=DEFAULTS.rate),
-    Option(name="flat-out", help="as many users as the workers can serve, in place of a rate", flag=True),
+    Option(name="rate", help="mean number of users per second", parse=number(above=0), default=DEFAULTS.rate),
+    Option(name="flat-out", help="as many users as the workers can serve, instead of a rate", flag=True),
     Option(
         name="waiting",
-        help="with --flat-out: sessions that may wait for a decision",
+        help="with --flat-out: most sessions that wait for a decision",
         parse=integer(least=1),
         default=DEFAULTS.waiting,
     ),
-    Option(name="sessions", help="end after so many [until Ctrl-C]", parse=integer(least=1), metavar="N"),
-    Option(name="duration", help="end after this time, such as 30s or 10m [until Ctrl-C]", parse=duration),
-    Option(name="environment", help="the simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
-    Option(name="dim", help="context features d", parse=integer(least=1), default=DEFAULTS.dim),
-    Option(name="arms", help="arms K", parse=integer(least=1), default=DEFAULTS.arms),
+    Option(name="sessions", help="number of sessions [until Ctrl-C]", parse=integer(least=1), metavar="N"),
+    Option(name="duration", help="duration, such as 30s or 10m [until Ctrl-C]", parse=duration),
+    Option(name="environment", help="simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
+    Option(name="dim", help="number of context features d", parse=integer(least=1), default=DEFAULTS.dim),
+    Option(name="arms", help="number of arms K", parse=integer(least=1), default=DEFAULTS.arms),
     Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
     Option(name="repeats", help="whether a session may show an arm twice", flag=True, default=DEFAULTS.repeats),
-    Option(name="seed", help="of the world and its users", parse=integer(least=0), default=DEFAULTS.seed),
+    Option(name="seed", help="random seed of the world and its users", parse=integer(least=0), default=DEFAULTS.seed),
     Option(
         name="look",
-        help="how long users look at a display, shortest-longest [1.5s-6.5s; with --flat-out 0]",
+        help="time that users look at a display, shortest-longest [1.5s-6.5s; with --flat-out 0]",
         parse=span,
     ),
     Option(
         name="patience",
-        help="how long users stay at most; less than the session timeout",
+        help="longest stay of a user; less than the session timeout",
         parse=duration,
         metavar="TIME",
         default=Duration(DEFAULTS.patience),
@@ -67,7 +67,7 @@ OPTIONS = (
     Option(name="duplicates", help="share of records sent twice", parse=_share, default=DEFAULTS.duplicates),
     Option(
         name="disorder",
-        help="hold some records up for as long as this, so that others overtake them; less than the lateness",
+        help="longest delay of records that others overtake; less than the lateness",
         parse=duration,
         metavar="TIME",
         default=Duration(DEFAULTS.disorder),
@@ -82,13 +82,13 @@ OPTIONS = (
     ),
     Option(
         name="metrics-port",
-        help="of http://127.0.0.1:PORT/metrics; 0 takes a free one",
+        help="port of http://127.0.0.1:PORT/metrics; 0: any free port",
         parse=integer(least=0, most=65535),
         default=0,
     ),
     Option(
         name="write-arms",
-        help="write the arms of this world to FILE (JSON, for adcascade worker --catalog FILE) and end",
+        help="file for the arms of this world (JSON, for `adcascade worker --catalog FILE`); no traffic",
         metavar="FILE",
     ),
     JSON,
@@ -96,7 +96,7 @@ OPTIONS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the arms, or send users until it is enough; print a summary."""
+    """Write the arms, or run the traffic to its end and print a summary."""
     settings = _settings(options)
     check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
@@ -109,17 +109,17 @@ def run(options: argparse.Namespace) -> int:
     if versions:
         check_fits(settings, versions[-1])
     else:
-        note(f"{topics.parameters} is empty: users wait until a worker has been started")
-    # Tens of thousands of small tuples live for milliseconds: looking for cycles among them takes a fifth of the time.
+        note(f"{topics.parameters} is empty: users wait until a worker starts")
+    # Tens of thousands of small tuples live for milliseconds; the search for cycles among them takes a fifth of the time.
     gc.set_threshold(100_000, 50, 100)
     traffic = Traffic(settings, now=time.time_ns())
     began = time.perf_counter()
     try:
         stopped = run_client(reached, _run(reached, topics, traffic, options.metrics_port))
     finally:
-        if traffic.counts.sessions:  # also if the brokers have gone away in the middle
+        if traffic.counts.sessions:  # also if the connection to the brokers was lost
             traffic.settle(time.time_ns())
-            _tell(options, summary(traffic, time.perf_counter() - began))
+            _print_summary(options, summary(traffic, time.perf_counter() - began))
     return 128 + stopped if stopped else 0
 
 
@@ -138,29 +138,29 @@ def _write_arms(settings: TrafficSettings, path: str) -> int:
         write_json("-", arms)
         return 0
     write_file(path, orjson.dumps(arms, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    say(f"{path}: {len(arms)} arms; serve them with")
+    say(f"wrote {len(arms)} arms to {path}; serve them with")
     say(f"  adcascade worker --dim {settings.dim} --horizon {settings.horizon} --catalog {path}")
     return 0
 
 
 def check_fits(settings: TrafficSettings, served: Parameters) -> None:
-    """Refuse a world that the workers do not serve: all would be dead letters, or no regret would be true."""
+    """Refuse a world that the workers do not serve: records would be dead letters, or the regret would be wrong."""
     there, arms = served.settings, {arm.arm: arm for arm in served.arms}
     for name in ("dim", "horizon", "repeats"):
         if getattr(there, name) != getattr(settings, name):
             shown, wanted = (_flag(name, getattr(s, name)) for s in (there, settings))
-            raise InputError(f"the workers serve {shown}, this traffic has {wanted}: give the same to both")
+            raise InputError(f"the workers have {shown}, the traffic has {wanted}: they must be equal")
     catalogue = settings.world().catalogue()
     unknown = [arm.arm for arm in catalogue if arm.arm not in arms]
     if unknown:
         raise InputError(
-            f"the workers do not know the arm {unknown[0]}: start them with what adcascade traffic --write-arms writes"
+            f"the workers have no arm {unknown[0]}: start them with the file of adcascade traffic --write-arms"
         )
-    dearer = [arm for arm in catalogue if abs(arms[arm.arm].reward - arm.reward) > 1e-12]
-    if dearer:
+    other = [arm for arm in catalogue if abs(arms[arm.arm].reward - arm.reward) > 1e-12]
+    if other:
         note(
-            f"{len(dearer)} arms have another price here than with the workers, such as {dearer[0].arm}: "
-            f"{dearer[0].reward:g} and {arms[dearer[0].arm].reward:g}; revenue and regret are told by the first"
+            f"{len(other)} arms have another reward here than in the workers, such as {other[0].arm}: "
+            f"{other[0].reward:g} and {arms[other[0].arm].reward:g}; revenue and regret use the former"
         )
 
 
@@ -169,7 +169,7 @@ def _flag(name: str, value: Any) -> str:
 
 
 async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
-    """Run the traffic under the eyes of a person and of Prometheus; return the number of the signal that ended it."""
+    """Run the traffic with live view and metrics; return the number of the signal that ended it, else 0."""
     from worker.simulation.traffic.client import run_traffic
 
     metrics = TrafficMetrics(traffic)
@@ -183,7 +183,7 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
     return came[0] if came else 0
 
 
-def _tell(options: argparse.Namespace, numbers: dict[str, Any]) -> None:
+def _print_summary(options: argparse.Namespace, numbers: dict[str, Any]) -> None:
     write_json(options.json, numbers)
     if options.json == "-":
         return
@@ -196,9 +196,9 @@ def _tell(options: argparse.Namespace, numbers: dict[str, Any]) -> None:
 COMMAND = CommandSpec(
     name="traffic",
     summary=(
-        "Simulated users against Kafka: sends arrivals, looks at the decisions, answers with passes and clicks. It\n"
-        "knows the true model, so it can say how much revenue the slates served miss (pseudo-regret), and how long\n"
-        "decisions take as a client sees it. The workers must serve the arms of the same world (--write-arms)."
+        "Simulated users against Kafka: sends arrivals and answers the decisions with passes and clicks. The true\n"
+        "click model is known, so it reports the revenue that the slates miss (pseudo-regret), and the latency of\n"
+        "decisions at the client. The workers must serve the arms of the same world (--write-arms)."
     ),
     examples=(
         "adcascade traffic --write-arms arms.json",

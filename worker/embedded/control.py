@@ -1,4 +1,4 @@
-"""Looking at the parameters and giving orders to the learner, wherever they are kept."""
+"""Read the versions of the parameters and send orders to the learner."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from worker.stream.events import ArmChange, Command
 from worker.stream.parameters import Parameters, decode_parameters
 
 
-class Control(Protocol):
-    """A place where parameters are kept and orders are taken."""
+class LearnerControl(Protocol):
+    """Access to the versions and the learner of a deployment."""
 
     def history(self) -> list[Parameters]:
         """Return the versions kept, oldest first."""
 
     def order(self, event: ArmChange | Command) -> Parameters:
-        """Give an order and return the version in force after it; raise `FailedError` if it was refused."""
+        """Execute an order and return the version after it; raise `FailedError` if the learner refuses it."""
 
 
-class StateControl:
-    """The state folder of an embedded runner that is not running."""
+class StateFolderControl:
+    """Controls the learner of a state folder that no process uses."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -33,7 +33,7 @@ class StateControl:
             return _versions(state)
 
     def order(self, event: ArmChange | Command) -> Parameters:
-        """Append the order to the journal and let a learner act on it at once."""
+        """Append the order to the journal and execute it at once."""
         with StateFolder(self._folder, create=False) as state:
             newest = _versions(state)[-1]
             outcome = Embedded(newest.settings, newest.arms, state=state).order(event)

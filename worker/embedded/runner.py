@@ -1,8 +1,8 @@
-"""The whole topology in one process, synchronously: no broker, time told by the caller.
+"""The whole topology in one process, synchronously, without a broker.
 
-Bytes go in (`send`), `pump` runs them through the same processors as on Kafka, decisions come out; `advance` tells the
-time, which lets windows close and versions appear. With a state folder, sessions, journal and parameters survive the
-process, also a `kill -9`: a step's effects are stored before its decisions are handed out, so a caller that saw no
+Bytes go in (`send`), `pump` runs them through the same processors as on Kafka and returns decisions, `advance` sets the
+time, so that windows close and versions appear. With a state folder, sessions, journal and parameters survive the
+process, also a `kill -9`. The effects of a step are stored before its decisions are returned: a caller without an
 answer sends again, and nothing counts twice.
 """
 
@@ -28,23 +28,23 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 class Observer(Protocol):
-    """Watches what the processors emit."""
+    """Observes what the processors emit."""
 
     def batch(self, emits: Emits, records: int, seconds: float) -> None:
-        """Take note that some records of a partition were handled."""
+        """Observe a handled batch of a partition."""
 
     def episode(self, episode: Episode) -> None:
-        """Take note that a window was closed."""
+        """Observe a closed window."""
 
     def version(self, parameters: Parameters) -> None:
-        """Take note that a version was published."""
+        """Observe a published version."""
 
 
 class Tap(Protocol):
-    """Hears every record that goes over any topic."""
+    """Receives every record on any topic."""
 
     def __call__(self, record: Record, headers: Headers) -> None:
-        """Take one record."""
+        """Receive a record."""
 
 
 class Embedded:
@@ -53,8 +53,8 @@ class Embedded:
     Parameters
     ----------
     settings, arms : the learner's configuration
-    partitions : of arrivals and clicks; the result does not depend on it
-    state : keeps everything across restarts, if given
+    partitions : number of partitions of arrivals and clicks; the result does not depend on it
+    state : keeps everything across restarts
     batch : the most records handled at once
     """
 
@@ -75,13 +75,13 @@ class Embedded:
         if partitions < 1:
             raise InputError(f"there must be at least one partition, not {partitions}")
         self.topics = topics or Topics()
-        self.time = 0  # the latest that `advance` told
+        self.time = 0  # the latest time given to `advance`
         self.tally = Tally()
         self._state = state
         self._tap = tap
         self._observers = observers
         self._batch = batch
-        self._offsets = {name: [0] * partitions for name in _written(self.topics)}  # the next of each partition
+        self._offsets = {name: [0] * partitions for name in _written(self.topics)}  # the next offset of each partition
         self._inboxes: list[list[Record]] = [[] for _ in range(partitions)]
         history = [decode_parameters(value) for value in state.parameters()] if state else []
         self.learner = Learner(settings, arms, history)
@@ -100,7 +100,7 @@ class Embedded:
             for partition in range(partitions)
         ]
         self._journal_end = 0
-        self._unread: list[tuple[int, bytes]] = []  # journal records the learner has not seen
+        self._unread: list[tuple[int, bytes]] = []  # journal records that the learner has not handled
         if state is not None:
             self._resume(state)
         self._publish(self.learner.begin().versions)
@@ -125,7 +125,7 @@ class Embedded:
     # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, topic: str, value: bytes | None, *, key: bytes | None, timestamp: int) -> None:
-        """Put a record on arrivals or clicks; it is handled by the next `pump`."""
+        """Write a record to arrivals or clicks; the next `pump` handles it."""
         partition = crc32(key or b"") % len(self.tasks)
         offsets = self._offsets[topic]
         record = Record(topic, partition, offsets[partition], timestamp, key, value)
@@ -135,7 +135,7 @@ class Embedded:
             self._tap(record, ())
 
     def order(self, event: ArmChange | Command) -> Outcome:
-        """Put an arm change or a command on the journal, let the learner act on it, and return what it did."""
+        """Write an order to the journal, let the learner execute it, and return the outcome."""
         self._journal([(None, encode_journal(event))])
         outcome = self._learn()
         self._commit()
@@ -156,11 +156,11 @@ class Embedded:
         return decisions
 
     def advance(self, now: int) -> None:
-        """Tell the time: everything sent is handled, so all partitions have progressed to it."""
+        """Set the time; everything sent is handled, so all partitions have progressed to it."""
         if any(self._inboxes):
-            raise InputError("pump before advancing: time may not pass records that wait")
+            raise InputError("call pump before advance: records are waiting")
         self.time = max(self.time, now)
-        # A state folder may have been written with more partitions. Those are empty now, and hold nothing back.
+        # A state folder may have been written with more partitions. The others are empty, and must not delay windows.
         count = max(len(self.tasks), self.learner.partitions)
         progress = [Progress(partition=partition, partitions=count, time=self.time) for partition in range(count)]
         self._journal([(None, encode_progress(one)) for one in progress])
@@ -180,10 +180,10 @@ class Embedded:
         self._journal(emits.journal)
         if self._state:
             self._state.change_sessions(emits.changelog)
-        self._learn()  # while the records are still in the processor's cache
+        self._learn()  # at once, while the records are in the CPU cache
         self._commit()
         if self._tap:
-            self._show(emits, partition)
+            self._tap_emits(emits, partition)
         self.tally.add(emits.tally)
         for observer in self._observers:
             observer.batch(emits, len(records), seconds)
@@ -191,13 +191,13 @@ class Embedded:
 
     def _journal(self, records: Sequence[tuple[bytes | None, bytes]]) -> None:
         start = self._journal_end
-        placed = [(start + index, value) for index, (_, value) in enumerate(records)]
-        self._journal_end += len(placed)
-        self._unread.extend(placed)
+        numbered = [(start + index, value) for index, (_, value) in enumerate(records)]
+        self._journal_end += len(numbered)
+        self._unread.extend(numbered)
         if self._state:
-            self._state.append_journal(placed)
+            self._state.append_journal(numbered)
         if self._tap:
-            for (offset, value), (key, _) in zip(placed, records, strict=True):
+            for (offset, value), (key, _) in zip(numbered, records, strict=True):
                 self._tap(Record(self.topics.journal, 0, offset, self.time, key, value), ())
 
     def _learn(self) -> Outcome:
@@ -229,7 +229,7 @@ class Embedded:
             self._tap(Record(topic, partition, self._offsets[topic][partition], self.time, key, value), headers)
             self._offsets[topic][partition] += 1
 
-    def _show(self, emits: Emits, partition: int) -> None:
+    def _tap_emits(self, emits: Emits, partition: int) -> None:
         for key, value in emits.decisions:
             self._emit(self.topics.decisions, key, value, partition)
         for letter in emits.dead_letters:
@@ -241,7 +241,7 @@ class Embedded:
 
 
 def _written(topics: Topics) -> tuple[str, ...]:
-    """Return the topics whose offsets the runner counts; those of the journal are kept with it."""
+    """Return the topics whose offsets the runner counts; the journal has its own."""
     return (
         topics.arrivals,
         topics.clicks,

@@ -1,7 +1,7 @@
-"""A folder that keeps what the embedded runner must not lose: sessions, journal, parameters.
+"""The state folder of the embedded runner: sessions, journal, parameters.
 
-One SQLite file, one transaction per step of the runner: after a `kill -9` the folder holds all of a step or nothing of
-it. A lock file keeps a second process out.
+One SQLite file and one transaction per step of the runner: after a `kill -9` the folder holds all of a step or nothing
+of it. A lock file keeps a second process out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT = b"1"
 
 
 class StateFolder:
-    """Opens (and makes) a state folder; a context manager that lets go of the lock.
+    """Opens or creates a state folder and locks it; a context manager.
 
     Nothing is on disk before `commit`.
     """
@@ -33,7 +33,7 @@ class StateFolder:
         self.path = Path(path)
         file = self.path / "state.sqlite3"
         if not create and not file.exists():
-            raise InputError(f"{self.path} holds no state; `adcascade demo --state {self.path}` makes one")
+            raise InputError(f"{self.path} holds no state; `adcascade demo --state {self.path}` creates one")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -46,21 +46,21 @@ class StateFolder:
             raise FailedError(f"another process uses the state folder {self.path}; stop it first") from None
         try:
             self._db = sqlite3.connect(file, isolation_level=None)
-            # Survives the death of the process; a power cut may cost the last steps, never the consistency.
+            # Survives a kill of the process. A power failure may lose the last steps, but not the consistency.
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_SCHEMA)
-            made = self.meta("format")
+            stored = self.meta("format")
             self._db.execute("BEGIN")
         except sqlite3.Error as error:
             os.close(self._lock)
             raise InputError(f"{file} is not a state file of adcascade: {error}") from None
-        if made is None:
+        if stored is None:
             self.set_meta("format", FORMAT)
             self.commit()
-        elif made != FORMAT:
+        elif stored != FORMAT:
             self.close()
-            raise InputError(f"{self.path} was written by another version of adcascade (format {made.decode()})")
+            raise InputError(f"{self.path} was written by another version of adcascade (format {stored.decode()})")
 
     def __enter__(self) -> StateFolder:
         return self
@@ -69,7 +69,7 @@ class StateFolder:
         self.close()
 
     def close(self) -> None:
-        """Drop what was not committed, and let others in."""
+        """Drop uncommitted changes and release the lock."""
         self._db.close()
         os.close(self._lock)
 
@@ -84,7 +84,7 @@ class StateFolder:
         return [value for (value,) in self._db.execute("SELECT value FROM parameters ORDER BY version")]
 
     def journal(self, start: int) -> Iterable[tuple[int, bytes]]:
-        """Yield the journal from an offset on."""
+        """Yield the journal from an offset."""
         yield from self._db.execute("SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset", (start,))
 
     def journal_bounds(self) -> tuple[int, int]:
@@ -101,11 +101,11 @@ class StateFolder:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def set_meta(self, name: str, value: bytes) -> None:
-        """Keep a named value."""
+        """Set a named value."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def change_sessions(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Apply a changelog; None deletes."""
+        """Apply a changelog; None deletes a session."""
         for key, value in changes:
             if value is None:
                 self._db.execute("DELETE FROM sessions WHERE key = ?", (key,))
@@ -125,6 +125,6 @@ class StateFolder:
         self._db.execute("DELETE FROM journal WHERE offset < ?", (needed,))
 
     def commit(self) -> None:
-        """Make everything since the last commit durable, at once."""
+        """Make all changes since the last commit durable."""
         self._db.execute("COMMIT")
         self._db.execute("BEGIN")

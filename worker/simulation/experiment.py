@@ -1,8 +1,8 @@
-"""The paper's experiment: one policy learns from users who come in episodes, all under one frozen estimate.
+"""The paper's experiment: policies learn from simulated users, who arrive in episodes.
 
-One run is policy × users × seed. Every episode: contexts come, the policy plans their slates under the estimate of the
-episodes before, the users click or pass, the estimator folds what was seen. What is measured is the pseudo-regret,
-Σ_n V^{π*}(x_n) − V^{π}(x_n) per episode under the true model, the warm-up included.
+A run is one policy, one number of users and one seed. In every episode, contexts arrive, the policy plans their slates
+under the estimate of the episodes before, users click or pass, and the estimator folds the answers. The result is the
+pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true model, including the warm-up.
 """
 
 from __future__ import annotations
@@ -28,17 +28,25 @@ from worker.bandit.policies import Policy, RoundRobin, Slates, make_policy
 from worker.bandit.precision import Floats, Ints
 from worker.bandit.regret import pseudo_regret
 from worker.bandit.schedule import explore_budget, theory_radius
-from worker.errors import EstimationError, FailedError
+from worker.errors import EstimationError, FailedError, InputError
 from worker.simulation.environments import Chance, make_environment
 
-LAST = 50  # episodes over which a run is judged to be stuck, or what there is if it is shorter
-STUCK = 0.3 / 50  # regret per user and episode over those: 0.3 per episode for the paper's fifty users
+LAST = 50  # the last episodes of a run, by which it counts as stuck
+STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for the paper's fifty users
+EPSILON = 0.1  # share of epsilon-greedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What all runs of an experiment have in common; `beta` is a number or "theory"."""
+class ExperimentSettings:
+    """The settings of an experiment, with a run for each `policy`, number of `users` and of `seeds` from `seed`.
 
+    `beta` is a number or "theory".
+    """
+
+    policy: tuple[str, ...] = ("ucbbp", "aucbbp", "epsilon-greedy")
+    users: tuple[int, ...] = (50,)
+    seed: int = 0
+    seeds: int = 10
     environment: str = "opposite"
     dim: int = 5
     arms: int = 10
@@ -49,13 +57,30 @@ class Settings:
     bonus: str = "value"
     beta: float | str = 2.5
     ridge: float = 0.5
-    epsilon: float = 0.1
+    epsilon: float = EPSILON
     repeats: bool = True
+
+    def __post_init__(self) -> None:
+        for name, values in (("policy", self.policy), ("users", self.users)):
+            twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
+            if twice is not None:
+                raise InputError(f"{name} {twice} is given twice")
+        if self.warmup >= self.episodes:
+            raise InputError(f"a warmup of {self.warmup} episodes leaves none of {self.episodes} to the policies")
+        if self.epsilon != EPSILON and "epsilon-greedy" not in self.policy:
+            raise InputError("epsilon applies to the policy epsilon-greedy only")
+        if self.bonus == "paper" and not self.repeats and {"ucbbp", "aucbbp"} & set(self.policy):
+            raise InputError("the bonus paper contradicts no-repeats: there, exploring means optimistic probabilities")
+
+    def tasks(self) -> list[ExperimentTask]:
+        """Return all runs, seeds outermost: so the first results are of all policies."""
+        seeds = range(self.seed, self.seed + self.seeds)
+        return [ExperimentTask(policy=p, users=n, seed=s) for s in seeds for n in self.users for p in self.policy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentTask:
-    """One run to be made."""
+    """One run."""
 
     policy: str
     users: int
@@ -64,17 +89,14 @@ class ExperimentTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What came of one run.
+    """The result of one run.
 
-    `regret`, `reward` and `explored` have one number per episode: the pseudo-regret and the revenue of all users, and
-    the share of displays seen that served learning.
-
-    How far the estimate is from the truth at the end is told in three ways. `theta_error` is ‖θ̂ − θ*‖ over all d + K
-    parameters; arms that no good policy shows keep a large error, so it need not vanish. `log_odds_error` is the root
-    mean square error of x·θ_x + θ_k over the slates of the last episode, where it matters. `projection` is
-    θ̂·θ*/‖θ*‖², 1 for an estimate that is not shrunk.
-
-    `rejected` counts episodes whose fold gave no usable estimate, so that the old one was kept.
+    regret, reward, explored : for each episode, pseudo-regret and revenue of all users, and the share of displays that
+        served learning
+    theta_error : ‖θ̂ − θ*‖ of all parameters at the end; arms that no good policy shows keep a large error
+    log_odds_error : root mean square error of the log-odds over the slates of the last episode
+    projection : θ̂·θ*/‖θ*‖², 1 for an estimate that is not shrunk
+    rejected : episodes whose fold gave no usable estimate, so that the old one was kept
     """
 
     policy: str
@@ -104,21 +126,21 @@ class Run:
 
     @property
     def stuck(self) -> bool:
-        """Whether the run still pays at its end, as one does that never tries the better arm."""
+        """Whether the run has regret at its end, as a run that never tries the better arm."""
         return self.final > STUCK * self.users
 
 
-def run_task(settings: Settings, task: ExperimentTask) -> Run:
-    """Make one run: the same numbers for the same settings and task (but for the seconds), wherever it is made."""
-    # More than one BLAS thread may sum in another order, and then end with other bits.
+def run_task(settings: ExperimentSettings, task: ExperimentTask) -> Run:
+    """Make one run; settings and task decide every number but the seconds."""
+    # Several BLAS threads may sum in another order, and give other bits.
     with threadpool_limits(limits=1, user_api="blas"):
         return _Experiment(settings, task).run()
 
 
 class _Experiment:
-    """A policy and its estimate as they go through the episodes of one run."""
+    """The state of one run."""
 
-    def __init__(self, settings: Settings, task: ExperimentTask) -> None:
+    def __init__(self, settings: ExperimentSettings, task: ExperimentTask) -> None:
         self.settings, self.task, self.chance = settings, task, Chance.of(task.seed)
         self.world = make_environment(
             settings.environment, dim=settings.dim, arms=settings.arms, generator=self.chance.environment
@@ -148,10 +170,10 @@ class _Experiment:
         )
 
     def _episode(self, t: int) -> tuple[float, float, float]:
-        """Go through episode t = 1 … T; return its regret, its reward and the share explored."""
+        """Make episode t = 1 … T; return its regret, its reward and the share explored."""
         users, horizon = self.task.users, self.settings.horizon
         self._contexts = contexts = self.world.contexts(self.chance.contexts, users)
-        # Both are drawn whether needed or not, so that the streams stay in step for every policy.
+        # Both are always drawn, so that the streams are the same for every policy.
         moods, coins = self.chance.clicks.random((users, horizon)), self.chance.policy.random((users, horizon, 2))
         self._largest_norm = max(self._largest_norm, math.sqrt(1 + float((contexts**2).sum(axis=1).max())))
         planner = Planner(self.belief, self.world.rewards, horizon=horizon, repeats=self.settings.repeats)
@@ -179,7 +201,7 @@ class _Experiment:
     def _beta(self) -> float:
         if not isinstance(self.settings.beta, str):
             return self.settings.beta
-        # Gaussian contexts have no largest norm c_z; the largest of those that came takes its place.
+        # Gaussian contexts have no largest norm c_z; the largest so far stands for it.
         return theory_radius(
             dim=self.settings.dim,
             arms=self.settings.arms,
@@ -201,7 +223,7 @@ class _Experiment:
         self.clicks += int(seen.clicked.sum())
         try:
             self.belief = update(self.belief, seen, estimator=self.settings.estimator).posterior
-        except EstimationError:  # as on the stream: the old estimate stands
+        except EstimationError:  # as on the stream, the old estimate stays
             self.rejected += 1
 
     def _log_odds_error(self) -> float:
@@ -218,29 +240,29 @@ def _whole(belief: Posterior) -> Floats:
 
 
 def cores() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(settings: Settings, tasks: Sequence[ExperimentTask], *, jobs: int) -> Iterator[Run]:
-    """Make all runs in up to `jobs` processes; yield each as it is done, in no particular order."""
+def run_all(settings: ExperimentSettings, tasks: Sequence[ExperimentTask], *, jobs: int) -> Iterator[Run]:
+    """Make all runs in up to `jobs` processes; yield them as they finish."""
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
         yield from (run_task(settings, task) for task in tasks)
         return
-    # Spawned, not forked: a fork would copy the threads' locks of whoever called us. The children read the number of
-    # BLAS threads from the environment when they load numpy.
+    # Spawned, not forked: a fork would copy locked locks of other threads. The children take the number of BLAS threads
+    # from the environment when they import numpy.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quietly) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt) as pool:
         try:
             for future in as_completed([pool.submit(run_task, settings, task) for task in tasks]):
                 yield future.result()
         except BrokenProcessPool:
-            raise FailedError("a process of the experiment died (out of memory?); try fewer --jobs") from None
+            raise FailedError("a process of the experiment died, perhaps out of memory; try fewer --jobs") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _quietly() -> None:
-    # Ctrl-C goes to the whole group; the parent says so once and stops the pool.
+def _ignore_interrupt() -> None:
+    # Ctrl-C reaches the whole process group; the parent alone reports it and stops the pool.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,7 @@
-"""Pictures of an experiment: regret over time and users, and the structure of the best slates.
+"""Plots of an experiment: regret over time and users, and the structure of the best slates.
 
-matplotlib is loaded only when a picture is asked for, without a display (Agg). Colours are those of Okabe and Ito,
-which people with any kind of colour vision can tell apart; each policy keeps its own in every picture.
+matplotlib is imported only for a plot, and needs no display (Agg). The colours are those of Okabe and Ito, which are
+distinct for every kind of colour vision; each policy has the same colour in every plot.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from worker.bandit.planning import optimal_values
 from worker.bandit.precision import Floats
 from worker.errors import FailedError, InputError
-from worker.simulation.environments import Chance, make_environment
-from worker.simulation.experiment import Run, Settings
+from worker.simulation.environments import seeded_environment
+from worker.simulation.experiment import ExperimentSettings, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,10 +39,10 @@ LOOKS = {
     "random": ("#E69F00", ":", "random"),
 }
 
-PATH = "#D55E00"
+BEST = "#D55E00"
 HEAD, MARGIN = 0.75, 0.12  # inches
 
-STYLE: Any = {  # matplotlib types each key of this on its own
+STYLE: Any = {  # Any: matplotlib has a type for each key
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.spines.top": False,
@@ -61,31 +61,38 @@ STYLE: Any = {  # matplotlib types each key of this on its own
     "ytick.color": "#555555",
     "legend.frameon": False,
     "figure.facecolor": "white",
-    "savefig.dpi": 160,
-    # The same picture is the same bytes, and text in it can be searched.
+    # The same plot has the same bytes, and its text can be searched.
     "svg.hashsalt": "adcascade",
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
 }
 
 
+def check_structure(settings: ExperimentSettings) -> None:
+    """Refuse settings whose structure cannot be drawn."""
+    if not settings.repeats:
+        raise InputError("--plot-structure draws plans with repeats; leave out --no-repeats")
+    if min(settings.arms, settings.horizon) < 2:
+        raise InputError("--plot-structure needs at least two arms and two displays")
+
+
 def check_plot(path: str) -> None:
-    """Refuse, before any work is done, a picture that could not be drawn."""
+    """Refuse, before any work, a plot that could not be drawn."""
     if Path(path).suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: a picture must end in {', '.join(SUFFIXES)}")
+        raise InputError(f"{path}: the name of a plot must end in {', '.join(SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise FailedError("pictures need matplotlib: pip install 'adcascade[lab]'")
+        raise FailedError("plots need matplotlib: pip install 'adcascade[lab]'")
 
 
 # ── the paper's figure ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def plot_regret(runs: Sequence[Run], settings: Settings, path: str) -> bytes:
+def plot_regret(runs: Sequence[Run], settings: ExperimentSettings, path: str) -> bytes:
     """Draw time-averaged regret over t and, if there are several N, context-averaged regret over N."""
     users = sorted({one.users for one in runs})
     policies = list(dict.fromkeys(one.policy for one in runs))
     rows = 2 if len(users) > 1 else 1
-    with _drawing():
+    with drawing():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7.2, 1.0 + 3.5 * rows), layout="constrained")
@@ -100,10 +107,12 @@ def plot_regret(runs: Sequence[Run], settings: Settings, path: str) -> bytes:
             f"d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}, T = {settings.episodes} · "
             f"{settings.estimator} estimator, β = {settings.beta} · mean of {seeds} seeds, band: 10 % to 90 % of them",
         )
-        return _rendered(figure, path)
+        return rendered(figure, path)
 
 
-def _draw_over_time(axes: Axes, runs: Sequence[Run], policies: Sequence[str], users: int, settings: Settings) -> None:
+def _draw_over_time(
+    axes: Axes, runs: Sequence[Run], policies: Sequence[str], users: int, settings: ExperimentSettings
+) -> None:
     episodes = np.arange(1, settings.episodes + 1)
     for policy in policies:
         curves = np.cumsum([one.regret for one in runs if one.policy == policy], axis=1) / episodes
@@ -139,25 +148,23 @@ def _draw_over_users(axes: Axes, runs: Sequence[Run], policies: Sequence[str], u
     _plain_numbers(axes.yaxis)
 
 
-def _band(axes: Axes, places: Any, curves: Floats, policy: str, **more: Any) -> None:
+def _band(axes: Axes, x: Any, curves: Floats, policy: str, **more: Any) -> None:
     colour, line, label = LOOKS[policy]
     low, high = np.quantile(curves, (0.1, 0.9), axis=0)
-    axes.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
-    axes.plot(places, curves.mean(axis=0), color=colour, linestyle=line, linewidth=1.8, label=label, **more)
+    axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
+    axes.plot(x, curves.mean(axis=0), color=colour, linestyle=line, linewidth=1.8, label=label, **more)
 
 
 # ── the structure ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def plot_structure(settings: Settings, seed: int, path: str) -> bytes:
-    """Draw Q_h(k) of the true model over arms by rising revenue and steps, with the best arm's path."""
-    world = make_environment(
-        settings.environment, dim=settings.dim, arms=settings.arms, generator=Chance.of(seed).environment
-    )
+def plot_structure(settings: ExperimentSettings, path: str) -> bytes:
+    """Draw Q_h(k) of the true model over arms, by rising revenue, and steps, with the best arm of each step."""
+    world = seeded_environment(settings.environment, dim=settings.dim, arms=settings.arms, seed=settings.seed)
     order = np.argsort(world.rewards, kind="stable")
     chances = world.truth.probabilities(np.zeros((1, settings.dim)))[0, order]
     surface = q_surface(chances, world.rewards[order], settings.horizon)
-    with _drawing():
+    with drawing():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 6.2), layout="constrained")
@@ -167,11 +174,11 @@ def plot_structure(settings: Settings, seed: int, path: str) -> bytes:
         _draw_path(figure.add_subplot(grid[1, 1]), surface)
         _head(
             figure,
-            "Dear, unlikely ads first, sure ones last",
-            f"Q of the true model, “{settings.environment}” environment, seed {seed}, at context x = 0 · "
+            "Dear, unlikely ads first, likely ones last",
+            f"Q of the true model, “{settings.environment}” environment, seed {settings.seed}, at context x = 0 · "
             f"d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}",
         )
-        return _rendered(figure, path)
+        return rendered(figure, path)
 
 
 def q_surface(chances: Floats, rewards: Floats, horizon: int) -> Floats:
@@ -186,7 +193,7 @@ def q_surface(chances: Floats, rewards: Floats, horizon: int) -> Floats:
 
 
 def frontier_of(chances: Floats) -> NDArray[np.bool_]:
-    """Mark the arms, sorted by rising revenue, that no dearer arm beats in probability: only they can be best.
+    """Mark the arms, by rising revenue, that are likelier than every dearer arm: only they can be best.
 
     >>> frontier_of(np.array([0.1, 0.3, 0.2]))
     array([False,  True,  True])
@@ -198,13 +205,13 @@ def frontier_of(chances: Floats) -> NDArray[np.bool_]:
 def _draw_surface(axes: Any, surface: Floats) -> None:
     horizon, arms = surface.shape
     across, along = np.meshgrid(np.arange(1, arms + 1), np.arange(1, horizon + 1))
-    axes.computed_zorder = False  # else the path is drawn under facets that lie behind it
+    axes.computed_zorder = False  # else the line is drawn under facets that lie behind it
     axes.plot_surface(
         across, along, surface, cmap="cividis", alpha=0.9, linewidth=0.4, edgecolor="#ffffff90", rstride=1, cstride=1
     )
     best = surface.argmax(axis=1)
     height = surface.max(axis=1) + 0.012 * np.ptp(surface)
-    axes.plot(best + 1, along[:, 0], height, color=PATH, linewidth=2.4, marker="o", markersize=6, zorder=10)
+    axes.plot(best + 1, along[:, 0], height, color=BEST, linewidth=2.4, marker="o", markersize=6, zorder=10)
     axes.set_ylim(horizon, 1)  # the first step at the back, where Q is highest
     axes.set(xlabel="arm k, by rising revenue", ylabel="step h", zlabel="Q of showing k at h")
     axes.set_yticks(range(1, horizon + 1) if horizon <= 12 else axes.get_yticks())
@@ -216,18 +223,18 @@ def _draw_surface(axes: Any, surface: Floats) -> None:
 
 
 def _draw_slices(axes: Axes, surface: Floats, frontier: NDArray[np.bool_]) -> None:
-    """Draw each step's Q relative to its best, where the hump that moves is easier to see than on the surface."""
+    """Draw the Q of some steps relative to the step's best: its moving maximum is hard to see on the surface."""
     from matplotlib import colormaps
 
     horizon, arms = surface.shape
-    places = np.arange(1, arms + 1)
+    x = np.arange(1, arms + 1)
     shown = sorted({0, (horizon - 1) // 2, horizon - 1})
     for h, shade in zip(shown, (0.15, 0.5, 0.8), strict=False):
         relative = surface[h] / surface[h].max()
         colour = colormaps["cividis"](shade)
-        axes.plot(places, relative, color=colour, linewidth=1.6, label=f"h = {h + 1}")
-        axes.scatter(places[frontier], relative[frontier], color=colour, s=14, zorder=3)
-        axes.scatter([relative.argmax() + 1], [1.0], s=60, facecolor="none", edgecolor=PATH, linewidth=1.8, zorder=4)
+        axes.plot(x, relative, color=colour, linewidth=1.6, label=f"h = {h + 1}")
+        axes.scatter(x[frontier], relative[frontier], color=colour, s=14, zorder=3)
+        axes.scatter([relative.argmax() + 1], [1.0], s=60, facecolor="none", edgecolor=BEST, linewidth=1.8, zorder=4)
     axes.set(title="Q as a share of the step’s best", ylabel="Q / V")
     axes.set_xlabel("arm k (dots: no other is both dearer and likelier)")
     axes.legend(loc="best", fontsize=8)
@@ -236,28 +243,29 @@ def _draw_slices(axes: Axes, surface: Floats, frontier: NDArray[np.bool_]) -> No
 
 def _draw_path(axes: Axes, surface: Floats) -> None:
     steps = np.arange(1, len(surface) + 1)
-    axes.step(steps, surface.argmax(axis=1) + 1, where="mid", color=PATH, linewidth=1.2, alpha=0.5)
-    axes.plot(steps, surface.argmax(axis=1) + 1, "o", color=PATH, markersize=7)
+    axes.step(steps, surface.argmax(axis=1) + 1, where="mid", color=BEST, linewidth=1.2, alpha=0.5)
+    axes.plot(steps, surface.argmax(axis=1) + 1, "o", color=BEST, markersize=7)
     axes.set(title="The best arm never rises", xlabel="step h", ylabel="best arm k*")
     axes.set_xlim(0.5, len(surface) + 0.5)
     axes.set_ylim(0.3, surface.shape[1] + 0.7)
     _whole_numbers(axes.xaxis, axes.yaxis)
 
 
-# ── parts that pictures share ────────────────────────────────────────────────────────────────────────────────────────
+# ── shared parts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
-def _drawing() -> Iterator[None]:
+def drawing(dpi: int = 160) -> Iterator[None]:
+    """Let matplotlib draw in the style of all plots."""
     import matplotlib
 
     matplotlib.use("Agg")
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context({**STYLE, "savefig.dpi": dpi}):
         yield
 
 
 def _head(figure: Figure, title: str, under: str) -> None:
-    """Write a title and a line below it, and keep the panels clear of both."""
+    """Write a title and a line below it, and move the panels below both."""
     width, height = figure.get_size_inches()
     left = MARGIN / width
     figure.text(left, 1 - 0.14 / height, title, fontsize=14, fontweight="bold", va="top")
@@ -266,9 +274,10 @@ def _head(figure: Figure, title: str, under: str) -> None:
     layout.set(rect=(left, MARGIN / height, 1 - 2 * left, 1 - (HEAD + MARGIN) / height))
 
 
-def _rendered(figure: Figure, path: str) -> bytes:
+def rendered(figure: Figure, path: str) -> bytes:
+    """Return a figure in the format of a path's suffix."""
     suffix = Path(path).suffix.lower()
-    # Without a date, the same experiment gives the same file.
+    # Without a date, so that the same experiment gives the same file.
     undated: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
     stream = io.BytesIO()
     figure.savefig(stream, format=suffix[1:], metadata=undated or None)

@@ -7,7 +7,7 @@ import argparse
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names, without_default
 from worker.cli.options.learning import Duration, duration
 from worker.cli.options.parser import Option
-from worker.embedded.control import Control, StateControl
+from worker.embedded.control import LearnerControl, StateFolderControl
 from worker.errors import InputError
 
 STATE = Option(name="state", help="the state folder of an embedded runner (`adcascade demo --state`)", metavar="DIR")
@@ -24,10 +24,10 @@ PLACE = (
 )
 
 
-def control(options: argparse.Namespace) -> Control:
+def control(options: argparse.Namespace) -> LearnerControl:
     """Return the place that the options name; a state folder comes first, as brokers may be set for everything."""
     if options.state is not None:
-        return StateControl(options.state)
+        return StateFolderControl(options.state)
     if options.broker is None:
         raise InputError("--state DIR or --broker HOST:PORT is missing: say where the parameters are kept")
     # The Kafka client takes a while to import; a state folder does without it.

@@ -1,8 +1,7 @@
-"""Pictures of a demo: regret, revenue, clicks, exploration, estimates. Each returns a PNG as bytes."""
+"""The plots of a demo's report: regret, revenue, clicks, exploration, estimates. Each function returns a PNG."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from worker.bandit.precision import Floats
 from worker.simulation.demo.ledger import Row
 from worker.simulation.demo.run import Demo
 from worker.simulation.demo.summary import has_budget
-from worker.simulation.plots import LOOKS, STYLE
+from worker.simulation.plots import LOOKS, drawing, rendered
 from worker.simulation.worth import tenths
 
 if TYPE_CHECKING:
@@ -27,17 +26,12 @@ SURE = 1.96  # standard deviations of a 95 % interval
 
 
 def _png(size: tuple[float, float], draw: Callable[[Figure], None]) -> bytes:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    with matplotlib.rc_context({**STYLE, "savefig.dpi": 150}):
+    with drawing(dpi=150):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png")
-        return stream.getvalue()
+        return rendered(figure, "report.png")
 
 
 def _episodes(rows: Sequence[Row]) -> Floats:
@@ -52,11 +46,11 @@ def _per_session(rows: Sequence[Row], number: Callable[[Row], float | None]) -> 
 
 
 def _warmup(axes: Axes, demo: Demo, label: float | None = None) -> None:
-    """Mark the episodes in which sessions were still served at random; `label` is the height of the word, 0 to 1."""
+    """Mark the episodes whose sessions were still served at random; `label` is the height of the text, 0 to 1."""
     learning = demo.learning
     if not learning.warmup:
         return
-    # The first version that the policy plans by folds `warmup` windows, and serves when they are closed for good.
+    # The policy begins with the version that folds `warmup` windows, which is published when they are closed.
     served = learning.warmup * learning.window + learning.session_timeout + 2 * learning.lateness
     end = 0.5 + served / learning.window
     axes.axvspan(0.5, end, color="#f2f2f2", zorder=0)
@@ -78,11 +72,11 @@ def _line(axes: Axes, demo: Demo, values: Floats, label: str, **more: Any) -> No
     axes.plot(_episodes(demo.rows), values, label=label, **{"linewidth": 1.8, **more})
 
 
-# ── the pictures ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the plots ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def regret(demo: Demo) -> bytes:
-    """Draw the time-averaged regrets: the true one, and the two that can be told without the truth."""
+    """Draw the time-averaged regrets: the true one, and the two that need no truth."""
     rows = demo.rows
     pseudo = _per_session(rows, lambda row: row.score.regret / max(1, row.score.sessions))
     posterior = _per_session(rows, lambda row: row.episode.regret_posterior)
@@ -108,7 +102,7 @@ def regret(demo: Demo) -> bytes:
 
 
 def revenue(demo: Demo) -> bytes:
-    """Draw the revenue of every episode against the oracle's, and its share."""
+    """Draw the revenue of every episode and the oracle's, and the share of both."""
     rows, colour = demo.rows, LOOKS[demo.settings.policy][0]
     oracle = np.array([row.score.oracle for row in rows])
     served = np.array([row.score.served for row in rows])
@@ -117,7 +111,7 @@ def revenue(demo: Demo) -> bytes:
     def draw(figure: Figure) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1.0))
         _warmup(upper, demo, label=0.03)
-        upper.scatter(_episodes(rows), earned, s=11, color=FAINT, label="really earned", zorder=2)
+        upper.scatter(_episodes(rows), earned, s=11, color=FAINT, label="earned", zorder=2)
         _line(upper, demo, oracle, "oracle (expected)", color=ORACLE, linestyle="--", linewidth=1.3)
         _line(upper, demo, served, "served (expected)", color=colour, linewidth=1.8)
         upper.set(title="Revenue per episode", ylabel="revenue", ylim=(0, None))
@@ -163,7 +157,7 @@ def clicks(demo: Demo) -> bytes:
 
 
 def exploration(demo: Demo) -> bytes:
-    """Draw which share of the sessions explored, and which was allowed to."""
+    """Draw the share of sessions that explored, and the share allowed to."""
     rows = demo.rows
     sessions = np.maximum(1.0, [row.score.sessions for row in rows])
     explored = np.array([row.episode.explored for row in rows])
@@ -199,7 +193,7 @@ def exploration(demo: Demo) -> bytes:
 
 
 def estimates(demo: Demo) -> bytes:
-    """Draw the final estimates of all parameters against the truth."""
+    """Draw the final estimates and the truth."""
     belief, truth, rewards = demo.parameters.posterior, demo.world.truth, demo.world.rewards
     order = np.argsort(rewards, kind="stable")
     deviations = belief.precision.widths(np.zeros((1, belief.dim)))[0]  # of θ_k alone: z = [0; onehot(k)]
@@ -209,8 +203,8 @@ def estimates(demo: Demo) -> bytes:
         left, right = figure.subplots(1, 2, width_ratios=(2.2, 1.0))
         labels = [f"{demo.arms[k].arm}\n{rewards[k]:.2f}" for k in order]
         _against_truth(left, belief.theta_arms[order], deviations[order], truth.theta_arms[order], labels)
-        left.set(title="Arms, by rising revenue", xlabel="arm, and what a click earns", ylabel="log-odds at x = 0")
-        names = [f"x{place}" for place in range(1, belief.dim + 1)]
+        left.set(title="Arms, by rising revenue", xlabel="arm and its revenue per click", ylabel="log-odds at x = 0")
+        names = [f"x{i}" for i in range(1, belief.dim + 1)]
         _against_truth(right, belief.theta_context, context, truth.theta_context, names)
         right.set(title="Context", xlabel="feature", ylabel="weight")
         left.legend(loc="best")
@@ -219,9 +213,9 @@ def estimates(demo: Demo) -> bytes:
 
 
 def _against_truth(axes: Axes, estimate: Floats, deviation: Floats, truth: Floats, labels: Sequence[str]) -> None:
-    places = np.arange(len(truth))
+    x = np.arange(len(truth))
     axes.errorbar(
-        places,
+        x,
         estimate,
         SURE * deviation,
         fmt="o",
@@ -231,7 +225,7 @@ def _against_truth(axes: Axes, estimate: Floats, deviation: Floats, truth: Float
         elinewidth=1.3,
         label="estimate, 95 %",
     )
-    axes.scatter(places, truth, marker="_", s=170, color=TRUTH, linewidth=2.2, label="truth", zorder=3)
+    axes.scatter(x, truth, marker="_", s=170, color=TRUTH, linewidth=2.2, label="truth", zorder=3)
     every = -(-len(labels) // MOST_LABELS)
-    axes.set_xticks(places[::every], labels[::every], fontsize=8)
+    axes.set_xticks(x[::every], labels[::every], fontsize=8)
     axes.grid(axis="x", visible=False)

@@ -1,4 +1,4 @@
-"""The report of a demo: one page that needs nothing else, and its pictures as files beside it."""
+"""The report of a demo: one self-contained page, and its plots as files beside it."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from worker.simulation.demo.summary import summary
 
 PAGE = "report.html"
 
-#: The pictures in their order: the function of `worker.simulation.demo.plots`, a heading, and what there is to see.
-PICTURES = (
+#: The plots in their order: the function of `worker.simulation.demo.plots`, a heading and an explanation.
+PLOTS = (
     (
         "regret",
         "Regret",
-        "What a session lost on average up to each episode. The thick line is the truth, known here because the users "
-        "are simulated. The two thin ones are what a deployment can tell about itself: an upper bound, and an estimate "
-        "that leans to the high side.",
+        "The mean loss of a session up to each episode. The thick line is the true regret, known here because the "
+        "users are simulated. The thin lines are the figures of a real deployment: an upper bound, and an estimate "
+        "that tends to be too high.",
     ),
     (
         "revenue",
         "Revenue against the oracle",
-        "The oracle knows the true click model. Lines are expectations for the users who came, free of luck; dots are "
-        "what the clicks of the episode brought. Dots lie lower on average because some users never answer.",
+        "The oracle uses the true click model. Lines are expectations for the users who came, without luck; dots are "
+        "the revenue of the clicks. On average dots lie below the lines, because some users never answer.",
     ),
     (
         "clicks",
         "Click rate by position",
-        "Dear, unlikely ads come first and the sure ones last, so a good slate is clicked more often towards its end. "
-        "Whiskers are 95 % intervals.",
+        "Dear, unlikely ads come first and likely ones last, so the click rate of a good slate rises towards its end. "
+        "Error bars are 95 % intervals.",
     ),
     (
         "exploration",
         "Exploration",
-        "The share of sessions that served learning rather than revenue. Under AUCBBP the learner sets a budget, and "
-        "sends thresholds with each version so that about so many sessions pass them.",
+        "The share of sessions that served learning rather than revenue. Under AUCBBP the learner sets a budget; each "
+        "version has thresholds that about this many sessions pass.",
     ),
     (
         "estimates",
         "Estimates against the truth",
-        "What the last version believes, with the uncertainty that guides exploration. Arms that no good slate needs "
-        "stay uncertain on purpose: to know them better would cost revenue and change nothing.",
+        "The estimates of the last version, with the uncertainty that guides exploration. Arms that no good slate "
+        "needs remain uncertain: better estimates would cost revenue and change no slate.",
     ),
 )
 
@@ -76,7 +76,7 @@ td:last-child { text-align: right; overflow-wrap: anywhere; padding-left: 1rem; 
 
 
 def check_report(path: Path) -> None:
-    """Refuse, before any work is done, a folder that could not be written."""
+    """Refuse, before any work, a folder that could not be written."""
     if path.exists() and not path.is_dir():
         raise InputError(f"--report {path}: is a file, not a folder")
     if not path.exists() and not path.absolute().parent.is_dir():
@@ -84,33 +84,33 @@ def check_report(path: Path) -> None:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there."""
+    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def write_report(demo: Demo, folder: Path, *, seconds: float) -> Path:
-    """Write the pictures and the page; return the path of the page. Without matplotlib it has tables only."""
+    """Write the plots and the page; return the path of the page. Without matplotlib it has no plots."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FailedError(f"cannot make the folder {folder}: {error.strerror or error}") from None
-    pictures = draw(demo) if can_draw() and demo.rows else {}
-    for name, png in pictures.items():
+        raise FailedError(f"cannot create the folder {folder}: {error.strerror or error}") from None
+    images = draw(demo) if can_draw() and demo.rows else {}
+    for name, png in images.items():
         write_file(folder / f"{name}.png", png)
     page = folder / PAGE
-    write_file(page, html(demo, pictures, seconds=seconds).encode())
+    write_file(page, html(demo, images, seconds=seconds).encode())
     return page
 
 
 def draw(demo: Demo) -> dict[str, bytes]:
-    """Return all pictures by name, as PNG."""
+    """Return all plots by name, as PNG."""
     from worker.simulation.demo import plots
 
-    return {name: getattr(plots, name)(demo) for name, _, _ in PICTURES}
+    return {name: getattr(plots, name)(demo) for name, _, _ in PLOTS}
 
 
-def html(demo: Demo, pictures: Mapping[str, bytes], *, seconds: float) -> str:
-    """Return the page with the pictures in it."""
+def html(demo: Demo, images: Mapping[str, bytes], *, seconds: float) -> str:
+    """Return the page, plots included."""
     numbers = summary(demo)
     settings = numbers["settings"]
     unfinished = "" if numbers["finished"] else " Ended early."
@@ -125,15 +125,15 @@ def html(demo: Demo, pictures: Mapping[str, bytes], *, seconds: float) -> str:
         f"seed {settings['seed']}.{unfinished}</p>",
         _figures(numbers),
     ]
-    for name, heading, text in PICTURES:
-        if name in pictures:
-            data = b64encode(pictures[name]).decode("ascii")
+    for name, heading, text in PLOTS:
+        if name in images:
+            data = b64encode(images[name]).decode("ascii")
             parts.append(
                 f'<h2>{escape(heading)}</h2><p>{escape(text)}</p><img src="data:image/png;base64,{data}" '
                 f'alt="{escape(heading)}">'
             )
     if not can_draw():
-        parts.append("<p>There are no pictures: they need matplotlib (pip install 'adcascade[lab]').</p>")
+        parts.append("<p>Plots need matplotlib (pip install 'adcascade[lab]').</p>")
     parts += ['<h2>In numbers</h2><div class="tables">', *_tables(numbers), "</div></main></html>"]
     return "\n".join(parts)
 
@@ -144,7 +144,7 @@ def _figures(numbers: Mapping[str, Any]) -> str:
         (f"{share['last_tenth']:.1%}", "of the oracle’s revenue, last tenth of the episodes"),
         (f"{share['first_tenth']:.1%}", "in the first tenth"),
         (f"{regret['last_tenth']:.5f}", "pseudo-regret per session, last tenth"),
-        (f"{numbers['earned_share']['overall']:.1%}", "of the oracle’s revenue really earned, overall"),
+        (f"{numbers['earned_share']['overall']:.1%}", "of the oracle’s revenue earned, overall"),
     ]
     if explored["ratio"] is not None:
         figures.append((f"{explored['ratio']:.1%}", "of the exploration budget used"))
