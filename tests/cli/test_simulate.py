@@ -54,7 +54,7 @@ def test_the_same_command_gives_the_same_numbers(capsys):
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_pictures_are_drawn_by_their_suffix(capsys, tmp_path, suffix):
+def test_plots_have_the_format_of_their_suffix(capsys, tmp_path, suffix):
     regret, structure = tmp_path / f"regret.{suffix}", tmp_path / f"structure.{suffix}"
     code, _, err = call(
         capsys, "--users", "4", "--users", "8", "--plot", str(regret), "--plot-structure", str(structure)
@@ -66,11 +66,11 @@ def test_pictures_are_drawn_by_their_suffix(capsys, tmp_path, suffix):
     assert err == f"wrote {regret}\nwrote {structure}\n"
 
 
-def test_a_picture_of_one_number_of_users_says_what_is_left_out(capsys, tmp_path):
-    picture = tmp_path / "regret.svg"
-    _, _, err = call(capsys, "--plot", str(picture))
-    assert "--users is given several times" in err
-    text = picture.read_text()
+def test_a_plot_for_one_number_of_users_comes_with_a_note(capsys, tmp_path):
+    plot = tmp_path / "regret.svg"
+    _, _, err = call(capsys, "--plot", str(plot))
+    assert "give --users several times" in err
+    text = plot.read_text()
     assert "Time-averaged regret" in text
     assert "Context-averaged" not in text
     assert all(label in text for label in ("UCBBP", "AUCBBP", "ε-greedy"))
@@ -92,7 +92,7 @@ WRONG = {
     "--users 0": "at least 1",
     "--episodes 1": "at least 2",
     "--warmup -1": "at least 0",
-    "--warmup 6": "leaves no episode",
+    "--warmup 6": "leaves none of 6",
     "--seeds 0": "at least 1",
     "--seed -1": "at least 0",
     "--ridge 0": "above 0",
@@ -130,7 +130,7 @@ def test_without_matplotlib_one_line_says_what_to_install(capsys, tmp_path, monk
     monkeypatch.setattr("worker.simulation.plots.importlib.util.find_spec", lambda name: None)
     code, out, err = call(capsys, "--plot", str(tmp_path / "regret.png"))
     assert (code, out) == (1, "")
-    assert err == "adcascade: pictures need matplotlib: pip install 'adcascade[lab]'\n"
+    assert err == "adcascade: plots need matplotlib: pip install 'adcascade[lab]'\n"
 
 
 def test_options_come_from_the_environment_and_from_a_file_too(capsys, tmp_path, monkeypatch):

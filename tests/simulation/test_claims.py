@@ -1,4 +1,4 @@
-"""What the paper claims of its algorithms, and what math.md claims of the paper, on few seeds."""
+"""What the paper claims of its algorithms, and what docs/math.md claims of the paper, on few seeds."""
 
 from functools import cache
 

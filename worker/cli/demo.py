@@ -47,7 +47,7 @@ OPTIONS = (
     Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
     Option(
         name="beta",
-        help="width of the exploration in standard deviations, or theory",
+        help="exploration width in standard deviations, or theory",
         parse=beta,
         default=DEFAULTS.beta,
     ),
@@ -99,10 +99,8 @@ def run(options: argparse.Namespace) -> int:
         log = stack.enter_context(LogWriter(options.record)) if options.record else None
         demo = Demo(settings, state=state, watchers=[metrics], tap=log)
         if demo.resumed:
-            note(
-                f"continuing after {len(demo.rows)} episodes"
-                + (f"; {log.name} gets the records from here" if log else "")
-            )
+            rest = f"; {log.name} has only the rest" if log else ""
+            note(f"continuing after {len(demo.rows)} episodes{rest}")
         stopped = _run(demo, live_view(DemoView(demo, server.url)), options.speed)
         seconds = time.perf_counter() - began
         folder = _report_folder(options)

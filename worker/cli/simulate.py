@@ -32,7 +32,7 @@ OPTIONS = (
     Option(name="bonus", help="exploration bonus added to Q", choices=BONUSES, default=DEFAULTS.bonus),
     Option(
         name="beta",
-        help="width of the exploration in standard deviations, or theory",
+        help="exploration width in standard deviations, or theory",
         parse=beta,
         default=DEFAULTS.beta,
     ),

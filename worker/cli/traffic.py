@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
         check_fits(settings, versions[-1])
     else:
         note(f"{topics.parameters} is empty: users wait until a worker starts")
-    # Tens of thousands of small tuples live for milliseconds; the search for cycles among them takes a fifth of the time.
+    # Tens of thousands of small tuples live for milliseconds; a search for cycles among them takes a fifth of the time.
     gc.set_threshold(100_000, 50, 100)
     traffic = Traffic(settings, now=time.time_ns())
     began = time.perf_counter()
