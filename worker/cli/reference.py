@@ -1,4 +1,4 @@
-"""Write `docs/reference.md`: every metric and every option, from the code that declares them.
+"""Write `docs/reference.md`: every option, topic and metric, from the code that declares them.
 
 `python -m worker.cli.reference docs/reference.md` writes the file; a test compares it with the code.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.parser import CommandSpec, Option
+from worker.kafka.topics import TopicLayout
 from worker.metrics import CATALOGUE
 from worker.metrics.catalogue import POSITIONS, MetricSpec
+from worker.stream.topology import Topics
 
 HEAD = """\
 # Reference
@@ -33,6 +35,12 @@ Labels have closed sets of values: never a session, a user or an arm. `adcascade
 marked "Simulated traffic only", and `adcascade_traffic_…` for its own work.
 """
 
+TOPICS = """\
+## Topics
+
+As `adcascade topics create` makes them by default. P is the number of partitions (`--partitions`, default 8).
+"""
+
 #: A default that the help text states, because it is computed when the command runs.
 _STATED = re.compile(r"^(.*) (?:\[([^\]]+)\]|\(default: ([^)]+)\))$")
 
@@ -40,13 +48,27 @@ _STATED = re.compile(r"^(.*) (?:\[([^\]]+)\]|\(default: ([^)]+)\))$")
 def reference() -> str:
     """Return the content of `docs/reference.md`."""
     index = [f"[{name}](#adcascade-{name})" for name in COMMANDS]
-    parts = [HEAD, " · ".join(["[Metrics](#metrics)", *index]) + "\n"]
+    parts = [HEAD, " · ".join([*index, "[Topics](#topics)", "[Metrics](#metrics)"]) + "\n"]
     parts += [f"## adcascade {name}\n\n{_section(load(name))}\n" for name in COMMANDS]
-    return "\n".join([*parts, METRICS, metrics_table() + "\n"])
+    return "\n".join([*parts, TOPICS, _topics_table() + "\n", METRICS, _metrics_table() + "\n"])
 
 
-def metrics_table() -> str:
-    """Return all metrics with their labels and meaning."""
+def _topics_table() -> str:
+    many = 2  # any number but 1
+    return _table(
+        ("topic", "partitions", "settings"),
+        (
+            (f"`{topic.name}`", "P" if topic.partitions == many else str(topic.partitions), _settings(topic.settings))
+            for topic in TopicLayout().topics(Topics(), many)
+        ),
+    )
+
+
+def _settings(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"`{name}={value}`" for name, value in settings.items())
+
+
+def _metrics_table() -> str:
     return _table(
         ("metric", "kind", "labels", "meaning"),
         ((f"`{spec.name}`", spec.kind, _labels(spec), spec.help) for spec in CATALOGUE),
