@@ -6,7 +6,6 @@ Without Chromium the tests are skipped; under CI=true they fail.
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import re
@@ -107,6 +106,10 @@ class Tab:
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]
         return reply["result"].get("value")
 
+    async def text(self, element: str) -> Any:
+        """Return the visible text of an element, by its id."""
+        return await self.look(f"document.getElementById({element!r}).innerText")
+
     async def until(self, script: str, fits: Callable[[Any], bool] = bool) -> Any:
         """Wait until the value of an expression fits."""
         async with asyncio.timeout(TIMEOUT):
@@ -117,11 +120,6 @@ class Tab:
     async def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=_CODES[key])
-
-    async def picture(self) -> bytes:
-        """Return a screenshot as PNG."""
-        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        return base64.b64decode(shot["data"])
 
     async def close(self) -> None:
         await self._socket.close()

@@ -195,7 +195,7 @@ def test_every_problem_has_a_sentence():
     metrics.consumer_lag("clicks", MOST_LAG + 1)
     metrics.episode(an_episode(rejected="not finite"))
     text = texts(metrics, unready="recovering")
-    for part in ("Not ready: recovering", "arrivals +1", "Two learners", "no usable", "records of clicks", "frozen"):
+    for part in ("Not ready: recovering", "arrivals +1", "two learners", "no usable", "records of clicks", "frozen"):
         assert part in text
 
 

@@ -112,7 +112,7 @@ CATALOGUE: Final = (
     ),
     _counter(
         "adcascade_refused_versions_total",
-        "Refused versions: the same version number with different content, from two learners that disagree.",
+        "Refused versions: unreadable records, or different content under a known version number.",
     ),
     _gauge("adcascade_learning", "1 if this worker runs the learner, otherwise 0."),
     _counter("adcascade_late_records_total", "Journal records for windows that were already closed."),

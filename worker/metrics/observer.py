@@ -114,7 +114,7 @@ class Metrics:
             }
 
     def refused(self) -> None:
-        """Count a version that differs from a known one with the same number."""
+        """Count a version that is unreadable, or differs from a known one with the same number."""
         with self._lock:
             self._numbers["refused_versions_total"] += 1
 

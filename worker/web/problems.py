@@ -28,7 +28,7 @@ def _failures(snapshot: Snapshot, unready: str | None) -> Iterator[str]:
     if broken:
         yield f"The accounts do not balance ({', '.join(broken)}). This is a defect of the worker."
     if refused := int(snapshot.numbers["refused_versions_total"]):
-        yield f"Parameter versions refused: {refused}. Two learners published different content under one number."
+        yield f"Parameter versions refused: {refused}. They are unreadable, or two learners disagree."
     if snapshot.windows and snapshot.windows[-1].episode.rejected is not None:
         yield "The last window gave no usable estimate. The previous version still serves."
 
