@@ -1,4 +1,4 @@
-"""What commands show to people and hand to machines: tables, progress, JSON."""
+"""Output of the commands: lines, tables, progress bars, JSON and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.errors import FailedError, InputError
 
 
 class ProgressBar(Protocol):
-    """Says how far the work is."""
+    """Progress of some work."""
 
     def advance(self, by: float = 1) -> None:
         """Add `by` units of finished work."""
@@ -35,7 +35,7 @@ class _Silent:
 
 @contextmanager
 def progress(title: str, total: float | None, *, unit: str = "") -> Iterator[ProgressBar]:
-    """Show a bar on standard error if that is a terminal (and rich is installed), nothing in a pipe."""
+    """Show a bar on standard error if that is a terminal and rich is installed, else nothing."""
     bar = _rich_bar(title, total, unit) if sys.stderr.isatty() else None
     if bar is None:
         yield _Silent()
@@ -85,17 +85,17 @@ def _rich_bar(title: str, total: float | None, unit: str) -> Any:
 
 
 def say(text: str = "") -> None:
-    """Print a line for people on standard output."""
+    """Print a line on standard output."""
     sys.stdout.write(text + "\n")
 
 
 def note(text: str) -> None:
-    """Print a line about the run on standard error, so that it never mixes with results."""
+    """Print a line about the run on standard error, apart from results."""
     sys.stderr.write(text + "\n")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> str:
-    """Lay out rows in columns; numbers to the right.
+    """Lay out rows in columns, numbers aligned to the right.
 
     >>> print(table(["arm", "q"], [["shoes", 0.25], ["hats", 1.5]]))
     arm       q
@@ -118,7 +118,7 @@ def _numeric(text: str) -> bool:
 
 
 def write_json(path: str | None, value: Any) -> None:
-    """Write `value` to the file (or standard output for ``-``); nothing if no path was given."""
+    """Write `value` to the file, or to standard output for ``-``; without a path, do nothing."""
     if path is None:
         return
     data = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
@@ -131,7 +131,7 @@ def write_json(path: str | None, value: Any) -> None:
 
 
 def check_writable(*paths: str | None) -> None:
-    """Refuse, before any work is done, a path that could not be written at the end of it."""
+    """Raise `InputError`, before any work is done, for a path that cannot be written."""
     for path in paths:
         if path is None or path == "-":
             continue
@@ -145,7 +145,7 @@ def check_writable(*paths: str | None) -> None:
 
 
 def write_file(path: str | Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     target = Path(path)
     try:
         with tempfile.NamedTemporaryFile(dir=target.absolute().parent, prefix=f".{target.name}.", delete=False) as file:

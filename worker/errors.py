@@ -3,10 +3,10 @@
 ::
 
     AdcascadeError
-    ├── InputError            what the user gave is wrong: one line, exit 2, nothing written
+    ├── InputError            wrong options or files: one line, exit 2, nothing written
     │   └── ParametersError   a parameters record is unreadable, inconsistent, or tampered with
-    ├── FailedError           the work could not be done or a check did not hold: exit 1
-    └── EstimationError       a fold gave no usable estimate; the learner keeps the old one
+    ├── FailedError           the work could not be done, or a check failed: exit 1
+    └── EstimationError       a fold has no usable estimate; the learner keeps the old one
 
 A message says what was wrong, where, and what to do about it.
 """
@@ -17,7 +17,7 @@ class AdcascadeError(Exception):
 
 
 class InputError(AdcascadeError):
-    """What the user gave is wrong; nothing was done."""
+    """Options or files are wrong; nothing was done."""
 
 
 class ParametersError(InputError):
@@ -25,8 +25,8 @@ class ParametersError(InputError):
 
 
 class FailedError(AdcascadeError):
-    """The input was fine, but the work could not be done or a check did not hold."""
+    """The input was right, but the work could not be done or a check failed."""
 
 
 class EstimationError(AdcascadeError):
-    """No usable estimate came out of the observations; the previous one stands."""
+    """The observations give no usable estimate; the previous one stays."""

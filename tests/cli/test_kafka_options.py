@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 
 from worker.cli.main import load, main
 from worker.cli.options.brokers import connection
-from worker.cli.options.learning import duration, learning_settings, read_arms
+from worker.cli.options.catalog import read_arms
+from worker.cli.options.learning import learning_settings
 from worker.cli.options.parser import build_parser, resolve
+from worker.cli.options.times import duration
 from worker.errors import InputError
 from worker.stream.parameters import SETTINGS, Arm
 
@@ -27,7 +30,7 @@ def resolved(*arguments: str, command: str = "worker", **environment: str) -> An
 
 def test_credentials_without_tls_are_refused_unless_allowed() -> None:
     given = resolved("--sasl-username", "me", ADCASCADE_SASL_PASSWORD=PASSWORD)
-    with pytest.raises(InputError, match="in clear: add --tls") as refusal:
+    with pytest.raises(InputError, match="in clear text: add --tls") as refusal:
         connection(given)
     assert PASSWORD not in str(refusal.value)
     allowed = connection(
@@ -57,7 +60,7 @@ def test_a_password_is_no_flag_and_is_shown_nowhere(capsys: pytest.CaptureFixtur
     assert PASSWORD not in repr(connection(given))
     with pytest.raises(SystemExit):
         main(["worker", "--help"])
-    assert "never a flag: ADCASCADE_SASL_PASSWORD" in capsys.readouterr().out
+    assert re.search(r"secrets, from the environment.*:\n  ADCASCADE_SASL_PASSWORD  ", capsys.readouterr().out)
 
 
 def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None
     ("arguments", "environment", "complaint"),
     [
         (["--sasl-username", "me"], {}, "needs a password: set ADCASCADE_SASL_PASSWORD"),
-        ([], {"ADCASCADE_SASL_PASSWORD": "x"}, "no user name"),
+        ([], {"ADCASCADE_SASL_PASSWORD": "x"}, "without a user name"),
         (["--sasl-username", "me"], {"ADCASCADE_SASL_PASSWORD": ""}, "ADCASCADE_SASL_PASSWORD is empty"),
         (["--sasl-password-file", "/none"], {}, "--sasl-password-file /none: No such file"),
         (["--sasl-password-file", "/none"], {"ADCASCADE_SASL_PASSWORD": "x"}, "both given"),
@@ -199,14 +202,14 @@ def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: s
     ("name", "text", "complaint"),
     [
         ("x.json", "{", "cannot be read"),
-        ("x.json", "5", "a list of arms"),
+        ("x.json", "5", "must have a list of arms"),
         ("x.json", '[{"arm": "a"}]', "entry 1 must have arm and reward"),
         ("x.json", '{"a": -1}', "reward must be a finite number above zero"),
         ("x.json", '{"a": true}', "reward must be a finite number above zero"),
         ("x.csv", "a,1\n", "the first line must name the columns"),
         ("x.csv", "arm,reward\na,much\n", "entry 1: could not convert"),
-        ("x.csv", "arm,reward\na,1\na,2\n", "'a' is there twice"),
-        ("x.toml", "arms = 3", "a list of arms"),
+        ("x.csv", "arm,reward\na,1\na,2\n", "'a' is listed twice"),
+        ("x.toml", "arms = 3", "must have a list of arms"),
         ("x.json", '{"a\\u0007": 1}', "printable"),
     ],
 )

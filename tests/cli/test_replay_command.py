@@ -188,7 +188,7 @@ def test_wrong_input_is_one_line_and_2(
         (b'["a"]', "must have arm and reward"),
         (b'[{"arm": "a"}]', "must have arm and reward"),
         (b'[{"arm": "a", "reward": -1}]', "above zero"),
-        (b'[{"arm": "a", "reward": 1}, {"arm": "a", "reward": 2}]', "is there twice"),
+        (b'[{"arm": "a", "reward": 1}, {"arm": "a", "reward": 2}]', "is listed twice"),
     ],
 )
 def test_arms_that_make_no_sense_are_refused(

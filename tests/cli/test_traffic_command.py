@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from worker.cli.main import main
-from worker.cli.options.learning import read_arms
+from worker.cli.options.catalog import read_arms
 from worker.simulation.traffic.generator import TrafficSettings
 
 

@@ -25,7 +25,7 @@ from tests.deploy.files import (
     settings_of,
 )
 from tests.programs import needs
-from worker.cli.options.learning import read_arms
+from worker.cli.options.catalog import read_arms
 from worker.cli.traffic import _settings as traffic_settings
 from worker.kafka.connection import Connection
 from worker.kafka.faust.app import Options

@@ -23,7 +23,7 @@ from tests.deploy.files import (
     settings_of,
 )
 from tests.deploy.operators import FIELDS, errors
-from worker.cli.options.learning import read_arms
+from worker.cli.options.catalog import read_arms
 from worker.kafka import topics as kafka_topics
 from worker.kafka.connection import Connection
 from worker.kafka.faust.app import Options

@@ -1,4 +1,4 @@
-"""The command line: one file per command, options in `cli/options`, errors as one line and an exit code.
+"""The command line: one file per command, shared options in `cli/options`.
 
-Commands read options and print results; the work is done in the packages below.
+Commands read options and print results; other packages do the work.
 """

@@ -1,18 +1,18 @@
-"""`adcascade arms`: add, price and retire ads while everything runs."""
+"""`adcascade arms`: add, price and retire ads at run time."""
 
 from __future__ import annotations
 
 import argparse
 
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
-from worker.cli.options.target import PLACE, control
+from worker.cli.options.target import TARGET, control
 from worker.console import check_writable, say, table, write_json
 from worker.errors import InputError
 from worker.stream.events import ArmChange
 from worker.stream.parameters import Arm, Parameters
 
-ARM = Option(name="arm", help="the id of the ad", positional=True)
-REWARD = Option(name="reward", help="what a click on it earns; above zero", parse=number(above=0), metavar="AMOUNT")
+ARM = Option(name="arm", help="id of the ad", positional=True)
+REWARD = Option(name="reward", help="reward of a click, above zero", parse=number(above=0), metavar="AMOUNT")
 
 
 def listing(options: argparse.Namespace) -> int:
@@ -33,23 +33,23 @@ def add(options: argparse.Namespace) -> int:
     if known is not None and known.active:
         raise InputError(f"arm {options.arm!r} is active already; `adcascade arms price` changes its reward")
     if options.reward is None and known is None:
-        raise InputError("--reward is missing: what does a click on the new arm earn?")
+        raise InputError("--reward is missing: the reward of a click on the new arm")
     reward = known.reward if options.reward is None and known is not None else options.reward
     return _change(
-        options, ArmChange(arm=options.arm, reward=reward, active=True), "added" if known is None else "back"
+        options, ArmChange(arm=options.arm, reward=reward, active=True), "added" if known is None else "brought back"
     )
 
 
 def price(options: argparse.Namespace) -> int:
-    """Change what a click on an arm earns."""
+    """Change the reward of an arm."""
     if options.reward is None:
-        raise InputError("--reward is missing: the new price")
+        raise InputError("--reward is missing: the new reward")
     known = _existing(options)
     return _change(options, ArmChange(arm=options.arm, reward=options.reward, active=known.active), "priced")
 
 
 def retire(options: argparse.Namespace) -> int:
-    """Stop showing an arm; what is known of it is kept."""
+    """Stop showing an arm; its estimate is kept."""
     known = _existing(options)
     return _change(options, ArmChange(arm=options.arm, reward=known.reward, active=False), "retired")
 
@@ -83,35 +83,35 @@ COMMAND = CommandSpec(
         "adcascade arms list --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --state /var/lib/adcascade",
         "adcascade arms retire summer-hat --state /var/lib/adcascade",
-        "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # the workers of these topics",
+        "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # workers on Kafka",
     ),
     actions=(
         CommandSpec(
             name="list",
             summary="Show all arms.",
             examples=("adcascade arms list --state demo-state",),
-            options=(*PLACE, JSON),
+            options=(*TARGET, JSON),
             run=listing,
         ),
         CommandSpec(
             name="add",
-            summary="Add an arm, which starts at the prior, or bring a retired one back.",
+            summary="Add an arm, with the prior as its estimate, or bring a retired one back.",
             examples=("adcascade arms add winter-coat --reward 1.20 --state demo-state",),
-            options=(ARM, REWARD, *PLACE, JSON),
+            options=(ARM, REWARD, *TARGET, JSON),
             run=add,
         ),
         CommandSpec(
             name="price",
-            summary="Change what a click on an arm earns.",
+            summary="Change the reward of an arm.",
             examples=("adcascade arms price winter-coat --reward 0.90 --state demo-state",),
-            options=(ARM, REWARD, *PLACE, JSON),
+            options=(ARM, REWARD, *TARGET, JSON),
             run=price,
         ),
         CommandSpec(
             name="retire",
-            summary="Stop showing an arm; what was learned of it is kept.",
+            summary="Stop showing an arm; its estimate is kept.",
             examples=("adcascade arms retire winter-coat --state demo-state",),
-            options=(ARM, *PLACE, JSON),
+            options=(ARM, *TARGET, JSON),
             run=retire,
         ),
     ),

@@ -1,4 +1,4 @@
-"""What a worker says while it runs: one JSON object per line for machines, or plain lines for people."""
+"""The log of a worker: one JSON object per line for machines, or plain lines for people."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ FORMATS = ("json", "text")
 LEVELS = ("debug", "info", "warning", "error")
 HIDDEN = "…"
 
-# These tell at INFO what they do at every rebalance, in tables, and mode warns whenever a timer is late, as on any busy
-# machine; of interest to those who ask for DEBUG.
-_TALKATIVE = {"faust": "WARNING", "aiokafka": "WARNING", "mode": "ERROR"}
+# At INFO, faust and aiokafka log tables at every rebalance, and mode warns of every late timer, as on any busy machine.
+# All of it is shown at DEBUG only.
+_LIBRARY_LEVELS = {"faust": "WARNING", "aiokafka": "WARNING", "mode": "ERROR"}
 
 
 class _NoServices(logging.Filter):
-    """Drops what mode says of each of its services when they start and stop."""
+    """Drop the messages of mode when one of its services starts or stops."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return record.levelno > logging.INFO or not str(record.msg).startswith("[^")
 
 
 class JsonLines(logging.Formatter):
-    """One object per record: time, level, logger, message, error, and whatever `extra={"fields": …}` says.
+    """Format a record as one object: time, level, logger, message, error, and the fields of `extra={"fields": …}`.
 
     >>> line = JsonLines().format(logging.makeLogRecord({"msg": "up", "levelname": "INFO", "name": "w", "created": 0}))
     >>> line
@@ -36,14 +36,14 @@ class JsonLines(logging.Formatter):
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
         super().__init__()
-        # Also as JSON writes them: a secret may have quotes in it.
+        # Also in their JSON form: a secret may contain quotes.
         self._secrets = [*secrets, *(orjson.dumps(secret).decode()[1:-1] for secret in secrets)]
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        moment = datetime.fromtimestamp(record.created, UTC)
+        time = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
-            "time": f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z",
+            "time": f"{time:%Y-%m-%dT%H:%M:%S}.{time.microsecond // 1000:03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -55,19 +55,19 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Lines for people."""
+    """Format a record as a line of text."""
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
         self._secrets = secrets
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, or several with an error."""
+        """Return the line, followed by the traceback of an error."""
         return _without(super().format(record), self._secrets)
 
 
 def _without(text: str, secrets: Sequence[str]) -> str:
-    """Blot out secrets: nothing here logs one, but a library may quote what it was given in an error."""
+    """Remove secrets: no message here has one, but a library may quote its arguments in an error."""
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return text
@@ -76,7 +76,7 @@ def _without(text: str, secrets: Sequence[str]) -> str:
 def configure(
     *, format: str | None, level: str = "info", secrets: Sequence[str] = (), stream: TextIO | None = None
 ) -> None:
-    """Send all logs to standard error; without a format, JSON unless a person watches."""
+    """Send all logs to standard error; without a format, text on a terminal and JSON elsewhere."""
     stream = stream or sys.stderr
     chosen = format or ("text" if stream.isatty() else "json")
     handler = logging.StreamHandler(stream)
@@ -87,6 +87,6 @@ def configure(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name, least in _TALKATIVE.items():
+    for name, least in _LIBRARY_LEVELS.items():
         logging.getLogger(name).setLevel("DEBUG" if level == "debug" else least)
     logging.captureWarnings(True)

@@ -1,4 +1,4 @@
-"""The command line: finds the command, resolves its options, turns errors into one line and an exit code."""
+"""The command line: find the command, resolve its options, turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-# One BLAS thread: folds are then the same to the bit, and two workers on two cores do not fight over them.
-# Has to be said before numpy is loaded, so before any command is.
+# One BLAS thread: folds are then the same to the bit, and several workers do not compete for cores.
+# The variables must be set before numpy is imported, so before any command is.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
@@ -19,18 +19,18 @@ from worker.errors import AdcascadeError, InputError
 #: Commands by name with their one-line summaries; each lives in `worker.cli.<name>` as `COMMAND` and is imported
 #: only when called, so that `--help` is quick.
 COMMANDS = {
-    "demo": "the main job with nothing installed: simulated users, live view, metrics, report",
-    "worker": "the same on Kafka: any number of workers, one of them learns",
-    "traffic": "simulated users against Kafka: arrivals, clicks, delays and pseudo-regret",
-    "topics": "create the topics on Kafka, or check those that exist",
-    "simulate": "the paper's experiments: policies × users × seeds, JSON and plots",
-    "explain": "parameters + context → per step and arm: probability, Q, width, bonus, choice",
-    "parameters": "show, export, diff, roll back, freeze and unfreeze parameters",
+    "demo": "run everything in one process: simulated users, live view, metrics, report",
+    "worker": "serve and learn on Kafka, with any number of workers",
+    "traffic": "send simulated users to the workers, and measure pseudo-regret and delays",
+    "topics": "create the topics on Kafka, or check existing ones",
+    "simulate": "repeat the experiments of the paper: policies, numbers of users, seeds",
+    "explain": "show why a slate is chosen: probability, Q, width and bonus of every arm",
+    "parameters": "show, export, compare, roll back, freeze and unfreeze parameters",
     "arms": "add, price, retire and list ads",
-    "record": "topics of Kafka → a log that replay checks",
-    "replay": "a recorded log gives the same decisions and parameters again, or it says where not",
-    "evaluate": "a recorded log → what another policy would have earned, with confidence intervals",
-    "bench": "benchmarks of this machine, as ratios within one run",
+    "record": "write the topics of Kafka to a log file",
+    "replay": "repeat a recorded log, and report the first difference",
+    "evaluate": "estimate from a recorded log what another policy would have earned",
+    "bench": "measure this machine, as ratios within one run",
 }
 
 
@@ -40,14 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except InputError as error:
-        return _complain(error, 2)
+        return _report(error, 2)
     except AdcascadeError as error:
-        return _complain(error, 1)
+        return _report(error, 1)
     except KeyboardInterrupt:
         sys.stderr.write("\nadcascade: interrupted\n")
         return 130
     except BrokenPipeError:
-        # The reader of our output has gone (`… | head`): not a failure. Python would complain once more at exit.
+        # The reader of the output has ended (`… | head`): not a failure. Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -80,14 +80,14 @@ def overview() -> str:
     lines = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
     return (
         "usage: adcascade COMMAND [OPTIONS]\n\n"
-        "Serves the ads of a session one after another, planned backwards over the whole session.\n\n"
+        "Serve the ads of a session one after another, planned backwards over the whole session.\n\n"
         f"commands:\n{lines}\n\n"
-        "Every option is also a variable (--beta is ADCASCADE_BETA) and a name in a TOML file (--config).\n"
-        "adcascade COMMAND --help shows its options and examples.\n"
+        "Every option can also be set by a variable (ADCASCADE_BETA for --beta) or in a TOML file (--config).\n"
+        "Options and examples: adcascade COMMAND --help\n"
     )
 
 
-def _complain(error: Exception, code: int) -> int:
+def _report(error: Exception, code: int) -> int:
     sys.stderr.write(f"adcascade: {' '.join(str(error).split())}\n")
     return code
 

@@ -1,4 +1,4 @@
-"""`adcascade parameters`: look at versions, and tell the learner to freeze or to go back."""
+"""`adcascade parameters`: show versions, and order the learner to freeze or to roll back."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 import numpy as np
 
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
-from worker.cli.options.target import PLACE, control
+from worker.cli.options.target import TARGET, control
 from worker.console import check_writable, note, say, table, write_file, write_json
 from worker.errors import InputError
 from worker.stream.events import Command
 from worker.stream.parameters import SETTINGS, Parameters, encode_parameters
 
-TOP = 15  # arms shown to people; --json has all
+TOP = 15  # arms in a table; --json has all
 
-VERSION = Option(name="version", help="which version; the newest by default", parse=integer(least=0), metavar="N")
+VERSION = Option(name="version", help="version (default: the newest)", parse=integer(least=0), metavar="N")
 
 
 def pick(history: list[Parameters], version: int | None) -> Parameters:
-    """Return the version asked for."""
+    """Return the version with this number, the newest without one."""
     if version is None:
         return history[-1]
     for parameters in history:
         if parameters.version == version:
             return parameters
     kept = ", ".join(str(parameters.version) for parameters in history)
-    raise InputError(f"version {version} is not kept; there are {kept}")
+    raise InputError(f"version {version} is not kept; available: {kept}")
 
 
 def describe(parameters: Parameters) -> dict[str, Any]:
-    """Return what people and machines want to know of a version."""
+    """Return a version as the commands show it."""
     posterior = parameters.posterior
     deviations = posterior.precision.widths(np.zeros((1, posterior.dim)))[0] if parameters.arms else []
     return {
@@ -65,7 +65,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Show a version and the ones kept beside it."""
+    """Show a version, and which others are kept."""
     check_writable(options.json)
     history = control(options).history()
     details = describe(pick(history, options.version))
@@ -107,7 +107,7 @@ def _span(history: list[Parameters]) -> str:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write a version's record, as it goes over the topic."""
+    """Write the record of a version, as on its topic."""
     output = options.output
     check_writable(output)
     record = encode_parameters(pick(control(options).history(), options.version))
@@ -121,7 +121,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Show what changed from one version to another."""
+    """Show the changes from one version to another."""
     check_writable(options.json)
     history = control(options).history()
     old, new = pick(history, options.old), pick(history, options.new)
@@ -144,7 +144,7 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
-    """Return what differs between two versions."""
+    """Return the differences between two versions."""
     one, other = describe(old), describe(new)
     before = {arm["arm"]: arm for arm in one["arms"]}
     arms = []
@@ -188,10 +188,10 @@ def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
 def _ordering(action: str, done: str) -> Any:
     def run(options: argparse.Namespace) -> int:
         check_writable(options.json)
-        place = control(options)
-        before = place.history()[-1]
+        target = control(options)
+        before = target.history()[-1]
         order = Command(action=action, version=getattr(options, "to", None))  # type: ignore[arg-type]
-        after = place.order(order)
+        after = target.order(order)
         write_json(options.json, {"version": after.version, "sha256": after.sha256, "frozen": after.frozen})
         if options.json != "-":
             changed = after.version != before.version
@@ -203,73 +203,73 @@ def _ordering(action: str, done: str) -> Any:
 
 COMMAND = CommandSpec(
     name="parameters",
-    summary="Show, export, compare versions of the parameters; freeze learning, or roll back.",
+    summary="Show, export and compare versions of the parameters; freeze learning, or roll back.",
     examples=(
         "adcascade parameters show --state /var/lib/adcascade",
         "adcascade parameters export --state /var/lib/adcascade --version 41 --output v41.json",
         "adcascade parameters rollback 41 --state /var/lib/adcascade",
-        "adcascade parameters freeze --broker kafka:9092     # the workers of these topics",
+        "adcascade parameters freeze --broker kafka:9092     # workers on Kafka",
     ),
     actions=(
         CommandSpec(
             name="show",
             summary="Show a version: arms, estimates, uncertainty, settings.",
             examples=("adcascade parameters show --state demo-state --json -",),
-            options=(VERSION, *PLACE, JSON),
+            options=(VERSION, *TARGET, JSON),
             run=show,
         ),
         CommandSpec(
             name="export",
-            summary="Write a version's record; `adcascade explain --parameters` reads it.",
+            summary="Write the record of a version, for `adcascade explain --parameters`.",
             examples=("adcascade parameters export --state demo-state --output now.json",),
             options=(
                 VERSION,
-                Option(name="output", help="the file, or - for standard output", default="-", metavar="FILE"),
-                *PLACE,
+                Option(name="output", help="output file, or - for standard output", default="-", metavar="FILE"),
+                *TARGET,
             ),
             run=export,
         ),
         CommandSpec(
             name="diff",
-            summary="Show what changed between two versions.",
+            summary="Show the changes between two versions.",
             examples=("adcascade parameters diff 40 41 --state demo-state",),
             options=(
-                Option(name="old", help="the earlier version", parse=integer(least=0), positional=True),
+                Option(name="old", help="earlier version", parse=integer(least=0), positional=True),
                 Option(
                     name="new",
-                    help="the later version; the newest by default",
+                    help="later version (default: the newest)",
                     parse=integer(least=0),
                     positional=True,
                     optional=True,
                 ),
-                *PLACE,
+                *TARGET,
                 JSON,
             ),
             run=diff,
         ),
         CommandSpec(
             name="rollback",
-            summary="Go back to the estimate of one of the last 8 versions, under the arms of now.",
+            summary="Go back to the estimate of one of the last 8 versions, with the present arms.",
             examples=("adcascade parameters rollback 39 --state demo-state",),
             options=(
-                Option(name="to", help="the version to go back to", parse=integer(least=0), positional=True),
-                *PLACE,
+                Option(name="to", help="version to go back to", parse=integer(least=0), positional=True),
+                *TARGET,
                 JSON,
             ),
             run=_ordering("rollback", "rolled back"),
         ),
         CommandSpec(
             name="freeze",
-            summary="Stop learning: windows close without a version; serving goes on.",
+            summary="Stop learning: windows close without a new version; serving continues.",
             examples=("adcascade parameters freeze --state demo-state",),
-            options=(*PLACE, JSON),
+            options=(*TARGET, JSON),
             run=_ordering("freeze", "frozen"),
         ),
         CommandSpec(
             name="unfreeze",
-            summary="Learn again.",
+            summary="Resume learning.",
             examples=("adcascade parameters unfreeze --state demo-state",),
-            options=(*PLACE, JSON),
+            options=(*TARGET, JSON),
             run=_ordering("unfreeze", "learning"),
         ),
     ),

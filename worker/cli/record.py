@@ -11,7 +11,7 @@ from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.cli.options.times import moment
+from worker.cli.options.times import timestamp
 from worker.cli.signals import stops_on_signals
 from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError
@@ -41,14 +41,14 @@ def beginning(text: str) -> str | int:
         return text
     if text.isdecimal():
         return int(text)
-    moment(text, 0)
+    timestamp(text, 0)
     return text
 
 
 def ending(text: str) -> str:
     """Check the end of a recording."""
     if text != "end":
-        moment(text, 0)
+        timestamp(text, 0)
     return text
 
 
@@ -155,8 +155,8 @@ def span_of(options: argparse.Namespace) -> Span:
     start = getattr(options, "from")
     return Span(
         start=start if isinstance(start, int) else None,
-        since=moment(start, now) if isinstance(start, str) and start != "earliest" else None,
-        until=None if options.until == "end" else moment(options.until, now),
+        since=timestamp(start, now) if isinstance(start, str) and start != "earliest" else None,
+        until=None if options.until == "end" else timestamp(options.until, now),
         live=options.live,
     )
 

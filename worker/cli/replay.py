@@ -8,8 +8,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from worker.cli.options.learning import CATALOG, LEARNING, Duration, read_arms
+from worker.cli.options.catalog import CATALOG, read_arms
+from worker.cli.options.learning import LEARNING
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
+from worker.cli.options.times import Duration
 from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError
 from worker.replay.relearn import relearn

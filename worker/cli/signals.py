@@ -1,4 +1,4 @@
-"""Ending a running command: the first Ctrl-C or SIGTERM asks, the next one acts as usual."""
+"""Stopping a command: the first SIGINT or SIGTERM requests a clean end, the next one has its usual effect."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from contextlib import contextmanager
 
 @contextmanager
 def stops_on_signals(stop: asyncio.Event) -> Iterator[list[int]]:
-    """Set `stop` at the first SIGINT or SIGTERM within; yields where its number will stand. In a running loop only."""
+    """Set `stop` at the first SIGINT or SIGTERM, and yield a list that receives its number; needs a running loop."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
-    came: list[int] = []
+    received: list[int] = []
 
-    def note_down(sent: signal.Signals) -> None:
-        came.append(sent)
+    def request_stop(number: signal.Signals) -> None:
+        received.append(number)
         stop.set()
         for other in signals:
             loop.remove_signal_handler(other)
 
-    for sent in signals:
-        loop.add_signal_handler(sent, note_down, sent)
+    for number in signals:
+        loop.add_signal_handler(number, request_stop, number)
     try:
-        yield came
+        yield received
     finally:
-        for sent in signals:
-            loop.remove_signal_handler(sent)
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.learning import Duration, duration
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
+from worker.cli.options.times import Duration, duration
 from worker.console import check_writable, say, table, write_json
 
 if TYPE_CHECKING:

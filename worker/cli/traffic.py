@@ -12,9 +12,8 @@ from typing import Any
 import orjson
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.learning import Duration, duration
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
-from worker.cli.options.times import span
+from worker.cli.options.times import Duration, duration, duration_range
 from worker.cli.signals import stops_on_signals
 from worker.console import check_writable, note, say, write_file, write_json
 from worker.errors import InputError
@@ -55,7 +54,7 @@ OPTIONS = (
     Option(
         name="look",
         help="time that users look at a display, shortest-longest [1.5s-6.5s; with --flat-out 0]",
-        parse=span,
+        parse=duration_range,
     ),
     Option(
         name="patience",

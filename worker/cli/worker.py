@@ -9,17 +9,10 @@ from dataclasses import dataclass
 
 from worker.cli import log_format as logs_json
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
-from worker.cli.options.learning import (
-    CATALOG,
-    LEARNING,
-    LIMITS,
-    Duration,
-    duration,
-    learning_settings,
-    limits,
-    read_arms,
-)
+from worker.cli.options.catalog import CATALOG, read_arms
+from worker.cli.options.learning import LEARNING, LIMITS, learning_settings, limits
 from worker.cli.options.parser import CommandSpec, Option, integer
+from worker.cli.options.times import Duration, duration
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.secret import Secret

@@ -1,60 +1,18 @@
-"""Options of serving and learning: every field of `LearningSettings`, the arms to begin with, the limits on input."""
+"""Options of serving and learning: every field of `LearningSettings`, and the limits on input records."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import re
-import tomllib
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any
-
-import orjson
 
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import BONUSES, POLICIES
-from worker.cli.options.parser import Option, boolean, integer, number
+from worker.cli.options.parser import Option, grouped, integer, number
+from worker.cli.options.times import Duration, duration
 from worker.errors import InputError
 from worker.stream.codec import Limits
-from worker.stream.parameters import SETTINGS, UNANSWERED, Arm, LearningSettings
-
-_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
-
-
-class Duration(int):
-    """A time span in milliseconds, shown as people write it.
-
-    >>> str(Duration(60_000)), str(Duration(500)), str(Duration(90_000))
-    ('60s', '500ms', '90s')
-    """
-
-    def __str__(self) -> str:
-        for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("s", 1_000)):
-            if self and self % size == 0:
-                return f"{int(self) // size}{unit}"
-        return f"{int(self)}ms"
-
-
-def duration(text: str) -> Duration:
-    """Read a time span with its unit.
-
-    >>> int(duration("1.5s")), int(duration("2 h")), int(duration("0"))
-    (1500, 7200000, 0)
-    """
-    if text.strip() == "0":
-        return Duration(0)
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _UNITS:
-        raise ValueError(f"must be a time with a unit, such as 60s, 500ms, 2h or 7d, not {text!r}")
-    span = float(found[1]) * _UNITS[found[2]]
-    if not span.is_integer():
-        raise ValueError(f"must be whole milliseconds, not {text}")
-    return Duration(span)
+from worker.stream.parameters import SETTINGS, UNANSWERED, LearningSettings
 
 
 def beta(text: str) -> float | str:
@@ -72,66 +30,83 @@ def beta(text: str) -> float | str:
 
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(LearningSettings)}
+_LIMITS = Limits()
 
 
 def _option(name: str, help: str, **more: Any) -> Option:
     return Option(name=name, help=help, default=_DEFAULTS[name.replace("-", "_")], **more)
 
 
-def _span(name: str, help: str) -> Option:
-    return Option(name=name, help=help, parse=duration, default=Duration(_DEFAULTS[name.replace("-", "_")]))
+def _time(name: str, help: str, default: int | None = None) -> Option:
+    milliseconds = _DEFAULTS[name.replace("-", "_")] if default is None else default
+    return Option(name=name, help=help, parse=duration, default=Duration(milliseconds), metavar="TIME")
 
 
-DIM = Option(
-    name="dim", help="context features d; by default as the published parameters have it", parse=integer(least=1)
-)
-CATALOG = Option(
-    name="catalog",
-    help="the ads of version 0: JSON, CSV or TOML with arm and reward; later ones come by `adcascade arms`",
-    metavar="FILE",
-)
+def _count(name: str, help: str, least: int) -> Option:
+    return _option(name, help, parse=integer(least=least), metavar="N")
 
-LEARNING = (
-    DIM,
-    _option("horizon", "most displays H in a session", parse=integer(least=1)),
-    _option("repeats", "whether a session may show an arm twice", flag=True),
-    _option("policy", "how slates are chosen", choices=POLICIES),
-    _option("epsilon", "share of random choices (epsilon-greedy)", parse=number(least=0, most=1)),
-    _option("bonus", "what is added to Q to explore", choices=BONUSES),
-    _option("beta", "exploration: a number of standard deviations, or theory", parse=beta),
-    _option("estimator", "how a window is folded", choices=ESTIMATORS),
+
+LEARNING = grouped(
+    "serving and learning",
+    Option(
+        name="dim",
+        help="number d of context features (default: that of the published parameters)",
+        parse=integer(least=1),
+        metavar="N",
+    ),
+    _count("horizon", "most displays H in a session", 1),
+    _option("repeats", "repeated displays of an arm within a session", flag=True),
+    _option("policy", "policy that chooses the slates", choices=POLICIES),
+    _option("epsilon", "share of random choices of epsilon-greedy", parse=number(least=0, most=1)),
+    _option("bonus", "exploration bonus added to Q", choices=BONUSES),
+    _option("beta", "strength of exploration: a number of standard deviations, or theory", parse=beta),
+    _option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
     _option("ridge", "precision λ of the prior", parse=number(above=0)),
-    _option("forgetting", "γ per fold, for drifting users; 1 is off", parse=number(above=0, most=1)),
-    _option("warmup", "folds before which slates are random", parse=integer(least=0)),
-    _option("horizon-episodes", "episodes T that exploration is spread over", parse=integer(least=2)),
-    _option("random-share", "share of sessions served at random, to evaluate with", parse=number(least=0, most=1)),
-    _option("salt", "of the stable hashes that choose at random"),
-    _span("session-timeout", "how long after its arrival feedback of a session counts"),
-    _span("lateness", "how late a record may come"),
-    _span("window", "length of an episode"),
-    _option("unanswered", "displays without feedback: ignored, or counted as passed", choices=UNANSWERED),
+    _option("forgetting", "factor γ per fold, for users who drift; 1 forgets nothing", parse=number(above=0, most=1)),
+    _count("warmup", "number of first folds during which slates are random", 0),
+    _count("horizon-episodes", "number T of episodes over which exploration is spread", 2),
+    _option(
+        "random-share",
+        "share of sessions with random slates, for `adcascade evaluate`",
+        parse=number(least=0, most=1),
+    ),
+    _option("salt", "salt of the hashes behind random choices", metavar="TEXT"),
+    _time("session-timeout", "time after its arrival during which feedback of a session counts"),
+    _time("lateness", "largest delay of a record"),
+    _time("window", "length of an episode"),
+    _option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
 )
 
-_LIMITS = Limits()
-LIMITS = (
+LIMITS = grouped(
+    "limits on input records",
     Option(
         name="max-record-bytes",
-        help="largest input record",
+        help="largest record, in bytes",
         parse=integer(least=1),
         default=_LIMITS.max_record_bytes,
+        metavar="N",
     ),
-    Option(name="max-norm", help="largest norm of [context; arm]", parse=number(least=1), default=_LIMITS.max_norm),
     Option(
-        name="max-ahead",
-        help="how far an event may lie after its record's timestamp",
-        parse=duration,
-        default=Duration(_LIMITS.max_ahead_ms),
+        name="max-norm",
+        help="largest norm of the vector of context and arm",
+        parse=number(least=1),
+        default=_LIMITS.max_norm,
     ),
+    _time("max-ahead", "largest lead of an event time over the timestamp of its record", _LIMITS.max_ahead_ms),
 )
+
+
+def setting(name: str, **changes: Any) -> Option:
+    """Return the option of one setting, changed for another command.
+
+    >>> setting("horizon", default=3).help
+    'most displays H in a session'
+    """
+    return replace(next(option for option in LEARNING if option.name == name), group="options", **changes)
 
 
 def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
-    """Return the settings that the options give, for contexts of `dim` numbers."""
+    """Return the settings of the options, for contexts of `dim` numbers."""
     values = {name: getattr(options, name) for name in SETTINGS if name != "dim"}
     plain: dict[str, Any] = {
         name: int(value) if isinstance(value, Duration) else value for name, value in values.items()
@@ -143,79 +118,7 @@ def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings
 
 
 def limits(options: argparse.Namespace) -> Limits:
-    """Return the limits that the options give."""
+    """Return the limits of the options."""
     return Limits(
         max_record_bytes=options.max_record_bytes, max_norm=options.max_norm, max_ahead_ms=int(options.max_ahead)
     )
-
-
-# ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def read_arms(path: str | None) -> tuple[Arm, ...]:
-    """Read the arms of version 0.
-
-    JSON and TOML: a list ``arms`` of ``{arm, reward, active?}``, or a table of arm to reward; JSON also the list alone.
-    CSV: a header with ``arm`` and ``reward``, and perhaps ``active``.
-    """
-    if path is None:
-        return ()
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-        rows = list(_READERS.get(Path(path).suffix.lower(), _json)(text))
-        arms = tuple(_arm(row, place) for place, row in enumerate(rows, start=1))
-    except OSError as error:
-        raise InputError(f"--catalog {path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
-        raise InputError(f"--catalog {path}: cannot be read: {error}") from None
-    except InputError as error:
-        raise InputError(f"--catalog {path}: {error}") from None
-    repeated = [arm for arm, times in Counter(arm.arm for arm in arms).items() if times > 1]
-    if repeated:
-        raise InputError(f"--catalog {path}: the arm {repeated[0]!r} is there twice")
-    if not arms:
-        raise InputError(f"--catalog {path}: there are no arms in it")
-    return arms
-
-
-def _json(text: str) -> Iterable[Any]:
-    return _listed(orjson.loads(text))
-
-
-def _toml(text: str) -> Iterable[Any]:
-    return _listed(tomllib.loads(text))
-
-
-def _csv(text: str) -> Iterable[Any]:
-    rows = csv.DictReader(io.StringIO(text), strict=True)
-    if not {"arm", "reward"} <= set(rows.fieldnames or ()):
-        raise InputError("the first line must name the columns arm and reward")
-    return list(rows)
-
-
-_READERS = {".json": _json, ".toml": _toml, ".csv": _csv}
-
-
-def _listed(content: Any) -> Iterable[Any]:
-    if isinstance(content, Mapping) and "arms" in content:
-        content = content["arms"]
-    if isinstance(content, Mapping):
-        return [{"arm": arm, "reward": reward} for arm, reward in content.items()]
-    if not isinstance(content, list):
-        raise InputError("there must be a list of arms, or a table of arm to reward")
-    return content
-
-
-def _arm(row: Any, place: int) -> Arm:
-    if not isinstance(row, Mapping) or not {"arm", "reward"} <= row.keys():
-        raise InputError(f"entry {place} must have arm and reward")
-    reward, active = row["reward"], row.get("active", True)
-    try:
-        reward = float(reward) if isinstance(reward, str) else reward
-        active = boolean(active) if isinstance(active, str) else active
-    except ValueError as error:
-        raise InputError(f"entry {place}: {error}") from None
-    arm = Arm(arm=row["arm"], reward=reward, active=active)
-    if len(arm.arm) > _LIMITS.max_arm_id or not arm.arm.isprintable():
-        raise InputError(f"entry {place}: an arm id has at most {_LIMITS.max_arm_id} printable characters")
-    return arm

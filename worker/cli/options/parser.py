@@ -1,8 +1,8 @@
-"""Options of the commands: one declaration gives the flag, the environment variable and the name in the TOML file.
+"""Options of commands: one declaration gives the flag, the environment variable and the name in the TOML file.
 
 An option `session-timeout` is the flag ``--session-timeout``, the variable ``ADCASCADE_SESSION_TIMEOUT`` and, in the
-file given with ``--config``, the name ``session_timeout`` (at the top, or in a table named after the command, which
-wins). The flag wins over the variable, the variable over the file, the file over the default.
+file given with ``--config``, the name ``session_timeout`` (at the top, or in a table named after the command). The flag
+wins over the variable, the variable over the table, the table over the top, and that over the default.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,24 @@ Parser = Callable[[str], Any]
 class Option:
     """One named setting of a command.
 
-    `parse` turns text into the value and raises `ValueError` with a reason on text that makes no sense. A `flag` takes
-    no text (``--no-repeats`` turns it off); a `repeatable` option collects a tuple; with `positional` it has no dashes
-    and no variable. `secret` values are never shown, and come from the environment or a file only.
+    `help` is a noun phrase; a default that is found out at run time stands at its end, as ``(default: …)``. `parse`
+    turns text into the value and raises `ValueError` with a reason. A `flag` takes no text (``--no-repeats`` turns it
+    off); a `repeatable` option collects a tuple; a `positional` one has no dashes and no variable. A `secret` is never
+    shown, and comes from the environment or a file only. `group` is the heading in the help.
     """
 
     name: str
     help: str
     parse: Parser = str
     default: Any = None
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     metavar: str | None = None
     flag: bool = False
     repeatable: bool = False
     positional: bool = False
     optional: bool = False
     secret: bool = False
+    group: str = "options"
 
     @property
     def attribute(self) -> str:
@@ -52,16 +54,21 @@ class Option:
         return "ADCASCADE_" + self.attribute.upper()
 
 
-#: The option of every command that has a result for machines.
-JSON = Option(name="json", help="write the result as JSON to FILE, or - for standard output", metavar="FILE")
+JSON = Option(name="json", help="file for the result as JSON, or - for standard output", metavar="FILE")
+CONFIG = Option(name="config", help="TOML file with options of the same names", metavar="FILE")
+
+
+def grouped(title: str, *options: Option) -> tuple[Option, ...]:
+    """Return the options under a common heading in the help."""
+    return tuple(replace(option, group=title) for option in options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """A command: what it takes, what it does, and how people use it.
+    """A command: its options, its function, and examples of its use.
 
-    `run` gets one attribute per option and returns the exit code. A command with `actions` (``parameters show``) has no
-    `run` of its own.
+    `run` receives one attribute per option and returns the exit code. A command with `actions` (``parameters show``)
+    has no `run` of its own.
     """
 
     name: str
@@ -69,7 +76,7 @@ class CommandSpec:
     examples: Sequence[str] = ()
     options: Sequence[Option] = ()
     run: Callable[[argparse.Namespace], int] | None = None
-    actions: Sequence[CommandSpec] = field(default=())
+    actions: Sequence[CommandSpec] = ()
 
 
 # ── parsing values ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -85,7 +92,7 @@ def integer(*, least: int | None = None, most: int | None = None) -> Parser:
 
 
 def number(*, least: float | None = None, most: float | None = None, above: float | None = None) -> Parser:
-    """Return a parser of finite numbers within bounds; `above` is a bound that itself is not allowed.
+    """Return a parser of finite numbers within bounds; `above` excludes the bound itself.
 
     >>> number(above=0)("0.5")
     0.5
@@ -119,110 +126,94 @@ def _bounded(kind: Callable[[str], Any], noun: str, least: float | None, most: f
 
 
 def boolean(text: str) -> bool:
-    """Read a yes or no as it stands in a variable.
+    """Read true or false from a variable.
 
     >>> boolean("yes"), boolean("0")
     (True, False)
     """
-    known = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    try:
-        return known[text.strip().lower()]
-    except KeyError:
-        raise ValueError(f"must be true or false, not {text!r}") from None
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"must be true or false, not {text!r}")
 
 
 # ── the parser of a command line ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse with one-line errors that say what to do."""
+    """argparse with one-line errors."""
 
     def error(self, message: str) -> Any:
-        """Raise what was wrong, instead of printing the usage."""
+        """Raise `InputError`, instead of printing the usage."""
         raise InputError(f"{message} (see {self.prog} --help)")
 
-
-CONFIG = Option(name="config", help="TOML file with options of the same names", metavar="FILE")
 
 _UNSET: Any = object()
 
 
 def build_parser(command: CommandSpec, prog: str) -> ArgumentParser:
     """Return the parser of one command, with its actions as sub-commands."""
-    examples = "\n".join(f"  {line}" for line in command.examples)
-    parser = ArgumentParser(
-        prog=prog,
-        description=command.summary,
-        epilog=f"examples:\n{examples}" if examples else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    if command.actions:
-        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=ArgumentParser)
-        for action in command.actions:
-            sub = build_parser(action, f"{prog} {action.name}")
-            actions._name_parser_map[action.name] = sub
-            actions._choices_actions.append(actions._ChoicesPseudoAction(action.name, [], action.summary))
-            sub.set_defaults(_command=action)
-        return parser
-    parser.set_defaults(_command=command)
-    for option in (*command.options, CONFIG):
-        _add(parser, option)
+    parser = ArgumentParser(prog=prog, **_texts(command))
+    _fill(parser, command)
     return parser
 
 
-def _add(parser: ArgumentParser, option: Option) -> None:
+def _texts(command: CommandSpec) -> dict[str, Any]:
+    secrets = [f"{option.variable}  {option.help}" for option in command.options if option.secret]
+    sections = {"examples": command.examples, "secrets, from the environment or the --config file": secrets}
+    texts = ["\n  ".join([f"{title}:", *lines]) for title, lines in sections.items() if lines]
+    positional = [option for option in command.options if option.positional]
+    names = ["ACTION"] if command.actions else [f"[{_metavar(o)}]" if o.optional else _metavar(o) for o in positional]
+    return {
+        "usage": " ".join(["%(prog)s", *names, "[OPTIONS]"]),
+        "description": command.summary,
+        "epilog": "\n\n".join(texts),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+
+
+def _fill(parser: argparse.ArgumentParser, command: CommandSpec) -> None:
+    if command.actions:
+        actions = parser.add_subparsers(prog=parser.prog, dest="action", metavar="ACTION", required=True)
+        for action in command.actions:
+            _fill(actions.add_parser(action.name, help=action.summary, **_texts(action)), action)
+        return
+    parser.set_defaults(_command=command)
+    groups: dict[str, Any] = {"options": parser}
+    for option in (*command.options, CONFIG):
+        if not option.secret:
+            if option.group not in groups:
+                groups[option.group] = parser.add_argument_group(option.group)
+            _add(groups[option.group], option)
+
+
+def _add(group: Any, option: Option) -> None:
     text = option.help.replace("%", "%%")
     if option.positional:
-        parser.add_argument(
-            option.attribute,
-            help=text,
-            metavar=option.metavar or option.name.upper(),
-            nargs="?" if option.optional else None,
-            default=_UNSET,
-        )
+        nargs = "?" if option.optional else None
+        group.add_argument(option.attribute, help=text, metavar=_metavar(option), nargs=nargs, default=_UNSET)
         return
-    shown = "" if option.default in (None, ()) else f" [{_display(option)}]"
-    text = f"{text}{shown}"
-    if option.secret:
-        parser.epilog = (parser.epilog or "") + f"\nsecret, never a flag: {option.variable}  {option.help}"
-        return
+    if option.default not in (None, ()) and option.default is not False:
+        shown = option.default if isinstance(option.default, tuple) else ["on" if option.flag else option.default]
+        text += f" (default: {', '.join(map(str, shown))})"
+    how: dict[str, Any] = {"action": "append" if option.repeatable else "store", "metavar": _metavar(option)}
     if option.flag:
-        parser.add_argument(
-            f"--{option.name}",
-            dest=option.attribute,
-            action=argparse.BooleanOptionalAction,
-            help=text,
-            default=_UNSET,
-        )
-        return
-    parser.add_argument(
-        f"--{option.name}",
-        dest=option.attribute,
-        action="append" if option.repeatable else "store",
-        metavar=option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "VALUE"),
-        help=text,
-        default=_UNSET if not option.repeatable else None,
-    )
+        how = {"action": argparse.BooleanOptionalAction}
+    default = None if option.repeatable else _UNSET
+    group.add_argument(f"--{option.name}", dest=option.attribute, help=text, default=default, **how)
 
 
-def _display(option: Option) -> str:
-    if option.repeatable:
-        return ", ".join(str(value) for value in option.default)
-    return str(option.default)
+def _metavar(option: Option) -> str:
+    if option.positional:
+        return option.metavar or option.name.upper()
+    return option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "VALUE")
 
 
 def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> argparse.Namespace:
-    """Fill in variables, file and defaults; check every value; raise `InputError` on the first that is wrong."""
+    """Add variables, file and defaults to the flags; raise `InputError` on the first value that is wrong."""
     environ = os.environ if environ is None else environ
     command: CommandSpec = parsed._command
     file = _config(parsed, environ, command)
@@ -230,8 +221,8 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None
     for option in command.options:
         given = getattr(parsed, option.attribute, _UNSET)
         if given is not _UNSET and given is not None:
-            shown = (option.metavar or option.name.upper()) if option.positional else f"--{option.name}"
-            values[option.attribute] = _parse(option, given, shown)
+            where = _metavar(option) if option.positional else f"--{option.name}"
+            values[option.attribute] = _parse(option, given, where)
         elif not option.positional and option.variable in environ:
             text: Any = environ[option.variable]
             text = [part.strip() for part in text.split(",")] if option.repeatable else text
@@ -239,7 +230,7 @@ def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None
         elif option.attribute in file and not option.positional:
             values[option.attribute] = _parse(option, file[option.attribute], f"{option.attribute} in the config file")
         elif option.positional and not option.optional:
-            raise InputError(f"{option.metavar or option.name.upper()} is missing: {option.help}")
+            raise InputError(f"{_metavar(option)} is missing: {option.help}")
         else:
             values[option.attribute] = option.default
     return argparse.Namespace(**values)

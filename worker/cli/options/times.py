@@ -1,16 +1,49 @@
-"""Times as people write them on a command line."""
+"""Times on the command line: durations with a unit, ranges of them, points in time."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
-from worker.cli.options.learning import duration
+_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
-def span(text: str) -> tuple[int, int]:
-    """Return the milliseconds of a shortest and a longest duration; one alone is both.
+class Duration(int):
+    """Milliseconds, shown with a unit.
 
-    >>> span("1.5s-6.5s"), span("0")
+    >>> str(Duration(60_000)), str(Duration(500)), str(Duration(90_000))
+    ('60s', '500ms', '90s')
+    """
+
+    def __str__(self) -> str:
+        for unit in ("d", "h", "s"):
+            if self and self % _UNITS[unit] == 0:
+                return f"{int(self) // _UNITS[unit]}{unit}"
+        return f"{int(self)}ms"
+
+
+def duration(text: str) -> Duration:
+    """Read a duration with its unit.
+
+    >>> int(duration("1.5s")), int(duration("2 h")), int(duration("0"))
+    (1500, 7200000, 0)
+    """
+    if text.strip() == "0":
+        return Duration(0)
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"must be a time with a unit, such as 60s, 500ms, 2h or 7d, not {text!r}")
+    milliseconds = float(found[1]) * _UNITS[found[2]]
+    if not milliseconds.is_integer():
+        raise ValueError(f"must be whole milliseconds, not {text}")
+    return Duration(milliseconds)
+
+
+def duration_range(text: str) -> tuple[int, int]:
+    """Read a shortest and a longest duration, in milliseconds; a single one is both.
+
+    >>> duration_range("1.5s-6.5s"), duration_range("0")
     ((1500, 6500), (0, 0))
     """
     shortest, _, longest = text.partition("-")
@@ -20,10 +53,10 @@ def span(text: str) -> tuple[int, int]:
     return bounds
 
 
-def moment(text: str, now: int) -> int:
-    """Return a time in milliseconds since the epoch: a date and time (UTC unless it says otherwise), or how long ago.
+def timestamp(text: str, now: int) -> int:
+    """Read a time, in milliseconds since the epoch: a date and time (UTC by default), or a duration before `now`.
 
-    >>> moment("2026-01-01T00:00:01Z", now=0), moment("10m", now=1_000_000)
+    >>> timestamp("2026-01-01T00:00:01Z", now=0), timestamp("10m", now=1_000_000)
     (1767225601000, 400000)
     """
     text = text.strip()
