@@ -67,7 +67,7 @@ export function smooth(values, reach = 6) {
  * `x` holds labels, `series` {name, ink, values, style?, raw?}; `raw` is drawn as a faint line.
  */
 export class LineChart {
-  constructor(host, { name, format, log = false, empty }) {
+  constructor(host, { name, format, log = false }) {
     Object.assign(this, { host, name, format, log, at: null });
     this.legend = make("ul", { class: "legend" });
     this.plot = make("div", { class: "plot", tabindex: "0", role: "group", "aria-roledescription": "chart" });
@@ -77,7 +77,7 @@ export class LineChart {
     this.table = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${name}, all numbers` });
     this.details = make("details", {}, make("summary", {}, "Table"), this.table);
     this.details.addEventListener("toggle", () => this.#tabulate());
-    this.nothing = make("p", { class: "empty" }, empty);
+    this.nothing = make("p", { class: "empty" }, "Shown after two closed windows.");
     host.append(this.legend, this.plot, this.nothing, this.spoken, this.details);
     this.#listen();
     new ResizeObserver(() => this.#paint()).observe(host);
@@ -118,7 +118,7 @@ export class LineChart {
       svg.append(make("line", { class: "gridline", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }),
         make("text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, scale.format(tick)));
     }
-    const labels = Math.max(2, Math.min(7, Math.floor(inner.w / 90)));
+    const labels = Math.max(2, Math.min(7, this.x.length, Math.floor(inner.w / 90)));
     for (let label = 0; label < labels; label += 1) {
       const index = Math.round(((this.x.length - 1) * label) / (labels - 1));
       const anchor = label === 0 ? "start" : label === labels - 1 ? "end" : "middle";

@@ -44,9 +44,9 @@ function setText(id, text) {
 }
 
 const charts = {
-  regret: new LineChart($("chart-regret"), { name: "Regret per session", format: short, log: true, empty: "Shown after two closed windows." }),
-  revenue: new LineChart($("chart-revenue"), { name: "Revenue per window", format: short, empty: "Shown after two closed windows." }),
-  explore: new LineChart($("chart-explore"), { name: "Share of sessions exploring", format: axisPercent, empty: "Shown after two closed windows." }),
+  regret: new LineChart($("chart-regret"), { name: "Regret per session", format: short, log: true }),
+  revenue: new LineChart($("chart-revenue"), { name: "Revenue per window", format: short }),
+  explore: new LineChart($("chart-explore"), { name: "Share of exploring sessions", format: axisPercent }),
 };
 
 // ── parts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
