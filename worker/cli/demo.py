@@ -52,7 +52,7 @@ OPTIONS = (
         default=DEFAULTS.beta,
     ),
     Option(name="bonus", help="exploration bonus added to Q", choices=BONUSES, default=DEFAULTS.bonus),
-    Option(name="repeats", help="whether a session may show an arm twice", flag=True, default=DEFAULTS.repeats),
+    Option(name="repeats", help="repeated displays of an arm within a session", flag=True, default=DEFAULTS.repeats),
     Option(
         name="random-share",
         help="share of sessions served at random, for a later `adcascade evaluate`",
@@ -69,7 +69,7 @@ OPTIONS = (
     Option(name="record", help="log of all records of this run (.gz: compressed, -: standard output)", metavar="FILE"),
     Option(
         name="report",
-        help="folder of the report, or none [DIR/report with --state DIR, else a temporary folder]",
+        help="folder of the report, or none (default: DIR/report with --state DIR, else a temporary folder)",
         metavar="DIR",
     ),
     Option(
@@ -78,7 +78,9 @@ OPTIONS = (
         parse=integer(least=0, most=65535),
         default=0,
     ),
-    Option(name="speed", help="most seconds of event time per second [as fast as possible]", parse=number(above=0)),
+    Option(
+        name="speed", help="most seconds of event time per second (default: as fast as possible)", parse=number(above=0)
+    ),
     JSON,
 )
 

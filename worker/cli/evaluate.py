@@ -36,17 +36,23 @@ def confidence_level(text: str) -> float:
 
 #: Settings of the target; those of the policy that served by default.
 CHANGES: Final = (
-    Option(name="policy", help="policy to evaluate [the one that served]", choices=POLICIES),
-    Option(name="bonus", help="exploration bonus of the policy [as served]", choices=BONUSES),
-    Option(name="beta", help="amount of exploration: standard deviations, or theory [as served]", parse=beta),
-    Option(name="epsilon", help="share of random arms under epsilon-greedy [as served]", parse=number(least=0, most=1)),
+    Option(name="policy", help="policy to evaluate (default: the one that served)", choices=POLICIES),
+    Option(name="bonus", help="exploration bonus of the policy (default: as served)", choices=BONUSES),
+    Option(name="beta", help="amount of exploration: standard deviations, or theory (default: as served)", parse=beta),
+    Option(
+        name="epsilon",
+        help="share of random arms under epsilon-greedy (default: as served)",
+        parse=number(least=0, most=1),
+    ),
     Option(
         name="estimator",
-        help="estimator of the click model; the journal of the log is folded again with it [as served]",
+        help="estimator of the click model; the journal of the log is folded again with it (default: as served)",
         choices=ESTIMATORS,
     ),
     Option(
-        name="horizon", help="most displays in a session, no more than were served [as served]", parse=integer(least=1)
+        name="horizon",
+        help="most displays in a session, no more than were served (default: as served)",
+        parse=integer(least=1),
     ),
 )
 
@@ -64,7 +70,7 @@ OPTIONS = (
     ),
     Option(
         name="method",
-        help="estimator of the revenue; repeatable; exit 1 if one of them has no answer [all]",
+        help="estimator of the revenue; repeatable; exit 1 if one of them has no answer (default: all)",
         choices=tuple(METHODS),
         repeatable=True,
         default=(),
