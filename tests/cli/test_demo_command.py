@@ -1,4 +1,4 @@
-"""`adcascade demo` as people and machines call it."""
+"""`adcascade demo` on the command line."""
 
 from __future__ import annotations
 
@@ -39,23 +39,14 @@ def finish(settings: DemoSettings) -> Demo:
     return demo
 
 
-# ── for machines ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── machines ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_json_on_standard_output_is_alone_there_and_says_what_the_contract_asks_for(capsys):
+def test_json_on_standard_output_is_alone_there_and_complete(capsys):
     code, out, err = call(capsys, "--json", "-")
     numbers = json.loads(out)
     assert code == 0
-    assert set(numbers) >= {
-        "sessions",
-        "decisions",
-        "clicks",
-        "reward",
-        "oracle_reward",
-        "pseudo_regret",
-        "parameters_version",
-        "sha256",
-    }
+    assert set(numbers) >= {"sessions", "decisions", "clicks", "reward", "pseudo_regret", "parameters_version"}
     assert set(numbers["pseudo_regret"]) >= {"first_tenth", "last_tenth"}
     assert numbers["sessions"] > 30
     assert numbers["oracle_reward"] > numbers["served_reward"] > 0
@@ -86,7 +77,7 @@ def test_every_environment_runs_with_any_policy(capsys, environment, policy):
 
 
 @pytest.mark.parametrize("name", ["demo.log", "demo.log.gz"])
-def test_the_record_has_all_that_went_over_any_topic(capsys, tmp_path: Path, name):
+def test_the_log_has_the_records_of_every_topic(capsys, tmp_path: Path, name):
     file = tmp_path / name
     _, out, _ = call(capsys, "--record", str(file), "--json", "-", "--users", "60")
     numbers = json.loads(out)
@@ -98,19 +89,14 @@ def test_the_record_has_all_that_went_over_any_topic(capsys, tmp_path: Path, nam
     assert topics["ads.decisions"] == numbers["decisions"]
     assert topics["ads.dead-letters"] == sum(numbers["dead_letters"].values()) > 0
     assert topics["ads.episodes"] == 3
-    assert {decode_decision(line.record.value).position for line in lines if line.record.topic == "ads.decisions"} == {
-        1,
-        2,
-        3,
-        4,
-        5,
-    }
+    decisions = [decode_decision(line.record.value) for line in lines if line.record.topic == "ads.decisions"]
+    assert {decision.position for decision in decisions} == set(range(1, 6))
 
 
-# ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── people ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_summary_is_printed_and_a_pipe_sees_only_a_few_lines_more(capsys):
+def test_a_pipe_gets_the_summary_and_a_few_lines(capsys):
     code, out, err = call(capsys)
     assert code == 0
     assert out.startswith("adcascade demo: opposite, aucbbp, seed 0\n\nsessions")
@@ -133,7 +119,7 @@ class Page(HTMLParser):
         self.outside += [value for value in given.values() if value and re.match(r"(https?:)?//", value)]
 
 
-def test_the_report_is_one_page_with_its_pictures_inside(capsys, tmp_path: Path):
+def test_the_report_is_one_page_that_contains_its_plots(capsys, tmp_path: Path):
     code, out, _ = call(capsys, "--report", str(tmp_path / "report"))
     folder = tmp_path / "report"
     assert code == 0
@@ -148,7 +134,7 @@ def test_the_report_is_one_page_with_its_pictures_inside(capsys, tmp_path: Path)
     assert page.outside == []
 
 
-def test_with_a_state_folder_the_report_lies_in_it_and_the_current_folder_stays_clean(
+def test_with_a_state_folder_the_report_is_in_it_and_the_current_folder_stays_clean(
     capsys, tmp_path: Path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -158,7 +144,7 @@ def test_with_a_state_folder_the_report_lies_in_it_and_the_current_folder_stays_
     assert (tmp_path / "kept" / "report" / "report.html").exists()
 
 
-def test_without_matplotlib_there_is_a_report_without_pictures_that_says_why(capsys, tmp_path: Path, monkeypatch):
+def test_without_matplotlib_the_report_has_no_plots_and_names_the_package(capsys, tmp_path: Path, monkeypatch):
     for module in (report, sys.modules["worker.cli.demo"]):
         monkeypatch.setattr(module, "can_draw", lambda: False)
     code, out, _ = call(capsys, "--report", str(tmp_path))
@@ -191,7 +177,7 @@ def test_without_matplotlib_there_is_a_report_without_pictures_that_says_why(cap
         (("--partition", "3"), "unrecognized arguments"),
     ],
 )
-def test_wrong_input_is_one_line_and_nothing_is_written(capsys, tmp_path: Path, monkeypatch, arguments, message):
+def test_wrong_input_gives_one_line_and_writes_nothing(capsys, tmp_path: Path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     code = main(["demo", *arguments])
@@ -213,7 +199,7 @@ def test_a_state_folder_of_another_demo_is_refused_before_a_log_is_overwritten(c
     assert log.read_text() == "precious"
 
 
-# ── a process of its own ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── as a process ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -227,12 +213,12 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for(running: subprocess.Popen[str], beginning: str) -> str:
-    """Read what the process says until a line begins like this."""
+    """Read the lines of the process until one begins like this."""
     assert running.stderr is not None
     for line in running.stderr:
         if line.startswith(beginning):
             return line
-    raise AssertionError(f"it ended without saying {beginning!r}")
+    raise AssertionError(f"no line began with {beginning!r}")
 
 
 def scraped(url: str) -> dict[str, float]:
@@ -244,7 +230,7 @@ def scraped(url: str) -> dict[str, float]:
         return dict(sums)
 
 
-def test_metrics_are_served_while_it_runs_and_ctrl_c_ends_it_with_the_summary_so_far():
+def test_metrics_are_served_during_the_run_and_ctrl_c_ends_it_with_a_summary():
     with process("--episodes", "40", "--users", "20", "--speed", "400", "--json", "-") as running:
         url = wait_for(running, "metrics: ").split()[1]
         early = scraped(url)
@@ -262,7 +248,7 @@ def test_metrics_are_served_while_it_runs_and_ctrl_c_ends_it_with_the_summary_so
     assert 8 <= numbers["episodes"] < 40
 
 
-def test_a_kill_in_the_middle_costs_nothing(capsys, tmp_path: Path):
+def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Path):
     settings = DemoSettings(users=30, episodes=12)
     arguments = ("--episodes", "12", "--users", "30", "--state", str(tmp_path / "kept"))
     with process(*arguments, "--speed", "200") as running:

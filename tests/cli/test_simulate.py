@@ -1,10 +1,7 @@
 import json
-import subprocess
-import sys
 
 import pytest
 
-from worker.cli import simulate
 from worker.cli.main import main
 
 QUICK = ["simulate", "--episodes", "6", "--seeds", "2", "--jobs", "1", "--dim", "2", "--arms", "4", "--horizon", "3"]
@@ -34,7 +31,7 @@ def test_json_on_standard_output_is_alone_there(capsys):
     assert result["settings"]["policy"] == ["ucbbp", "greedy"]
 
 
-def test_a_table_for_people_has_a_line_per_policy_and_number_of_users(capsys):
+def test_the_table_has_a_line_per_policy_and_number_of_users(capsys):
     code, out, _ = call(capsys, "--policy", "random", "--users", "5", "--users", "9", "--environment", "rare")
     assert code == 0
     assert out.startswith("rare: d = 2, K = 4, H = 3, T = 6")
@@ -115,7 +112,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_input_is_one_line_exit_2_and_nothing_written(capsys, tmp_path, monkeypatch, wrong):
+def test_wrong_input_gives_one_line_and_exit_2_and_writes_nothing(capsys, tmp_path, monkeypatch, wrong):
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, "--json", "runs.json", *wrong.split())
     assert code == 2
@@ -126,25 +123,16 @@ def test_wrong_input_is_one_line_exit_2_and_nothing_written(capsys, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_matplotlib_one_line_says_what_to_install(capsys, tmp_path, monkeypatch):
+def test_without_matplotlib_one_line_names_the_package_to_install(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("worker.simulation.plots.importlib.util.find_spec", lambda name: None)
     code, out, err = call(capsys, "--plot", str(tmp_path / "regret.png"))
     assert (code, out) == (1, "")
     assert err == "adcascade: plots need matplotlib: pip install 'adcascade[lab]'\n"
 
 
-def test_options_come_from_the_environment_and_from_a_file_too(capsys, tmp_path, monkeypatch):
+def test_options_may_come_from_the_environment_and_from_a_file(capsys, tmp_path, monkeypatch):
     config = tmp_path / "lab.toml"
     config.write_text('[simulate]\npolicy = ["greedy", "random"]\nridge = 2.5\nusers = 7\n')
     monkeypatch.setenv("ADCASCADE_RIDGE", "3.5")
     settings = json.loads(call(capsys, "--config", str(config), "--json", "-")[1])["settings"]
     assert (settings["policy"], settings["users"], settings["ridge"]) == (["greedy", "random"], [7], 3.5)
-
-
-def test_help_shows_examples_and_every_default():
-    shown = subprocess.run(
-        [sys.executable, "-m", "worker", "simulate", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert "adcascade simulate --environment rare" in shown
-    for option in simulate.OPTIONS:
-        assert f"--{option.name}" in shown

@@ -1,4 +1,4 @@
-"""What must hold under faults (reliability.md), on the embedded runner: rows 1–3, 5, 6 and 11–13."""
+"""The embedded runner under faults: disorder, duplicates, crashes, poison, forged feedback."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from worker.stream.events import Command
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Record, Tally
 
+Golden = tuple[list[Sent], str, int]
 SECRET = Secret(b"a secret of enough bytes")
 
 
@@ -33,8 +34,8 @@ def run(sent: list[Sent], *, partitions: int = 4, live: bool = False, **more: An
 
 
 @pytest.fixture(scope="module")
-def golden() -> tuple[list[Sent], str, int]:
-    """An undisturbed run: what was sent, and the hash and number of the last version."""
+def golden() -> Golden:
+    """An undisturbed run: the records sent, and hash and number of the last version."""
     runner = Embedded(settings(), ARMS, partitions=4)
     sent = deliver(runner, arrivals(300, seconds=60), live=True)
     finish(runner)
@@ -62,11 +63,11 @@ def untidy(sent: list[Sent], seed: int) -> list[Sent]:
     return moved + [replace(one, at=one.at + delay) for one, delay in zip(twice, again, strict=True)]
 
 
-# ── 1, 2, 5: order, repetition, partitions, accounting ───────────────────────────────────────────────────────────────
+# ── order, repetition, partitions, accounting ────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_disorder_and_duplicates_leave_one_hash(golden: tuple[list[Sent], str, int], seed: int) -> None:
+def test_disorder_and_duplicates_leave_one_hash(golden: Golden, seed: int) -> None:
     sent, sha256, _ = golden
     runner = run(untidy(sent, seed), partitions=1 + seed % 5)
     assert runner.versions.newest.sha256 == sha256
@@ -76,18 +77,18 @@ def test_disorder_and_duplicates_leave_one_hash(golden: tuple[list[Sent], str, i
 
 
 @pytest.mark.parametrize("partitions", [1, 4, 12])
-def test_the_number_of_partitions_leaves_one_hash(golden: tuple[list[Sent], str, int], partitions: int) -> None:
+def test_the_number_of_partitions_leaves_one_hash(golden: Golden, partitions: int) -> None:
     sent, sha256, version = golden
     newest = run(sent, partitions=partitions).versions.newest
     assert (newest.sha256, newest.version) == (sha256, version)
 
 
-def test_the_size_of_batches_leaves_one_hash(golden: tuple[list[Sent], str, int]) -> None:
+def test_the_size_of_batches_leaves_one_hash(golden: Golden) -> None:
     sent, sha256, _ = golden
     assert run(sent, batch=1).versions.newest.sha256 == sha256
 
 
-# ── 3: the model is never corrupt ────────────────────────────────────────────────────────────────────────────────────
+# ── the model is never corrupt ───────────────────────────────────────────────────────────────────────────────────────
 
 numbers = st.one_of(
     st.sampled_from([0.0, -0.0, 1e-300, 5e-324, 1e300, -1e300, float("inf"), float("nan"), 577.0, -577.0, 1.0]),
@@ -101,7 +102,7 @@ numbers = st.one_of(
     estimator=st.sampled_from(["laplace", "newton", "paper"]),
     same=st.booleans(),
 )
-def test_no_input_makes_a_version_that_is_not_finite_or_not_definite(
+def test_every_version_is_finite_and_positive_definite_whatever_the_input(
     contexts: list[list[float]], estimator: str, same: bool
 ) -> None:
     runner = Embedded(settings(estimator=estimator, window=2 * SECOND), ARMS, partitions=2)
@@ -125,13 +126,13 @@ def test_no_input_makes_a_version_that_is_not_finite_or_not_definite(
     balanced(runner.tally, runner)
 
 
-# ── 6: poison ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── poison ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def poison(count: int) -> Iterator[tuple[str, bytes | None]]:
     """Bad records of every kind."""
     good = {"session_id": "p", "occurred_at": START, "context": [0.0, 0.0, 0.0]}
-    heard = {"session_id": "user-0-0", "occurred_at": START, "position": 1, "arm": "ad-0", "clicked": True}
+    feedback = {"session_id": "user-0-0", "occurred_at": START, "position": 1, "arm": "ad-0", "clicked": True}
     kinds: list[tuple[str, bytes | None]] = [
         ("arrivals", None),
         ("arrivals", b""),
@@ -146,17 +147,19 @@ def poison(count: int) -> Iterator[tuple[str, bytes | None]]:
         ("arrivals", b'{"session_id":"p","occurred_at":1,"context":[NaN,0,0]}'),
         ("clicks", None),
         ("clicks", b"null"),
-        ("clicks", orjson.dumps({**heard, "position": 0})),
-        ("clicks", orjson.dumps({**heard, "position": 99})),
-        ("clicks", orjson.dumps({**heard, "arm": "no such ad"})),
-        ("clicks", orjson.dumps({**heard, "clicked": "yes"})),
-        ("clicks", orjson.dumps({**heard, "occurred_at": START * 2})),
+        ("clicks", orjson.dumps({**feedback, "position": 0})),
+        ("clicks", orjson.dumps({**feedback, "position": 99})),
+        ("clicks", orjson.dumps({**feedback, "arm": "no such ad"})),
+        ("clicks", orjson.dumps({**feedback, "clicked": "yes"})),
+        ("clicks", orjson.dumps({**feedback, "occurred_at": START * 2})),
     ]
     for i in range(count):
         yield kinds[i % len(kinds)]
 
 
-def test_poison_costs_one_dead_letter_each_and_nothing_else(golden: tuple[list[Sent], str, int]) -> None:
+def test_every_unusable_record_becomes_one_dead_letter_and_changes_nothing_else(
+    golden: Golden,
+) -> None:
     sent, sha256, _ = golden
     letters: list[bytes | None] = []
 
@@ -176,15 +179,15 @@ def test_poison_costs_one_dead_letter_each_and_nothing_else(golden: tuple[list[S
     balanced(runner.tally, runner)
 
 
-# ── 2, 11: restarts at any write ─────────────────────────────────────────────────────────────────────────────────────
+# ── restarts at any write ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Crash(Exception):  # noqa: N818
-    """The process is gone."""
+    """The process is killed."""
 
 
 class FragileState(StateFolder):
-    """Dies before or after a commit, as often as it is told to."""
+    """Raises `Crash` before or after the commit of a given number."""
 
     def __init__(self, path: Path, crash_at: int, after: bool) -> None:
         self._left, self._after = 10**9, after
@@ -201,14 +204,12 @@ class FragileState(StateFolder):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(
-    golden: tuple[list[Sent], str, int], tmp_path: Path, seed: int
-) -> None:
+def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(golden: Golden, tmp_path: Path, seed: int) -> None:
     sent, sha256, version = golden
     generator = np.random.default_rng(seed)
     crashes = 0
     while True:
-        # Whatever had no answer is sent again: here everything of the last seconds.
+        # Records without an answer are sent again: here all of the last seconds.
         crash_at = int(generator.integers(1, 30)) if crashes < 12 else 10**9
         state = FragileState(tmp_path, crash_at, bool(generator.integers(2)))
         try:
@@ -227,9 +228,7 @@ def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 2)])
-def test_sessions_and_parameters_survive_a_restart(
-    golden: tuple[list[Sent], str, int], tmp_path: Path, before: int, after: int
-) -> None:
+def test_sessions_and_parameters_survive_a_restart(golden: Golden, tmp_path: Path, before: int, after: int) -> None:
     sent, sha256, _ = golden
     half = START + 30 * SECOND
     with StateFolder(tmp_path) as state:
@@ -247,7 +246,7 @@ def test_sessions_and_parameters_survive_a_restart(
         balanced(second.tally, second)
 
 
-# ── 12: always serves ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── always serves ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def answered(runner: Embedded, sent: list[Sent]) -> set[str]:
@@ -281,7 +280,7 @@ def test_every_arrival_is_answered_while_learning_is_frozen_or_dead() -> None:
     assert len(answered(runner, late)) == 40
 
 
-# ── 13: forged feedback ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── forged feedback ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_forged_feedback_does_not_train_the_model() -> None:

@@ -32,7 +32,7 @@ def settings(**changes: Any) -> LearningSettings:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Sent:
-    """A record and when it is delivered."""
+    """A record and the time of its delivery."""
 
     at: int
     topic: str = field(compare=False)
@@ -41,7 +41,7 @@ class Sent:
 
 
 def arrivals(count: int, *, seconds: int, seed: int = 0) -> list[Sent]:
-    """Users spread over some seconds."""
+    """Return the arrivals of users over some seconds."""
     generator = np.random.default_rng(seed)
     sent = []
     for i, at in enumerate(np.sort(generator.integers(0, seconds * SECOND, count)).tolist()):
@@ -54,7 +54,7 @@ def arrivals(count: int, *, seconds: int, seed: int = 0) -> list[Sent]:
 
 
 def answers(decision: dict[str, Any], context: Sequence[float]) -> list[Sent]:
-    """What the user of a first decision does with the whole slate: passes, then perhaps a click, or walks away."""
+    """Return the answers of a user to the slate of a first decision: passes, then a click or none."""
     generator = np.random.default_rng(list(decision["session_id"].encode()))
     sent, at = [], decision["arrived_at"]
     for position, arm in enumerate(decision["slate"], start=1):
@@ -77,9 +77,9 @@ def answers(decision: dict[str, Any], context: Sequence[float]) -> list[Sent]:
 
 
 def deliver(runner: Embedded, sent: Sequence[Sent], *, until: int | None = None, live: bool = False) -> list[Sent]:
-    """Deliver records in the order of their times, a second at a time; return all that was sent.
+    """Deliver records in the order of their times, a second at a time; return all records delivered.
 
-    With `live`, users answer the decisions that come out; without, the records are all there is.
+    With `live`, users also answer the decisions.
     """
     queue = sorted(sent)
     contexts = {one.session: orjson.loads(one.value)["context"] for one in queue if live and one.topic == "arrivals"}
@@ -108,7 +108,7 @@ def deliver(runner: Embedded, sent: Sequence[Sent], *, until: int | None = None,
 
 
 def finish(runner: Embedded) -> None:
-    """Let time pass until every window is closed and every session forgotten."""
+    """Advance until every window is closed and every session has expired."""
     configured = runner.versions.newest.settings
     runner.advance(runner.time + configured.window + configured.session_timeout + 2 * configured.lateness + 2 * SECOND)
     runner.advance(runner.time + SECOND)

@@ -1,4 +1,4 @@
-"""What the paper claims of its algorithms, and what docs/math.md claims of the paper, on few seeds."""
+"""The claims of the paper about its algorithms, and of docs/math.md about the paper, on few seeds."""
 
 from functools import cache
 
@@ -42,7 +42,7 @@ def test_context_averaged_regret_falls_with_the_number_of_users(policy):
     assert some > 1.5 * many
 
 
-def test_context_averaged_regret_of_epsilon_greedy_does_not():
+def test_context_averaged_regret_of_epsilon_greedy_does_not_fall():
     few, some, many = context_averaged("epsilon-greedy", "uniform")
     assert few < 1.25 * some < 1.5 * many
 
@@ -53,19 +53,19 @@ def test_epsilon_greedy_reaches_a_plateau():
     assert late > 3 * regrets("ucbbp")[:, 100:].mean()
 
 
-def test_the_update_as_printed_is_biased_and_pays_for_ever():
+def test_the_update_as_printed_is_biased_and_its_regret_never_ends():
     printed, right = (regrets("ucbbp", environment="opposite", estimator=name) for name in ("paper", "laplace"))
     assert printed.sum(axis=1).mean() > 3 * right.sum(axis=1).mean()
     assert printed[:, -50:].mean() > 5 * right[:, -50:].mean()
 
 
-def test_the_radius_of_the_theorem_explores_for_ever():
+def test_with_the_radius_of_the_theorem_exploration_never_ends():
     wide, tuned = regrets("ucbbp", beta="theory"), regrets("ucbbp")
     assert wide[:, -50:].mean() > 0.7 * wide[:, 50:100].mean()
     assert wide[:, -50:].mean() > 10 * tuned[:, -50:].mean()
 
 
-def test_the_estimate_of_the_printed_update_stays_short_of_the_truth():
+def test_the_estimate_of_the_printed_update_is_shrunk():
     task = ExperimentTask(policy="ucbbp", users=50, seed=200)
     printed, right = (
         run_task(ExperimentSettings(episodes=EPISODES, estimator=name), task) for name in ("paper", "laplace")

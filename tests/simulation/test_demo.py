@@ -1,4 +1,4 @@
-"""The demo: accounts that agree with the learner's, runs that can be repeated and resumed to the bit."""
+"""The demo: its accounts agree with the learner's, and runs can be repeated and resumed to the bit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from worker.metrics import imbalances
 from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.demo.summary import summary, summary_table
+from worker.simulation.poison import KINDS
 from worker.simulation.users import TIDY, Habits
 from worker.simulation.worth import tenths
 from worker.stream.events import ArmChange
@@ -38,7 +39,7 @@ def golden() -> Demo:
 # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_window_is_closed_with_a_version_and_an_account(golden):
+def test_every_window_has_a_version_and_an_account(golden):
     assert [row.index for row in golden.rows] == list(range(6))
     assert [row.episode.version for row in golden.rows] == list(range(1, 7))
     assert golden.parameters.version == 6
@@ -46,7 +47,7 @@ def test_every_window_is_closed_with_a_version_and_an_account(golden):
 
 @pytest.mark.parametrize("habits", [TIDY, UNTIDY], ids=["tidy", "untidy"])
 @pytest.mark.parametrize("repeats", [True, False], ids=["repeats", "no-repeats"])
-def test_the_learner_learns_exactly_what_the_users_did(habits, repeats):
+def test_the_learner_counts_exactly_the_answers_of_the_users(habits, repeats):
     demo = finish(Demo(DemoSettings(users=40, episodes=4, repeats=repeats, seed=3), habits=habits))
     for row in demo.rows:
         assert row.episode.sessions == row.score.sessions
@@ -61,34 +62,19 @@ def test_the_accounts_balance_after_every_second_of_an_untidy_run():
     while not demo.finished:
         demo.step()
         parked = sum(task.parked for task in demo.embedded.tasks)
-        assert imbalances(demo.embedded.tally, demo.open_sessions, parked) == {
-            "arrivals": 0,
-            "sessions": 0,
-            "feedback": 0,
-        }
+        assert set(imbalances(demo.embedded.tally, demo.open_sessions, parked).values()) == {0}
     tally = demo.embedded.tally
     assert min(tally.repeated, tally.redundant, tally.dead_arrivals, tally.dead_feedback, tally.ended.total()) > 0
 
 
-def test_poison_of_every_kind_ends_in_the_dead_letters_and_teaches_nothing():
-    habits = Habits(poison=1.0)
-    poisoned = finish(Demo(DemoSettings(users=60, episodes=3), habits=habits))
-    assert set(poisoned.dead_letters) >= {
-        "undecodable",
-        "invalid",
-        "too-large",
-        "dimension",
-        "norm",
-        "future",
-        "position",
-        "unknown-arm",
-        "session-reused",
-    }
+def test_poison_of_every_kind_becomes_dead_letters_and_does_not_change_the_parameters():
+    poisoned = finish(Demo(DemoSettings(users=60, episodes=3), habits=Habits(poison=1.0)))
+    assert set(poisoned.dead_letters) >= set(KINDS)
     clean = finish(Demo(DemoSettings(users=60, episodes=3), habits=Habits(poison=0.0)))
     assert poisoned.parameters.sha256 == clean.parameters.sha256
 
 
-def test_nobody_beats_the_oracle_in_expectation(golden):
+def test_the_regret_is_never_negative(golden):
     assert all(row.score.regret >= -1e-9 for row in golden.rows)
 
 
@@ -101,13 +87,8 @@ def test_the_same_settings_give_the_same_run(golden):
     assert summary(again) == summary(golden)
 
 
-def test_another_seed_gives_another_run(golden):
-    other = finish(Demo(DemoSettings(users=40, episodes=6, seed=1)))
-    assert other.parameters.sha256 != golden.parameters.sha256
-
-
 @pytest.mark.parametrize("partitions", [1, 3, 12])
-def test_the_number_of_partitions_changes_nothing(golden, partitions):
+def test_the_result_does_not_depend_on_the_number_of_partitions(golden, partitions):
     demo = finish(Demo(DemoSettings(users=40, episodes=6, partitions=partitions)))
     assert demo.parameters.sha256 == golden.parameters.sha256
     assert demo.rows == golden.rows
@@ -119,7 +100,7 @@ class KilledError(Exception):
 
 @contextmanager
 def dying_at(state: StateFolder, commits: int) -> Iterator[None]:
-    """Let the process die instead of making a transaction durable."""
+    """Kill the process instead of making a transaction durable."""
     commit, left = state.commit, commits
 
     def maybe() -> None:
@@ -134,7 +115,7 @@ def dying_at(state: StateFolder, commits: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_that_dies_anywhere_and_goes_on_ends_like_one_that_never_died(golden, tmp_path: Path, seed):
+def test_a_run_killed_anywhere_ends_like_one_that_was_never_killed(golden, tmp_path: Path, seed):
     chance = random.Random(seed)
     deaths = 0
     finished = False
@@ -186,7 +167,7 @@ def test_a_folder_with_another_demo_is_refused(tmp_path: Path, other, message):
         Demo(DemoSettings(**{"users": 20, "episodes": 1, **other}), state=state)
 
 
-def test_a_folder_with_something_else_is_refused(tmp_path: Path):
+def test_a_folder_without_a_demo_is_refused(tmp_path: Path):
     zero = Parameters.first(LearningSettings(dim=5), (Arm(arm="a", reward=1.0),))
     with StateFolder(tmp_path) as state:
         state.put_parameters(0, encode_parameters(zero), kept=8, needed=0)
@@ -209,12 +190,12 @@ def test_an_arm_added_from_outside_is_served_and_never_clicked(tmp_path: Path):
     [Habits(held_up=4_500), Habits(look=(500, 900)), Habits(patience=59_000)],
     ids=["late", "hasty", "patient"],
 )
-def test_habits_that_the_clock_of_the_demo_cannot_follow_are_refused(habits):
+def test_habits_that_do_not_fit_the_times_of_the_learner_are_refused(habits):
     with pytest.raises(InputError):
         Demo(SMALL, habits=habits)
 
 
-# ── what comes of it ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── summary ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_tenths_are_at_least_one_window(golden):
@@ -236,21 +217,21 @@ def test_the_summary_is_the_sum_of_the_windows(golden):
     assert max(map(len, summary_table(numbers, 1.0).splitlines())) <= 80
 
 
-def test_a_run_that_has_hardly_begun_can_be_summed_up():
+def test_a_run_without_episodes_has_a_summary():
     demo = Demo(SMALL)
     demo.step()
     assert summary(demo)["sessions"] == 0
     assert "sessions" in summary_table(summary(demo), 0.0)
 
 
-def test_a_policy_without_a_budget_is_not_measured_against_one():
+def test_a_policy_without_a_budget_has_no_explored_ratio():
     numbers = summary(finish(Demo(DemoSettings(users=20, episodes=1, policy="greedy"))))
     assert numbers["explored"]["ratio"] is None
     assert "no budget" in summary_table(numbers, 1.0)
 
 
 @pytest.mark.slow
-def test_the_demo_learns_to_earn_what_the_oracle_does_and_keeps_to_its_budget():
+def test_the_demo_approaches_the_revenue_of_the_oracle_within_its_budget():
     numbers = summary(finish(Demo(DemoSettings(episodes=60))))
     assert numbers["revenue_share"]["last_tenth"] >= 0.97
     assert numbers["revenue_share"]["first_tenth"] < 0.9

@@ -27,7 +27,7 @@ def test_opposite_has_dear_unlikely_ads(seed, dim, arms):
 
 
 @given(seed=seeds, arms=sizes)
-def test_uniform_and_rare_keep_their_revenues_in_range(seed, arms):
+def test_revenues_of_uniform_and_rare_are_in_range(seed, arms):
     uniform, rare = world("uniform", seed, arms=arms), world("rare", seed, arms=arms)
     assert ((uniform.rewards >= 0.5) & (uniform.rewards <= 1)).all()
     assert ((rare.rewards >= 0.1) & (rare.rewards <= 1)).all()
@@ -71,14 +71,14 @@ def test_a_session_ends_at_its_first_click():
     assert seen.tolist() == [2, 3, 2]
 
 
-def test_clicks_come_as_often_as_the_model_says():
+def test_the_click_rate_is_that_of_the_model():
     made = world("opposite", dim=2, arms=2)
     contexts = np.tile([0.3, -0.7], (40_000, 1))
     clicked, _ = made.answers(contexts, np.ones((40_000, 1), dtype=np.intp), Chance.of(0).clicks.random((40_000, 1)))
     assert (clicked == 0).mean() == pytest.approx(made.truth.probabilities(contexts[:1])[0, 1], rel=0.1)
 
 
-def test_a_world_that_does_not_exist_is_refused():
+def test_an_unknown_or_empty_world_is_refused():
     with pytest.raises(InputError, match="unknown environment 'mars'"):
         world("mars")
     with pytest.raises(InputError, match="at least one arm"):

@@ -1,4 +1,4 @@
-"""Simulated users in real time, without a broker: a made-up worker answers at once, with one slate for everybody."""
+"""Simulated users in real time, without a broker: a fake worker answers at once, with one slate for all."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ TIDY = TrafficSettings(duplicates=0.0, silence=0.0, poison=0.0, prefetching=0.0,
 NAMES = [arm.arm for arm in TIDY.world().catalogue()]
 
 
+def flat_out(sessions: int, **changes: Any) -> Traffic:
+    return Traffic(replace(TIDY, rate=None, sessions=sessions, **changes), now=START)
+
+
 def milliseconds(count: float) -> int:
     return round(count * NANOSECONDS)
 
@@ -54,8 +58,8 @@ def decision(session_id: str, position: int, slate: Sequence[str], tokens: Seque
     )
 
 
-class Answering:
-    """Serves the same slate to everybody, as the worker does: the next position after every pass."""
+class FakeWorker:
+    """Serves the same slate to all; like the worker, it decides the next position after every pass."""
 
     def __init__(self, slate: Sequence[str]) -> None:
         self.slate = slate
@@ -72,7 +76,7 @@ class Answering:
         return values
 
 
-def play(traffic: Traffic, worker: Answering, *, step: float = 10, most: int = 100_000) -> int:
+def play(traffic: Traffic, worker: FakeWorker, *, step: float = 10, most: int = 100_000) -> int:
     """Let time pass until the traffic is finished; return the time."""
     now = START
     for _ in range(most):
@@ -84,7 +88,7 @@ def play(traffic: Traffic, worker: Answering, *, step: float = 10, most: int = 1
     raise AssertionError("the traffic does not end")
 
 
-def feedback(worker: Answering) -> dict[str, list[dict[str, Any]]]:
+def feedback(worker: FakeWorker) -> dict[str, list[dict[str, Any]]]:
     by_session = defaultdict(list)
     for event in worker.records:
         if "clicked" in event:
@@ -92,10 +96,10 @@ def feedback(worker: Answering) -> dict[str, list[dict[str, Any]]]:
     return by_session
 
 
-# ── coming ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── arrivals ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_users_come_at_their_rate_whether_they_are_served_or_not() -> None:
+def test_users_arrive_at_their_rate_whether_they_are_served_or_not() -> None:
     traffic = Traffic(replace(TIDY, rate=200.0), now=START)
     came = [len(traffic.due(START + milliseconds(time))) for time in range(0, 10_000, 10)]
     assert 1_850 < sum(came) < 2_150
@@ -111,14 +115,14 @@ def test_arrivals_carry_the_time_at_which_they_are_sent() -> None:
             assert 0 <= now // NANOSECONDS - orjson.loads(record.value)["occurred_at"] < 5 + PERIOD
 
 
-def test_flat_out_no_more_wait_than_are_allowed() -> None:
+def test_flat_out_the_number_of_waiting_sessions_is_limited() -> None:
     settings = replace(TIDY, rate=None, waiting=300)
     traffic = Traffic(settings, now=START)
     for time in range(50):
         traffic.due(START + milliseconds(time))
     first = traffic.waiting
-    assert 300 <= first < 300 + 300  # a cohort is not torn apart
-    worker = Answering(NAMES[:5])
+    assert 300 <= first < 300 + 300  # cohorts enter whole
+    worker = FakeWorker(NAMES[:5])
     traffic = Traffic(settings, now=START)
     for time in range(50):
         now = START + milliseconds(time)
@@ -129,28 +133,28 @@ def test_flat_out_no_more_wait_than_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 300.0])
-def test_exactly_so_many_sessions_come(rate: float | None) -> None:
+def test_the_number_of_sessions_is_exact(rate: float | None) -> None:
     traffic = Traffic(replace(TIDY, rate=rate, sessions=777), now=START)
-    worker = Answering(NAMES[:5])
+    worker = FakeWorker(NAMES[:5])
     play(traffic, worker)
     assert traffic.counts.sessions == traffic.counts.decided == 777
     assert len({event["session_id"] for event in worker.records}) == 777
     assert done(traffic, 0.0) == 1.0
 
 
-def test_nobody_comes_after_the_duration() -> None:
+def test_no_user_arrives_after_the_duration() -> None:
     traffic = Traffic(replace(TIDY, rate=100.0, duration=2_000), now=START)
-    end = play(traffic, Answering(NAMES[:5]))
+    end = play(traffic, FakeWorker(NAMES[:5]))
     assert 2_000 <= (end - START) / NANOSECONDS < 2_500
     assert 150 < traffic.counts.sessions < 250
 
 
-def test_two_crowds_never_share_a_session() -> None:
+def test_two_runs_never_share_a_session_id() -> None:
     ids = [{record.key for record in Traffic(replace(TIDY, rate=None), now=START + t).due(START)} for t in (0, 10**6)]
     assert not ids[0] & ids[1]
 
 
-def test_what_this_process_was_too_late_for_is_left_out_and_told() -> None:
+def test_users_that_a_slow_process_missed_are_skipped_and_counted() -> None:
     traffic = Traffic(replace(TIDY, rate=1_000.0), now=START)
     traffic.due(START)
     late = len(traffic.due(START + milliseconds(60_000)))
@@ -158,13 +162,13 @@ def test_what_this_process_was_too_late_for_is_left_out_and_told() -> None:
     assert 57_000 < traffic.counts.skipped <= 60_000 - MOST_BEHIND + PERIOD
 
 
-# ── answering ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("prefetching", [0.0, 0.5])
 def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=500, prefetching=prefetching), now=START)
-    worker = Answering(NAMES[:5])
+    traffic = flat_out(500, prefetching=prefetching)
+    worker = FakeWorker(NAMES[:5])
     play(traffic, worker)
     clicks = 0
     for events in feedback(worker).values():
@@ -177,9 +181,9 @@ def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> N
     assert traffic.forsaken == 0
 
 
-def test_what_is_earned_is_what_the_clicks_are_worth_second_copies_not_counted() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=400, duplicates=0.5), now=START)
-    worker = Answering(NAMES[:5])
+def test_revenue_counts_each_click_once() -> None:
+    traffic = flat_out(400, duplicates=0.5)
+    worker = FakeWorker(NAMES[:5])
     play(traffic, worker)
     rewards = {arm.arm: arm.reward for arm in traffic.settings.world().catalogue()}
     clicked = {name: events for name, events in feedback(worker).items() if any(e["clicked"] for e in events)}
@@ -189,8 +193,8 @@ def test_what_is_earned_is_what_the_clicks_are_worth_second_copies_not_counted()
     assert traffic.counts.events > 1.3 * 400 * 2
 
 
-def test_tokens_are_sent_back_with_the_position_they_are_for() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=100, prefetching=1.0), now=START)
+def test_answers_carry_the_token_of_their_position() -> None:
+    traffic = flat_out(100, prefetching=1.0)
     arms = NAMES[:5]
     tokens = [f"token-{arm}" for arm in arms]
     keys = {record.key.decode() for record in traffic.due(START)}
@@ -200,8 +204,8 @@ def test_tokens_are_sent_back_with_the_position_they_are_for() -> None:
     assert all(answer["token"] == f"token-{answer['arm']}" for answer in answers)
 
 
-def test_a_decision_that_comes_again_is_not_answered_again() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=50), now=START)
+def test_a_repeated_decision_is_not_answered_again() -> None:
+    traffic = flat_out(50)
     arms = NAMES[:5]
     values = [decision(record.key.decode(), 1, arms) for record in traffic.due(START)]
     traffic.receive(values, START)
@@ -212,30 +216,30 @@ def test_a_decision_that_comes_again_is_not_answered_again() -> None:
     assert sent == traffic.counts.decided == 50
 
 
-def test_users_look_for_as_long_as_they_are_said_to() -> None:
+def test_users_look_at_displays_for_the_time_set() -> None:
     traffic = Traffic(replace(TIDY, rate=None, sessions=200, look=(1_000, 2_000)), now=START)
     arms = NAMES[:5]
     traffic.receive([decision(record.key.decode(), 1, arms) for record in traffic.due(START)], START)
     assert traffic.due(START + milliseconds(999)) == []
-    assert len(traffic.due(START + milliseconds(2_000))) > 190  # a few leave without a word
+    assert len(traffic.due(START + milliseconds(2_000))) > 190  # a few leave without an answer
 
 
-def test_silent_users_say_nothing_and_their_sessions_end() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=100, silence=1.0), now=START)
-    play(traffic, Answering(NAMES[:5]))
+def test_silent_users_send_only_their_arrival() -> None:
+    traffic = flat_out(100, silence=1.0)
+    play(traffic, FakeWorker(NAMES[:5]))
     assert traffic.counts.records == {"arrivals": 100, "clicks": 0}
     assert traffic.counts.decided == 100
 
 
 def test_an_empty_slate_ends_a_session() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=10), now=START)
+    traffic = flat_out(10)
     traffic.receive([decision(record.key.decode(), 1, ()) for record in traffic.due(START)], START)
     assert traffic.finished
     traffic.settle(START)
     assert traffic.worth.served == 0 < traffic.worth.oracle
 
 
-def test_untidy_users_are_untidy() -> None:
+def test_untidy_users_send_late_repeated_and_unusable_records() -> None:
     traffic = Traffic(replace(TIDY, rate=500.0, sessions=2_000, duplicates=0.2, poison=0.1, disorder=1_000), now=START)
     times: Counter[bool] = Counter()
     bad = 0
@@ -248,7 +252,7 @@ def test_untidy_users_are_untidy() -> None:
                 bad += record.topic == "arrivals"
                 continue
             seen.add(record.key)
-            event = orjson.loads(record.value)  # the first record of a user is never a spoilt one
+            event = orjson.loads(record.value)  # the first record of a user is never poison
             times[now // NANOSECONDS - event["occurred_at"] > 2 * PERIOD] += 1
             traffic.receive([decision(event["session_id"], 1, arms)], now)
         now += milliseconds(10)
@@ -256,19 +260,19 @@ def test_untidy_users_are_untidy() -> None:
     assert bad > 300
 
 
-# ── waiting in vain ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── no decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_without_decisions_nobody_waits_for_ever() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=20), now=START)
+def test_traffic_without_decisions_stalls() -> None:
+    traffic = flat_out(20)
     traffic.due(START)
     assert not traffic.stalled(START + milliseconds(GRACE))
     assert traffic.stalled(START + milliseconds(GRACE + 1))
     assert not traffic.finished
 
 
-def test_sessions_without_a_decision_are_given_up_and_counted() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=40), now=START)
+def test_sessions_without_a_decision_expire_and_are_counted() -> None:
+    traffic = flat_out(40)
     arms = NAMES[:5]
     values = [decision(record.key.decode(), 1, arms) for record in traffic.due(START)]
     traffic.receive(values[:10], START)
@@ -280,7 +284,7 @@ def test_sessions_without_a_decision_are_given_up_and_counted() -> None:
     assert traffic.finished
 
 
-# ── what it was worth ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── worth ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
@@ -311,25 +315,25 @@ def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
             assert worth.regret > 0.1 * worth.oracle
 
 
-def test_an_arm_that_the_world_does_not_know_is_worth_nothing() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=30), now=START)
+def test_an_unknown_arm_is_worth_nothing() -> None:
+    traffic = flat_out(30)
     traffic.receive([decision(r.key.decode(), 1, ["stranger"]) for r in traffic.due(START)], START)
     traffic.settle(START)
     assert traffic.worth.served == 0.0
     assert traffic.worth.sessions == 30
 
 
-def test_delays_are_measured_from_sending_to_hearing() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=100), now=START)
+def test_latency_is_measured_from_sending_to_receiving() -> None:
+    traffic = flat_out(100)
     values = [decision(r.key.decode(), 1, NAMES) for r in traffic.due(START)]
     traffic.receive(values, START + milliseconds(40))
     assert traffic.latencies.count == 100
     assert traffic.latencies.quantile(0.5) == pytest.approx(0.04, rel=0.02)
 
 
-def test_the_summary_can_be_read_by_machines_and_people() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=200), now=START)
-    play(traffic, Answering(NAMES[:5]))
+def test_the_summary_adds_up() -> None:
+    traffic = flat_out(200)
+    play(traffic, FakeWorker(NAMES[:5]))
     numbers = orjson.loads(orjson.dumps(summary(traffic, 2.0)))
     assert numbers["sessions"] == numbers["decided"] == 200
     assert numbers["undecided"] == 0
@@ -340,16 +344,16 @@ def test_the_summary_can_be_read_by_machines_and_people() -> None:
     assert "200" in summary_table(numbers)
 
 
-def test_the_summary_of_nothing_is_one_too() -> None:
+def test_traffic_without_sessions_has_a_summary() -> None:
     numbers = orjson.loads(orjson.dumps(summary(Traffic(TIDY, now=START), 0.0)))
     assert numbers["latency"] == {"p50": None, "p99": None, "mean": None, "longest": None}
     assert numbers["parameters_version"] is None
     assert summary_table(numbers)
 
 
-def test_metrics_tell_regret_and_delays_under_lawful_names() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=100), now=START)
-    play(traffic, Answering(NAMES[:5]))
+def test_metrics_have_regret_and_latency_and_no_name_of_the_worker() -> None:
+    traffic = flat_out(100)
+    play(traffic, FakeWorker(NAMES[:5]))
     text = generate_latest(TrafficMetrics(traffic).registry).decode()
     series = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[:1] != "#"}
     assert series["adcascade_pseudo_regret_total"] == pytest.approx(traffic.worth.regret)
@@ -362,7 +366,7 @@ def test_metrics_tell_regret_and_delays_under_lawful_names() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"rate": 0.0}, {"waiting": 0}, {"silence": 1.5}, {"look": (5, 1)}, {"patience": -1}], ids=str
 )
-def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
+def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         replace(TIDY, **wrong)
 
@@ -381,7 +385,7 @@ def test_a_quantile_is_within_two_per_cent_of_the_true_one(values: list[float], 
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=60), st.integers(2, 9))
-def test_a_history_keeps_everything_in_bounded_room(times: list[int], most: int) -> None:
+def test_a_history_keeps_every_session_in_bounded_memory(times: list[int], most: int) -> None:
     history = WorthHistory(row=100, most=most)
     for time in sorted(times):
         history.add(time, Worth(sessions=1, oracle=2.0, served=1.0))

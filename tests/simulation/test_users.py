@@ -1,4 +1,4 @@
-"""Simulated users: a function of the seed and of what they are shown."""
+"""Simulated users: a function of the seed and of the slates shown."""
 
 from __future__ import annotations
 
@@ -50,27 +50,27 @@ def feedback_of(records: list[Sent]) -> list[tuple[int, bool]]:
 
 
 def walk(users: Users, session_id: str, slate: tuple[str, ...]) -> list[tuple[int, bool]]:
-    """Show a whole slate, as the worker would: the next position when the one before was passed over."""
-    told: list[tuple[int, bool]] = []
+    """Show a slate as the worker does: the next position after every pass."""
+    answered: list[tuple[int, bool]] = []
     for position in range(1, len(slate) + 1):
         answers = feedback_of(users.answer(shown(session_id, slate[position - 1 :], position), BEGINNING))
-        told.extend(answers)
+        answered.extend(answers)
         if any(clicked for _, clicked in answers):
             break
-    return told
+    return answered
 
 
-# ── who they are ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── cohorts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_same_seed_brings_the_same_users_whatever_else_was_asked():
+def test_the_same_seed_gives_the_same_users_whatever_was_drawn_before():
     one, other = crowd(), crowd()
     other.arrivals(5)
     other.expire(BEGINNING + 10**9)
     assert one.arrivals(2) == other.arrivals(2)
 
 
-def test_another_seed_or_another_period_brings_others():
+def test_another_seed_or_period_gives_other_users():
     users = crowd()
     assert users.arrivals(0) != users.arrivals(1)
     assert users.arrivals(0) != crowd(seed=1).arrivals(0)
@@ -85,20 +85,20 @@ def test_users_come_within_their_period_and_records_reach_the_worker_in_the_orde
     assert all(users.period_of(time) == 3 for time in arrived)
 
 
-def test_about_as_many_users_come_as_the_rate_says():
+def test_the_mean_number_of_users_is_the_rate():
     users = crowd(rate=30)
     counts = [len(users.cohort(period)) for period in range(100)]
     assert abs(np.mean(counts) - 30) < 4 * np.sqrt(30 / 100)
 
 
-def test_session_ids_lead_back_to_their_user_and_strangers_do_not():
+def test_the_user_of_a_session_is_found_and_foreign_sessions_are_ignored():
     users = crowd(name="eve")
     assert users.user_of(users.session_id(7, 3)) == (7, 3)
     assert [users.user_of(text) for text in ("eve", "eve:1", "eve:1-x", "user:1-2", "eve:-1-2", "")] == [None] * 6
     assert users.answer(shown("somebody", ARMS), BEGINNING) == []
 
 
-def test_arrivals_are_valid_and_say_the_context_of_the_user():
+def test_arrivals_are_valid_and_have_the_context_of_the_user():
     users = crowd(habits=TIDY)
     cohort = users.cohort(0)
     for index, record in enumerate(sorted(users.arrivals(0), key=lambda r: int(r.key.decode().rpartition("-")[2]))):
@@ -108,12 +108,12 @@ def test_arrivals_are_valid_and_say_the_context_of_the_user():
         assert event.context == tuple(cohort.contexts[index].tolist())
 
 
-# ── what they do ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), data=st.data())
-def test_what_users_answer_step_by_step_is_what_is_foretold_of_the_whole_slate(seed: int, data: st.DataObject):
+def test_answers_step_by_step_are_those_of_the_whole_slate(seed: int, data: st.DataObject):
     users = crowd(seed=seed, rate=12, habits=Habits(silent=0.2, leaving=0.2, prefetching=0.5))
     slate_of = st.lists(st.sampled_from((*ARMS, "unknown")), min_size=0, max_size=HORIZON).map(tuple)
     served = {users.session_id(0, index): data.draw(slate_of) for index in range(len(users.cohort(0)))}
@@ -121,12 +121,12 @@ def test_what_users_answer_step_by_step_is_what_is_foretold_of_the_whole_slate(s
     clicked, answered = users.outcomes(0, indices, slates)
     for index, at, count in zip(indices.tolist(), clicked.tolist(), answered.tolist(), strict=True):
         session_id = users.session_id(0, index)
-        told = walk(users, session_id, served[session_id])
-        assert [position for position, _ in told] == list(range(1, count + 1))
-        assert [position - 1 for position, hit in told if hit] == ([at] if at >= 0 else [])
+        walked = walk(users, session_id, served[session_id])
+        assert [position for position, _ in walked] == list(range(1, count + 1))
+        assert [position - 1 for position, hit in walked if hit] == ([at] if at >= 0 else [])
 
 
-def test_a_position_is_answered_once_however_often_it_is_decided():
+def test_a_position_is_answered_only_once():
     users = crowd(habits=TIDY)
     session_id = users.session_id(0, 0)
     first = users.answer(shown(session_id, ARMS), BEGINNING)
@@ -134,14 +134,14 @@ def test_a_position_is_answered_once_however_often_it_is_decided():
     assert users.answer(shown(session_id, ARMS), BEGINNING) == []
 
 
-def test_a_client_that_prefetches_goes_through_the_whole_slate_at_once():
+def test_a_prefetching_client_answers_the_whole_slate_at_once():
     users = crowd(habits=Habits(prefetching=1, silent=0, leaving=0, duplicated=0, disordered=0))
     session_id, slate = users.session_id(0, 0), ("unknown",) * HORIZON
     assert feedback_of(users.answer(shown(session_id, slate), BEGINNING)) == [(h, False) for h in range(1, HORIZON + 1)]
     assert users.answer(shown(session_id, slate[1:], 2), BEGINNING) == []
 
 
-def test_clicks_come_as_often_as_the_truth_says():
+def test_the_click_rate_is_that_of_the_truth():
     users = crowd(rate=6_000, habits=TIDY)
     cohort = users.cohort(0)
     everybody = np.arange(len(cohort))
@@ -153,7 +153,7 @@ def test_clicks_come_as_often_as_the_truth_says():
     assert abs((clicked == 0).sum() - chances.sum()) < 4 * spread
 
 
-def test_nobody_clicks_what_the_world_does_not_know():
+def test_unknown_arms_are_never_clicked():
     users = crowd(rate=300, habits=TIDY)
     for index in range(len(users.cohort(0))):
         assert walk(users, users.session_id(0, index), ("unknown",) * 2) == [(1, False), (2, False)]
@@ -166,7 +166,7 @@ def test_answers_carry_the_token_of_their_display():
     assert {(event.position, event.token) for event in events} == {(1, "one"), (2, "two")}
 
 
-def test_answers_come_after_a_look_and_never_before_the_decision():
+def test_answers_follow_the_decision_and_a_look_at_the_display():
     users = crowd(rate=100, habits=Habits(silent=0, leaving=0))
     for index, arrived_at in enumerate(users.cohort(0).arrived_at):
         for seen_at in (arrived_at, arrived_at + 30_000):
@@ -177,7 +177,7 @@ def test_answers_come_after_a_look_and_never_before_the_decision():
                 assert record.time >= event.occurred_at
 
 
-# ── how untidy they are ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── untidy users ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_silent_users_never_answer():
@@ -185,7 +185,7 @@ def test_silent_users_never_answer():
     assert all(users.answer(shown(key.key.decode(), ARMS), BEGINNING) == [] for key in users.arrivals(0))
 
 
-def test_some_records_come_twice_and_tidy_users_send_nothing_twice():
+def test_some_records_arrive_twice_and_those_of_tidy_users_never():
     copies = Counter(record.value for record in crowd(rate=1_000, habits=Habits(duplicated=0.1, poison=0)).arrivals(0))
     twice = sum(count == 2 for count in copies.values())
     assert set(copies.values()) == {1, 2}
@@ -193,7 +193,7 @@ def test_some_records_come_twice_and_tidy_users_send_nothing_twice():
     assert set(Counter(record.value for record in crowd(rate=1_000, habits=TIDY).arrivals(0)).values()) == {1}
 
 
-def test_records_are_held_up_no_longer_than_said():
+def test_the_delay_of_records_is_limited():
     habits = Habits(disordered=1, duplicated=0, poison=0)
     users = crowd(rate=1_000, habits=habits)
     delays = [
@@ -204,7 +204,7 @@ def test_records_are_held_up_no_longer_than_said():
     assert max(delays) > habits.held_up / 2 > habits.transit[1]
 
 
-def test_those_who_came_lately_ask_again_with_the_same_bytes():
+def test_recent_arrivals_are_resent_with_the_same_bytes():
     users = crowd(rate=60, habits=TIDY)
     sent = {record.key: record.value for period in (0, 1) for record in users.arrivals(period)}
     now = BEGINNING + 70_000
@@ -223,7 +223,7 @@ def test_those_who_came_lately_ask_again_with_the_same_bytes():
 def test_poison_is_rejected_for_the_reason_it_is_named_after(kind):
     good = encode_arrival(Arrival(session_id="s", occurred_at=BEGINNING, context=(1.0, 2.0)))
     topic, value = spoilt(kind, good, arm="shoes", horizon=HORIZON)
-    if kind in ("unknown-arm", "session-reused"):  # these can be judged by a worker only: see test_demo
+    if kind in ("unknown-arm", "session-reused"):  # only a worker can detect these: see test_demo
         assert value != good
         return
     with pytest.raises(Rejected) as rejected:
@@ -238,11 +238,11 @@ def test_poison_is_rejected_for_the_reason_it_is_named_after(kind):
     "wrong",
     [{"silent": 1.5}, {"poison": -0.1}, {"look": (5, 4)}, {"transit": (-1, 4)}, {"held_up": -1}, {"patience": -1}],
 )
-def test_habits_that_make_no_sense_are_refused(wrong):
+def test_impossible_habits_are_refused(wrong):
     with pytest.raises(InputError):
         Habits(**wrong)
 
 
-def test_a_crowd_needs_a_name_for_every_arm():
+def test_users_need_a_name_for_every_arm():
     with pytest.raises(InputError, match="2 names for 3 arms"):
         Users(crowd().world, ARMS[:2], horizon=2, rate=1)
