@@ -1,4 +1,4 @@
-"""`adcascade replay` on the command line: what it prints, writes and returns."""
+"""`adcascade replay`: output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from worker.cli.main import COMMANDS, main
+from worker.cli.main import main
 
 from ..golden.recording import ARMS, FACTS, GOLDEN, SETTINGS
 
@@ -38,18 +38,14 @@ def written(tmp_path: Path) -> Callable[[list[Document]], str]:
 
 
 def spoiled(lines: list[Document], count: int) -> list[Document]:
-    """Change what some decisions say they are worth."""
+    """Change the value of some decisions."""
     decisions = [line for line in lines if line["topic"] == "ads.decisions"]
     for line in decisions[100 : 100 + count]:
         line["payload"] = orjson.dumps({**orjson.loads(line["payload"]), "value": 99.0}).decode()
     return lines
 
 
-def test_the_command_is_listed() -> None:
-    assert "replay" in COMMANDS
-
-
-def test_a_log_is_summed_up_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_summary_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(GOLDEN), *CLOSE]) == 0
     out, err = capsys.readouterr()
     for text in ("2023-11-14 22:13:20", "dead-letters", "300 sessions", "881 of 881 decisions", "no mismatch"):
@@ -59,7 +55,7 @@ def test_a_log_is_summed_up_for_people(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("flags", [(), ("--verify",)])
-def test_verifying_is_what_happens_by_default(capsysbinary: pytest.CaptureFixture[bytes], flags: tuple[str]) -> None:
+def test_verification_is_the_default(capsysbinary: pytest.CaptureFixture[bytes], flags: tuple[str]) -> None:
     assert main(["replay", str(GOLDEN), *flags, *CLOSE, "--json", "-"]) == 0
     report = orjson.loads(capsysbinary.readouterr().out)
     facts = orjson.loads(FACTS.read_bytes())
@@ -72,7 +68,7 @@ def test_verifying_is_what_happens_by_default(capsysbinary: pytest.CaptureFixtur
     }
 
 
-def test_relearning_writes_its_versions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_relearn_writes_its_versions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["replay", str(GOLDEN), "--relearn", *CLOSE, "--json", str(tmp_path / "out.json")]) == 0
     report = orjson.loads((tmp_path / "out.json").read_bytes())
     assert report["mode"] == "relearn"
@@ -81,18 +77,16 @@ def test_relearning_writes_its_versions(capsys: pytest.CaptureFixture[str], tmp_
     assert "slates: 300 as recorded, 0 planned here" in capsys.readouterr().out
 
 
-def test_a_mismatch_ends_in_1_with_session_position_and_both_values(
+def test_a_mismatch_is_exit_1_with_session_position_and_both_values(
     lines: list[Document], written: Callable[[list[Document]], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(spoiled(lines, 1))
     assert main(["replay", path, *CLOSE]) == 1
     out = capsys.readouterr().out
     assert "1 mismatch\n" in out
-    (told,) = [line for line in out.splitlines() if "found 99.0" in line]
-    assert "line " in told
-    assert "session user-" in told
-    assert "position " in told
-    assert "value: expected " in told
+    (found,) = [line for line in out.splitlines() if "found 99.0" in line]
+    for text in ("line ", "session user-", "position ", "value: expected "):
+        assert text in found
 
 
 def test_many_mismatches_are_counted_and_the_first_are_listed(
@@ -108,13 +102,15 @@ def test_many_mismatches_are_counted_and_the_first_are_listed(
     assert "and 45 more" in err
 
 
-def test_the_log_may_be_piped_in(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_may_come_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(GOLDEN.read_bytes()))))
     assert main(["replay", "-", *CLOSE]) == 0
     assert "standard input: 3," in capsys.readouterr().out
 
 
-def test_what_is_unusual_is_told(
+def test_unusual_facts_are_reported(
     lines: list[Document], written: Callable[[list[Document]], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = [line for line in lines if line["topic"] != "ads.parameters" or '"version":3,' not in line["payload"]]
@@ -135,7 +131,7 @@ def test_what_is_unusual_is_told(
         assert text in out
 
 
-def test_learning_from_arrivals_and_clicks_alone_asks_for_what_it_needs(
+def test_relearn_from_arrivals_and_clicks_needs_settings_and_arms(
     lines: list[Document],
     written: Callable[[list[Document]], str],
     tmp_path: Path,
@@ -154,7 +150,7 @@ def test_learning_from_arrivals_and_clicks_alone_asks_for_what_it_needs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["missing.jsonl"], "missing.jsonl: No such file"),
         ([], "required: FILE"),
@@ -169,18 +165,18 @@ def test_learning_from_arrivals_and_clicks_alone_asks_for_what_it_needs(
         ([str(GOLDEN), "--relearn", "--policy", "best"], "--policy"),
     ],
 )
-def test_wrong_input_is_one_line_and_2(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_input_is_one_line_and_exit_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert complaint in err
+    assert message in err
     assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"{", "cannot be read"),
         (b"[]", "no arms"),
@@ -191,27 +187,33 @@ def test_wrong_input_is_one_line_and_2(
         (b'[{"arm": "a", "reward": 1}, {"arm": "a", "reward": 2}]', "is listed twice"),
     ],
 )
-def test_arms_that_make_no_sense_are_refused(
-    tmp_path: Path, content: bytes, complaint: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_arms_are_refused(
+    tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "arms.json").write_bytes(content)
     assert main(["replay", str(GOLDEN), "--relearn", "--catalog", str(tmp_path / "arms.json")]) == 2
     err = capsys.readouterr().err
-    assert complaint in err
+    assert message in err
     assert err.count("\n") == 1
 
 
-def test_a_bad_line_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "log").write_bytes(gzip.decompress(GOLDEN.read_bytes()) + b'{"topic": "ads.clicks", "partition": 0\n')
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            gzip.decompress(GOLDEN.read_bytes()) + b'{"topic": "ads.clicks", "partition": 0\n',
+            "log: line 3867: not JSON",
+        ),
+        (GOLDEN.read_bytes()[:-5000], "breaks off after line 3"),
+    ],
+    ids=["a bad line", "truncated"],
+)
+def test_a_damaged_log_is_one_line_and_exit_2_unless_skipped(
+    tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").write_bytes(content)
     assert main(["replay", str(tmp_path / "log")]) == 2
     err = capsys.readouterr().err
-    assert "log: line 3867: not JSON" in err
+    assert message in err
     assert err.count("\n") == 1
     assert main(["replay", str(tmp_path / "log"), "--skip-bad", *CLOSE]) == 0
-
-
-def test_a_log_that_was_cut_short_is_one_line_and_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "log.gz").write_bytes(GOLDEN.read_bytes()[:-5000])
-    assert main(["replay", str(tmp_path / "log.gz")]) == 2
-    assert "breaks off after line 3" in capsys.readouterr().err
-    assert main(["replay", str(tmp_path / "log.gz"), "--skip-bad", *CLOSE]) == 0

@@ -1,4 +1,4 @@
-"""Logs: what is written is read back to the byte, and what cannot be read is told by its line."""
+"""The log format: records are read back to the byte, and the error for a bad line has its number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import sys
-import tempfile
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.errors import FailedError, InputError
-from worker.logs import format as logs
-from worker.logs.format import BadLineError, LogReader, LogWriter, decode_line, encode_line
+from worker.logs.format import NO_TIMESTAMP, BadLineError, LogReader, LogWriter, decode_line, encode_line
 from worker.stream.events import MOST
 from worker.stream.topology import Record
 
@@ -43,23 +41,21 @@ def read(path: Path, **options: Any) -> list[Record]:
 
 
 @given(records, headers)
-def test_a_record_comes_back_to_the_byte(record: Record, headers: list[tuple[str, bytes | None]]) -> None:
-    line = decode_line(encode_line(record, headers), 7)
+def test_a_record_is_one_line_of_json_and_is_read_back_to_the_byte(
+    record: Record, headers: list[tuple[str, bytes | None]]
+) -> None:
+    text = encode_line(record, headers)
+    assert text.count(b"\n") == 1
+    assert json.loads(text)["offset"] == record.offset
+    line = decode_line(text, 7)
     assert line.record == record
     assert list(line.headers) == headers
     assert line.number == 7
 
 
-@given(records, headers)
-def test_a_line_is_valid_json_without_a_break_in_it(record: Record, headers: list[tuple[str, bytes | None]]) -> None:
-    text = encode_line(record, headers)
-    assert text.count(b"\n") == 1
-    assert json.loads(text)["offset"] == record.offset
-
-
 @given(st.binary(min_size=1), st.none() | st.binary(min_size=1))
-def test_what_kcat_writes_raw_is_read_raw(payload: bytes, key: bytes | None) -> None:
-    """As kcat does: control characters, quotes and backslashes escaped, every other byte as it is."""
+def test_raw_bytes_of_kcat_are_read(payload: bytes, key: bytes | None) -> None:
+    """kcat escapes control characters, quotes and backslashes, and writes every other byte as it is."""
 
     def raw(value: bytes) -> bytes:
         out = b""
@@ -68,10 +64,10 @@ def test_what_kcat_writes_raw_is_read_raw(payload: bytes, key: bytes | None) -> 
             out += b"\\" + plain if plain in b'"\\' else b"\\u%04x" % byte if byte < 32 else plain
         return b'"' + out + b'"'
 
-    said = b"null" if key is None else raw(key)
+    quoted = b"null" if key is None else raw(key)
     line = decode_line(
         b'{"topic":"t","partition":0,"offset":1,"tstype":"create","ts":5,"broker":0,"headers":["n",%b],'
-        b'"key":%b,"payload":%b}\n' % (raw(payload), said, raw(payload))
+        b'"key":%b,"payload":%b}\n' % (raw(payload), quoted, raw(payload))
     )
     assert line.record == Record("t", 0, 1, 5, key, payload)
     assert line.headers == [("n", payload)]
@@ -91,7 +87,7 @@ def test_what_kcat_writes_raw_is_read_raw(payload: bytes, key: bytes | None) -> 
 def test_a_payload_may_be_text_or_json_itself(payload: bytes, value: bytes | None) -> None:
     line = decode_line(b'{"topic":"t","partition":0,"offset":0,"key":null,"payload":%b}' % payload)
     assert line.record.value == value
-    assert line.record.timestamp == logs.NO_TIMESTAMP
+    assert line.record.timestamp == NO_TIMESTAMP
 
 
 def test_headers_may_be_a_map() -> None:
@@ -100,7 +96,7 @@ def test_headers_may_be_a_map() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "defect"),
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
@@ -123,21 +119,21 @@ def test_headers_may_be_a_map() -> None:
         (b'{"topic":"t","x":' + b"[" * 100_000, "line 5"),
     ],
 )
-def test_a_bad_line_is_told_by_its_number_and_what_is_wrong(text: bytes, complaint: str) -> None:
-    with pytest.raises(BadLineError, match=r"^line 5: ") as told:
+def test_the_error_for_a_bad_line_has_its_number_and_the_defect(text: bytes, defect: str) -> None:
+    with pytest.raises(BadLineError, match=r"^line 5: ") as raised:
         decode_line(text, 5)
-    assert complaint in str(told.value)
-    assert "\n" not in str(told.value)
+    assert defect in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @given(st.binary(max_size=60) | records.map(encode_line).flatmap(lambda t: st.integers(0, len(t)).map(lambda n: t[:n])))
-def test_nothing_but_bad_line_escapes(text: bytes) -> None:
+def test_no_other_error_is_raised(text: bytes) -> None:
     with suppress(BadLineError):
         decode_line(text)
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
-def test_a_file_comes_back(tmp_path: Path, name: str) -> None:
+def test_a_file_is_read_back(tmp_path: Path, name: str) -> None:
     written = [CLICK._replace(offset=offset, value=bytes([offset])) for offset in range(250)]
     with LogWriter(tmp_path / name) as log:
         for record in written:
@@ -154,14 +150,14 @@ def test_the_same_records_give_the_same_compressed_file(tmp_path: Path) -> None:
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
 
 
-def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+def test_gzip_is_recognised_by_its_first_bytes(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(gzip.compress(encode_line(CLICK)))
     (tmp_path / "plain.gz").write_bytes(encode_line(CLICK))
     assert read(tmp_path / "log") == read(tmp_path / "plain.gz") == [CLICK]
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_a_log_may_come_over_standard_input(monkeypatch: pytest.MonkeyPatch, compress: Any) -> None:
+def test_a_log_may_come_from_standard_input(monkeypatch: pytest.MonkeyPatch, compress: Any) -> None:
     data = io.BufferedReader(io.BytesIO(compress(encode_line(CLICK))))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data))
     assert read(Path("-")) == [CLICK]
@@ -174,7 +170,7 @@ def test_a_log_may_go_to_standard_output(capfdbinary: pytest.CaptureFixture[byte
     assert capfdbinary.readouterr().out == encode_line(CLICK)
 
 
-def test_empty_lines_are_no_lines(tmp_path: Path) -> None:
+def test_empty_lines_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"\n" + encode_line(CLICK) + b"  \r\n\n" + encode_line(CLICK).rstrip())
     assert read(tmp_path / "log") == [CLICK, CLICK]
 
@@ -185,7 +181,7 @@ def test_a_bad_line_stops_the_reading_with_file_and_number(tmp_path: Path) -> No
         read(tmp_path / "log")
 
 
-def test_bad_lines_are_counted_if_they_may_be_skipped(tmp_path: Path) -> None:
+def test_skipped_lines_are_counted(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(encode_line(CLICK) + b"oops\n" + encode_line(CLICK) + b"{}\n")
     with LogReader(tmp_path / "log", skip_bad=True) as log:
         assert [line.number for line in log] == [1, 3]
@@ -193,8 +189,8 @@ def test_bad_lines_are_counted_if_they_may_be_skipped(tmp_path: Path) -> None:
     assert log.first_bad.startswith("line 2: ")
 
 
-def test_a_line_that_never_ends_is_a_bad_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MOST_LINE", 200)
+def test_a_line_that_is_too_long_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.logs.format.MOST_LINE", 200)
     (tmp_path / "log").write_bytes(b"x" * 5000 + b"\n" + encode_line(CLICK))
     with pytest.raises(InputError, match=r"line 1: longer than 200"):
         read(tmp_path / "log")
@@ -203,7 +199,7 @@ def test_a_line_that_never_ends_is_a_bad_line(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("cut", [40, 2000])
-def test_a_gzip_file_that_was_cut_short_is_told(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_gzip_file_is_reported(tmp_path: Path, cut: int) -> None:
     lines = b"".join(encode_line(CLICK._replace(offset=n, value=b"%064x" % (n * 7919**9))) for n in range(200))
     (tmp_path / "log.gz").write_bytes(gzip.compress(lines)[:cut])
     with pytest.raises(InputError, match=r"breaks off after line \d+: unexpected end"):
@@ -215,13 +211,13 @@ def test_a_gzip_file_that_was_cut_short_is_told(tmp_path: Path, cut: int) -> Non
     assert bool(whole) == (cut == 2000)
 
 
-def test_gzip_files_may_be_put_together(tmp_path: Path) -> None:
+def test_gzip_files_may_be_concatenated(tmp_path: Path) -> None:
     parts = [gzip.compress(encode_line(CLICK._replace(offset=n))) for n in range(3)]
     (tmp_path / "log.gz").write_bytes(parts[0] + parts[1] + bytes(100_000) + parts[2] + bytes(7))
     assert [record.offset for record in read(tmp_path / "log.gz")] == [0, 1, 2]
 
 
-def test_what_compresses_well_is_not_held_whole(tmp_path: Path) -> None:
+def test_a_file_that_compresses_well_is_not_held_in_memory(tmp_path: Path) -> None:
     lines = encode_line(CLICK) * 50_000
     (tmp_path / "log.gz").write_bytes(gzip.compress(lines))
     tracemalloc.start()
@@ -233,7 +229,7 @@ def test_what_compresses_well_is_not_held_whole(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_garbage_within_gzip_is_told(tmp_path: Path) -> None:
+def test_damaged_gzip_data_are_reported(tmp_path: Path) -> None:
     data = bytearray(gzip.compress(b"".join(encode_line(CLICK._replace(offset=n)) for n in range(2000))))
     data[len(data) // 2 : len(data) // 2 + 40] = b"\xaa" * 40
     (tmp_path / "log.gz").write_bytes(data)
@@ -262,8 +258,8 @@ def test_a_full_disk_is_a_failure() -> None:
         log.close()
 
 
-def test_what_is_flushed_can_be_read_while_writing_goes_on() -> None:
-    with tempfile.TemporaryDirectory() as folder, LogWriter(f"{folder}/log") as log:
+def test_flushed_lines_can_be_read_while_the_file_is_open(tmp_path: Path) -> None:
+    with LogWriter(tmp_path / "log") as log:
         log(CLICK)
         log.flush()
-        assert read(Path(folder) / "log") == [CLICK]
+        assert read(tmp_path / "log") == [CLICK]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import BONUSES, POLICIES
+from worker.cli.options.brokers import PREFIX
 from worker.cli.options.learning import beta
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
@@ -82,8 +83,8 @@ OPTIONS = (
         parse=integer(least=0),
         default=0,
     ),
-    Option(name="prefix", help="prefix of the topics", default="ads"),
-    Option(name="skip-bad", help="skip and count unreadable lines", flag=True, default=False),
+    PREFIX,
+    Option(name="skip-bad", help="whether unreadable lines are skipped and counted", flag=True, default=False),
     JSON,
 )
 

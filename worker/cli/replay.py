@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
@@ -41,8 +42,8 @@ OPTIONS = (
         "its versions are compared with the recorded ones",
         flag=True,
     ),
-    Option(name="skip-bad", help="skip and count unreadable lines", flag=True, default=False),
-    Option(name="prefix", help="prefix of the topics", default="ads"),
+    Option(name="skip-bad", help="whether unreadable lines are skipped and counted", flag=True, default=False),
+    PREFIX,
     Option(
         name="tolerance",
         help="largest relative difference between numbers of equal versions, for logs of another kind of machine",

@@ -1,0 +1,260 @@
+"""Verification finds every change of a log, and reports what an incomplete log does not allow to check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from worker.errors import InputError
+from worker.replay.verify import verify
+from worker.replay.versions import difference
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+
+from .logs import (
+    Document,
+    Recorded,
+    Replay,
+    change,
+    decision,
+    hashes,
+    journal,
+    of,
+    payload,
+    recorded_hashes,
+    served_by,
+    version,
+    without,
+)
+
+# ── decisions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("arm", "ad-9"),
+        ("arm", None),
+        ("slate", ["ad-1"]),
+        ("mode", "fallback"),
+        ("propensity", 0.123),
+        ("value", 7.0),
+        ("value", -0.0001),
+    ],
+)
+@pytest.mark.parametrize("position", [1, 2])
+def test_a_changed_decision_is_found(
+    lines: list[Document], replayed: Replay, name: str, value: Any, position: int
+) -> None:
+    line = decision(lines, position)
+    change(line, **{name: value})
+    report = replayed(lines)
+    (found,) = report.findings.first
+    assert report.mismatches == 1
+    assert (found.kind, found.name, found.session, found.position) == ("decision", name, line["key"], position)
+    assert found.line == lines.index(line) + 1
+    assert found.found == (tuple(value) if isinstance(value, list) else value)
+    assert f"{name}: expected " in str(found)
+
+
+def test_a_decision_without_feedback_before_it_is_found(lines: list[Document], replayed: Replay) -> None:
+    session = decision(lines, 2)["key"]
+    feedback = [*of(lines, "clicks"), *journal(lines, "feedback")]
+    report = replayed([line for line in lines if line["key"] != session or line not in feedback])
+    found = [found for found in report.findings.first if found.kind == "decision"]
+    assert {(mismatch.name, mismatch.session) for mismatch in found} == {("feedback", session)}
+
+
+def test_a_decision_without_an_arrival_is_found(lines: list[Document], replayed: Replay) -> None:
+    change(decision(lines, 1), session_id="nobody")
+    report = replayed(lines)
+    assert [found.name for found in report.findings.first] == ["arrival"]
+    assert report.unverified == 0
+
+
+def test_an_unreadable_decision_is_found(lines: list[Document], replayed: Replay) -> None:
+    one, other = decision(lines, 1), decision(lines, 2)
+    one["payload"] = "gone"
+    change(other, propensity="high")
+    report = replayed(lines)
+    assert [found.name for found in report.findings.first] == ["record", "record"]
+    assert report.decisions == len(of(lines, "decisions"))
+
+
+def test_a_changed_slate_in_the_journal_is_found(lines: list[Document], replayed: Replay) -> None:
+    opened = journal(lines, "opened")
+    line = opened[len(opened) // 2]
+    change(line, slate=["ad-2"] * len(payload(line)["slate"]))
+    found = [found for found in replayed(lines).findings.first if found.kind == "opened"]
+    assert [(mismatch.name, mismatch.session) for mismatch in found] == [("slate", line["key"])]
+
+
+# ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_version_that_was_not_in_force_is_found(lines: list[Document], replayed: Replay) -> None:
+    """Version 4 takes effect only after it has served sessions."""
+    line = version(lines, 4)
+    change(line, effective_at=payload(line)["effective_at"] + 5_000)
+    names = {(found.kind, found.name) for found in replayed(lines).findings.first}
+    required = {("version", "effective_at"), ("decision", "parameters_version")}
+    assert required <= names <= {*required, ("opened", "parameters_version")}
+
+
+def test_a_version_that_served_late_is_no_mismatch(lines: list[Document], replayed: Replay) -> None:
+    """Version 4 took effect before its first session: it served late, and only its `effective_at` is wrong."""
+    line = version(lines, 4)
+    change(line, effective_at=payload(line)["effective_at"] - 5_000)
+    report = replayed(lines)
+    assert [(found.kind, found.name) for found in report.findings.first] == [("version", "effective_at")]
+    assert report.stale > 0
+
+
+def test_a_damaged_version_is_found_and_its_decisions_are_unverified(lines: list[Document], replayed: Replay) -> None:
+    line = version(lines, 3)
+    change(line, observations=1)
+    report = replayed(lines)
+    (found,) = report.findings.first
+    assert report.mismatches == 1
+    assert (found.kind, found.version, found.line) == ("version", 3, lines.index(line) + 1)
+    assert "sha256" in found.found
+    assert report.unverified == report.unverified_because["version"] == served_by(lines, 3) > 0
+
+
+def test_a_forged_version_with_a_valid_hash_is_found(lines: list[Document], replayed: Replay) -> None:
+    line = version(lines, 3)
+    honest = decode_parameters(line["payload"].encode())
+    forged = replace(honest, observations=honest.observations + 1)
+    line["payload"] = encode_parameters(forged).decode()
+    report = replayed(lines)
+    (found,) = report.findings.first
+    assert report.mismatches == 1
+    assert (found.kind, found.version, found.expected, found.found) == ("version", 3, honest.sha256, forged.sha256)
+    assert "observations" in found.name
+    assert hashes(report)[3] == honest.sha256
+
+
+def test_two_contents_of_one_version_are_found(lines: list[Document], replayed: Replay) -> None:
+    line = version(lines, 3)
+    other = encode_parameters(replace(decode_parameters(line["payload"].encode()), observations=0)).decode()
+    report = replayed([*lines, {**line, "offset": 10_000, "payload": other}])
+    assert [(found.kind, found.version) for found in report.findings.first] == [("version", 3)]
+
+
+def test_a_version_that_the_journal_does_not_give_is_found(lines: list[Document], replayed: Replay) -> None:
+    line = of(lines, "parameters")[-1]
+    newest = decode_parameters(line["payload"].encode())
+    invented = replace(newest, version=newest.version + 1, parent_sha256=newest.sha256, journal_offset=1000)
+    report = replayed([*lines, {**line, "offset": 10_000, "payload": encode_parameters(invented).decode()}])
+    found = [(found.kind, found.name, found.version) for found in report.findings.first]
+    assert found == [("version", "version", invented.version)]
+
+
+def test_a_changed_fact_spoils_one_version_only(plain: Recorded, replayed: Replay) -> None:
+    """The next version was made from the recorded one, so checking continues from there."""
+    lines = plain.copy()
+    clicks = [line for line in journal(lines, "feedback") if payload(line)["clicked"]]
+    change(clicks[len(clicks) // 2], clicked=False)
+    report = replayed(lines)
+    assert report.mismatches == 1
+    assert report.findings.first[0].kind == "version"
+    assert [version.status for version in report.versions].count("differs") == 1
+
+
+def test_the_field_that_differs_most_is_named(final: Parameters) -> None:
+    assert difference(final, final) == ("parent_sha256", 0.0)
+    assert difference(final, replace(final, folds=0)) == ("folds", float("inf"))
+    name, by = difference(final, replace(final, radius=final.radius + 0.5))
+    assert name == "radius"
+    assert 0.1 < by < 0.5
+
+
+# ── lines ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("topic", ["decisions", "journal"])
+def test_two_records_at_one_offset_are_found(lines: list[Document], replayed: Replay, topic: str) -> None:
+    line = of(lines, topic)[300]
+    report = replayed([*lines, {**line, "payload": line["payload"] + " "}])
+    assert [(found.kind, found.line) for found in report.findings.first] == [("line", len(lines) + 1)]
+
+
+def test_a_journal_of_several_partitions_is_wrong_input(lines: list[Document], replayed: Replay) -> None:
+    of(lines, "journal")[0]["partition"] = 1
+    with pytest.raises(InputError, match=r"line \d+: ads.journal has one partition"):
+        replayed(lines)
+
+
+def test_bad_lines_stop_the_replay_or_are_skipped(tmp_path: Path, lines: list[Document]) -> None:
+    written = [orjson.dumps(line) for line in lines]
+    written[50:50] = [b'{"topic":']
+    (tmp_path / "log").write_bytes(b"\n".join(written))
+    with pytest.raises(InputError, match=r"log: line 51: not JSON"):
+        verify(str(tmp_path / "log"))
+    report = verify(str(tmp_path / "log"), skip_bad=True)
+    assert (report.bad, report.mismatches, report.events) == (1, 0, len(lines))
+    assert report.first_bad.startswith("line 51: ")
+
+
+# ── incomplete logs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_journal_is_sufficient_without_arrivals(lines: list[Document], replayed: Replay) -> None:
+    report = replayed(without(lines, "arrivals"))
+    assert report.mismatches == report.unverified == 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason", "position"),
+    [
+        (("decisions", "parameters"), "arrival", 1),
+        (("arrivals", "clicks", "decisions", "journal"), "version", 1),
+        (("arrivals", "decisions", "parameters"), "feedback", 2),
+    ],
+)
+def test_decisions_are_unverified_without_their_causes(
+    lines: list[Document], replayed: Replay, kept: tuple[str, ...], reason: str, position: int
+) -> None:
+    report = replayed(of(lines, *kept))
+    concerned = sum(payload(line)["position"] >= position for line in of(lines, "decisions"))
+    assert report.mismatches == 0
+    assert report.unverified == report.unverified_because[reason] == concerned > 0
+    assert hashes(report) == recorded_hashes(of(lines, *kept))
+    assert report.unfolded == max(0, len(report.versions) - 1)  # version 0 needs no journal
+
+
+def test_decisions_of_a_missing_version_are_unverified(
+    lines: list[Document], final: Parameters, replayed: Replay
+) -> None:
+    missing = version(lines, 3)
+    report = replayed([line for line in lines if line is not missing])
+    assert report.mismatches == 0
+    assert report.unverified == served_by(lines, 3) > 0
+    assert hashes(report) == recorded_hashes(lines)  # the journal gives the version
+    assert report.versions[-1].sha256 == final.sha256
+
+
+def test_a_hole_in_the_journal_is_reported_and_checking_continues_after_it(
+    lines: list[Document], final: Parameters, replayed: Replay
+) -> None:
+    hole = of(lines, "journal")[400:403]
+    report = replayed([line for line in lines if line not in hole])
+    assert report.mismatches == 0
+    assert report.holes == [(400, 402)]
+    assert 0 < report.unfolded < len(report.versions) - 2
+    assert report.versions[-1] == replace(report.versions[-1], status="folded", sha256=final.sha256)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_a_log_may_begin_in_the_middle(
+    lines: list[Document], final: Parameters, replayed: Replay, share: float
+) -> None:
+    report = replayed(lines[int(len(lines) * share) :])
+    assert report.mismatches == 0
+    assert report.unverified == report.unverified_because["version"] + report.unverified_because["arrival"]
+    assert report.unverified < report.decisions
+    assert report.versions[-1].sha256 == final.sha256
+    assert [version.status for version in report.versions].count("folded") >= 2
