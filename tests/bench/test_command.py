@@ -15,7 +15,7 @@ def quickly(monkeypatch):
     monkeypatch.setattr(core, "measure", lambda: measure(quick=True))
 
 
-def test_core_measures_every_figure_of_the_issue(quickly, capsys, tmp_path):
+def test_bench_core_measures_every_figure(quickly, capsys, tmp_path):
     assert main(["bench", "core", "--json", str(tmp_path / "core.json")]) == 0
     result = json.loads((tmp_path / "core.json").read_text())
     assert result["machine"]["blas_threads"] == 1
@@ -36,7 +36,7 @@ def test_bench_needs_an_action_that_exists(capsys):
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_a_missed_target_is_told():
+def test_a_missed_target_is_marked():
     figures = [
         Figure(name="fast", value=99.0, unit="×", least=100),
         Figure(name="small", value=5.0, unit="MB", most=10),
@@ -46,7 +46,7 @@ def test_a_missed_target_is_told():
     assert "MISSED" in figures_table(figures).splitlines()[1]
 
 
-def test_a_busy_machine_is_told(monkeypatch):
+def test_a_busy_machine_is_reported(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (8.4, 0.0, 0.0))
     assert busy() == "the machine is busy (load 8.4 on 2 processors): the figures are blurred"

@@ -150,7 +150,7 @@ def fetched(records):
     return parts
 
 
-def test_the_wire_writes_as_many_records_of_the_sizes_as_it_is_told(recording):
+def test_the_wire_writes_the_given_numbers_and_sizes_of_records(recording):
     producer = Producer()
     wire = WireBaseline(task(), producer)
     for _ in range(2):
@@ -163,7 +163,7 @@ def test_the_wire_writes_as_many_records_of_the_sizes_as_it_is_told(recording):
     assert first == [one.key for one in recording.arrivals[:3]] * 2
 
 
-def test_with_the_codec_it_writes_records_that_can_be_read(recording):
+def test_with_the_codec_the_records_can_be_decoded(recording):
     producer = Producer()
     coded = CodecBaseline(task(kind="raw", state=recording.states[0]), producer)
     asyncio.run(coded.handle(fetched([*recording.arrivals[:3], *recording.clicks[:8]])))
@@ -253,13 +253,13 @@ def test_the_reader_finds_first_decisions_in_packed_batches_and_goes_on_behind_t
     assert positions == [{0: 10, 1: 3}, {0: 14, 1: 3}, {0: 16, 1: 3}]
 
 
-def test_a_reader_that_is_refused_says_so():
+def test_a_refused_reader_fails():
     reader = FirstDecisions(SimpleNamespace(_client=Answers([[(0, b"")]], error=3)), {TopicPartition("d", 0): 0})
     with pytest.raises(FailedError, match="error 3"):
         asyncio.run(reader.read())
 
 
-def test_what_is_taken_live_is_the_highest_rate_before_clients_wait():
+def test_the_highest_live_rate_is_the_one_before_clients_wait():
     # A tick has 100 events more than the one before; from the hundredth on the clients wait too long.
     sessions = [100 * tick * (tick + 1) // 2 for tick in range(1, 201)]
     times = [tick * 10_000_000 for tick in range(200)]
@@ -283,7 +283,7 @@ def test_only_what_was_sent_after_the_warm_up_counts():
     assert latency.quantile(0.5) == 7
 
 
-def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(recording):
+def test_each_open_session_is_answered_once_and_new_users_arrive_beside_them(recording):
     names = Topics("t")
     parts = open_sessions.backlog(recording, names, 500, START, partitions=5)
     serving = Serving(Versions(recording.parameters), topics=names)
@@ -300,14 +300,14 @@ def test_of_the_open_sessions_each_is_answered_once_and_beside_them_users_come(r
     assert len(emits.decisions) == len(emits.changelog) == len(emits.journal) == len(records)
 
 
-def test_a_child_that_ends_is_told_with_its_last_words(tmp_path):
+def test_a_child_that_ends_is_an_error_with_its_last_line(tmp_path):
     with ChildProcess("a child", ["worker", "bench", "nothing"], tmp_path) as child:
         child.process.wait(60)
         with pytest.raises(FailedError, match=r"a child ended with 2: .*nothing"):
             child.check()
 
 
-def test_a_child_that_runs_tells_what_it_uses(tmp_path):
+def test_a_running_child_is_measured(tmp_path):
     with ChildProcess("a child", ["http.server", "0"], tmp_path) as child:
         assert child.resident_memory() > 0
         assert child.processor_seconds() >= 0
@@ -378,7 +378,7 @@ def samples(grown, behind_at_the_end=0):
     return [*steps, Sample(events=1_000_000, behind=behind_at_the_end, memory=steps[-1].memory)]
 
 
-def test_memory_that_grows_with_the_events_is_found_out():
+def test_memory_that_grows_with_the_events_misses_the_target():
     flat, *_ = soak.figures(samples(0))
     growing, *_ = soak.figures(samples(20))  # bytes per event: 2 MB per 100,000
     assert (flat.value, flat.met) == (0, True)
@@ -386,7 +386,7 @@ def test_memory_that_grows_with_the_events_is_found_out():
     assert growing.met is False
 
 
-def test_a_worker_that_does_not_catch_up_is_found_out():
+def test_a_worker_that_does_not_catch_up_misses_the_target():
     assert [one.met for one in soak.figures(samples(0, behind_at_the_end=7))] == [True, None, False]
     assert len(list(soak.figures(samples(0)))) == soak.FIGURES
 
@@ -401,10 +401,10 @@ def make_small(monkeypatch):
     )
 
 
-def test_bench_kafka_measures_every_figure_of_the_issue(monkeypatch, address, tmp_path, capsys):  # noqa: F811
+def test_bench_kafka_measures_every_figure(monkeypatch, address, tmp_path, capsys):  # noqa: F811
     make_small(monkeypatch)
-    told = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]
-    assert main(["bench", "kafka", *told]) == 0
+    flags = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]
+    assert main(["bench", "kafka", *flags]) == 0
     figures = json.loads((tmp_path / "kafka.json").read_text())["figures"]
     assert len(figures) == comparison.FIGURES
     assert all(figure["value"] > 0 for figure in figures)

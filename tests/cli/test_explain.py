@@ -91,7 +91,7 @@ def test_a_context_may_come_from_a_file_or_standard_input(call, tmp_path, monkey
     assert call("--parameters", "p.json", "--context", "-", "--json", "-") == given
 
 
-def test_people_read_the_reason_in_words(call):
+def test_the_table_gives_the_reason_in_words(call):
     _, out, _ = call("--parameters", "hand.json", "--context", "[0]", "--policy", "greedy")
     assert "slate: dear → sure" in out
     assert "position 2, exploit: sure is expected to earn the most, 0.8808 (next: dear, 0.8068)" in out
@@ -100,7 +100,7 @@ def test_people_read_the_reason_in_words(call):
     assert "sure is expected to earn more (0.8808 against 0.8068), but dear may well be better" in out
 
 
-def test_the_warm_up_is_said_on_standard_error_when_json_goes_out(call, tmp_path):
+def test_with_json_on_standard_output_the_notes_go_to_standard_error(call, tmp_path):
     (tmp_path / "cold.json").write_bytes(encode_parameters(replace(version(warmup=2), folds=1)))
     _, out, err = call("--parameters", "cold.json", "--context", "[0, 0]", "--json", "-")
     assert {position["mode"] for position in json.loads(out)["positions"]} == {"warmup"}
@@ -108,7 +108,7 @@ def test_the_warm_up_is_said_on_standard_error_when_json_goes_out(call, tmp_path
 
 
 WRONG_CONTEXTS = {
-    "[1]": "has 1 numbers, the parameters want 2",
+    "[1]": "has 1 numbers, the parameters need 2",
     "[1, 2, 3]": "has 3 numbers",
     "[]": "has 0 numbers",
     "[1, NaN]": "JSON list of numbers",

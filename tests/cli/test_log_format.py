@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from worker.cli import log_format as logs_json
+from worker.cli.log_format import FORMATS, HIDDEN, configure
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ def untouched_logging() -> Iterator[None]:
 
 def test_a_line_is_an_object_with_fields_and_the_error() -> None:
     stream = io.StringIO()
-    logs_json.configure(format="json", stream=stream)
+    configure(format="json", stream=stream)
     logger = logging.getLogger("worker.test")
     logger.info("up at %s", "noon", extra={"fields": {"port": 7}})
     try:
@@ -38,17 +37,17 @@ def test_a_line_is_an_object_with_fields_and_the_error() -> None:
     assert "ValueError: broken" in second["error"]
 
 
-@pytest.mark.parametrize("format", logs_json.FORMATS)
-def test_a_secret_in_a_message_or_an_error_is_blotted_out(format: str) -> None:
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_secret_in_a_message_or_an_error_is_removed(format: str) -> None:
     stream = io.StringIO()
-    logs_json.configure(format=format, stream=stream, secrets=["hush-hush", 'so "quiet" \\ so', ""])
+    configure(format=format, stream=stream, secrets=["hush-hush", 'so "quiet" \\ so', ""])
     try:
         raise ValueError("login failed for me:hush-hush")
     except ValueError:
         logging.getLogger("any").exception("tried %s and %s", "hush-hush", 'so "quiet" \\ so')
     assert "hush-hush" not in stream.getvalue()
     assert "quiet" not in stream.getvalue()
-    assert stream.getvalue().count(logs_json.HIDDEN) >= 3
+    assert stream.getvalue().count(HIDDEN) >= 3
 
 
 def test_without_a_format_a_pipe_gets_json_and_a_terminal_text() -> None:
@@ -58,17 +57,16 @@ def test_without_a_format_a_pipe_gets_json_and_a_terminal_text() -> None:
 
     pipe, terminal = io.StringIO(), Terminal()
     for stream in (pipe, terminal):
-        logs_json.configure(format=None, stream=stream)
+        configure(format=None, stream=stream)
         logging.getLogger("any").warning("look")
     assert json.loads(pipe.getvalue())["message"] == "look"
     assert terminal.getvalue().endswith("WARNING look\n")
 
 
-def test_libraries_are_heard_from_warnings_on_and_services_not_at_all() -> None:
+def test_libraries_log_warnings_only_and_services_nothing() -> None:
     stream = io.StringIO()
-    logs_json.configure(format="json", stream=stream)
+    configure(format="json", stream=stream)
     logging.getLogger("faust.app").info("tables")
     logging.getLogger("worker.kafka.worker").info("[^--Watch]: Starting...")
     logging.getLogger("aiokafka").warning("connection lost")
     assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["connection lost"]
-    assert sys.stderr is not stream

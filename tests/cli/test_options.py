@@ -77,18 +77,19 @@ def test_a_wrong_value_is_named_with_what_is_allowed(arguments: list[str], says:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("beta = [", "not valid TOML"), ("[serve]\nbeat = 1\n", "has no option 'beat'"), ("beta = 'x'", "in the config")],
+    [
+        ("beta = [", "not valid TOML"),
+        ("[serve]\nbeat = 1\n", "has no option 'beat'"),
+        ("beta = 'x'", "in the config"),
+        (None, "No such file"),
+    ],
 )
-def test_a_wrong_file_is_told(tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str | None, says: str) -> None:
     file = tmp_path / "adcascade.toml"
-    file.write_text(text)
+    if text is not None:
+        file.write_text(text)
     with pytest.raises(InputError, match=says):
         resolved("--config", str(file))
-
-
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        resolved("--config", str(tmp_path / "none.toml"))
 
 
 def test_yes_and_no_have_many_names() -> None:
@@ -108,6 +109,12 @@ def leaves(command: CommandSpec, path: tuple[str, ...] = ()) -> list[tuple[tuple
 
 
 EVERY = [leaf for name in COMMANDS for leaf in leaves(load(name))]
+
+
+def test_the_help_shows_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    build_parser(COMMAND, "adcascade serve").print_help()
+    shown = capsys.readouterr().out
+    assert all(f"(default: {text})" in shown for text in ("1.5", "60", "ucbbp", "50", "on"))
 
 
 @pytest.mark.parametrize(("path", "command"), EVERY, ids=[" ".join(path) for path, _ in EVERY])

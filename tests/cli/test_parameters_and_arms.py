@@ -39,7 +39,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
     return orjson.loads(capsys.readouterr().out)
 
 
-def test_show_tells_people_what_is_believed_of_every_arm(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_every_arm(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parameters", "show", "--state", folder]) == 0
     shown = capsys.readouterr().out
     assert all(arm.arm in shown for arm in ARMS)
@@ -55,7 +55,7 @@ def test_show_and_export_agree_on_the_hash(folder: str, tmp_path: Path, capsys: 
     assert main(["explain", "--parameters", str(file), "--context", "[0.1, 0.2, 0.3]"]) == 0
 
 
-def test_diff_tells_what_moved(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_shows_the_changes(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     newest = answer(capsys, "parameters", "show", "--state", folder)["version"]
     changes = answer(capsys, "parameters", "diff", str(newest - 1), str(newest), "--state", folder)
     assert (changes["from"], changes["to"], changes["folds"]) == (newest - 1, newest, 1)
@@ -124,7 +124,7 @@ def test_wrong_input_is_one_line_and_exit_2(
     assert error.count("\n") == 1
 
 
-def test_a_folder_in_use_is_left_alone(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_use_is_not_opened(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with StateFolder(folder):
         assert main(["parameters", "show", "--state", folder]) == 1
     assert "another process" in capsys.readouterr().err

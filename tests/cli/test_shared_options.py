@@ -1,4 +1,4 @@
-"""Options of the Kafka commands: secrets stay secret, credentials stay off the wire, arms files say what is wrong."""
+"""Options that commands share: secrets are hidden, credentials are encrypted, wrong files are refused with a reason."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.programs import needs
 from worker.cli.main import load, main
 from worker.cli.options.brokers import connection
 from worker.cli.options.catalog import read_arms
@@ -87,14 +88,14 @@ def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None
         (["--broker", ","], {}, "no broker"),
     ],
 )
-def test_a_connection_that_makes_no_sense_is_told(
+def test_a_contradictory_connection_is_refused_with_the_reason(
     arguments: list[str], environment: dict[str, str], complaint: str
 ) -> None:
     with pytest.raises(InputError, match=complaint):
         connection(resolved(*arguments, **environment))
 
 
-def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:
+def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("no certificate")
     with pytest.raises(InputError, match=r"--tls-ca .*: not usable as PEM"):
@@ -103,15 +104,10 @@ def test_certificates_that_are_none_are_told(tmp_path: Path) -> None:
         connection(resolved("--tls-cert", str(file)))
 
 
-def test_a_key_with_a_passphrase_is_told_rather_than_asked_for(tmp_path: Path) -> None:
+def test_a_key_with_a_passphrase_is_refused_without_a_prompt(tmp_path: Path) -> None:
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=test",
-         "-keyout", str(key), "-out", str(cert), "-days", "1"],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip("openssl makes no certificate here")
+    arguments = f"req -x509 -newkey rsa:2048 -passout pass:secret -subj /CN=test -keyout {key} -out {cert} -days 1"
+    subprocess.run([needs("openssl", package="openssl"), *arguments.split()], capture_output=True, check=True)
     with pytest.raises(InputError, match="passphrase"):
         connection(resolved("--tls-cert", str(cert), "--tls-key", str(key)))
 
@@ -155,7 +151,7 @@ def test_a_time_without_a_unit_is_refused(text: str) -> None:
         (["--token-secret-file", "/none"], "--token-secret-file /none"),
     ],
 )
-def test_settings_that_make_no_sense_end_the_worker_with_2_before_it_connects(
+def test_wrong_settings_end_the_worker_with_2_before_it_connects(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2", *arguments]) == 2
@@ -213,7 +209,7 @@ def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: s
         ("x.json", '{"a\\u0007": 1}', "printable"),
     ],
 )
-def test_an_arms_file_that_makes_no_sense_is_told(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+def test_a_wrong_arms_file_is_refused_with_the_reason(tmp_path: Path, name: str, text: str, complaint: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=complaint):
         read_arms(str(tmp_path / name))
