@@ -1,4 +1,4 @@
-"""`adcascade explain`: why this ad at this position, for one version of the parameters and one context."""
+"""`adcascade explain`: the reasons for a slate, for one version of the parameters and one context."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from worker.bandit.policies import BONUSES, POLICIES
 from worker.bandit.precision import Floats, Ints
-from worker.cli.options.learning import beta
+from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.console import check_writable, note, say, table, write_json
 from worker.errors import InputError, ParametersError
@@ -22,20 +21,28 @@ from worker.stream.explanation import Explanation, Position, explain
 from worker.stream.parameters import Parameters, decode_parameters, with_settings
 
 TOP = 5  # arms in the table of a position
-LONGEST = 10_000  # displays in a session; more is a typing error, and would not fit into memory
+LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
+
+#: Settings that replace those of the record, with changes of their options.
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "policy": {},
+    "bonus": {},
+    "beta": {},
+    "horizon": {"parse": integer(least=1, most=LONGEST)},
+}
 
 OPTIONS = (
-    Option(name="parameters", help="a parameters record, as `adcascade parameters export` writes it", metavar="FILE"),
+    Option(name="parameters", help="record of a version, as of `adcascade parameters export`", metavar="FILE"),
     Option(
         name="context",
-        help="the user's context: a JSON list of numbers, @FILE with one, or - for standard input",
+        help="context of the user: a JSON list of numbers, @FILE with one, or - for standard input",
         metavar="LIST",
     ),
-    Option(name="policy", help="plan by this policy instead of the record's", choices=POLICIES),
-    Option(name="bonus", help="explore by this bonus instead of the record's", choices=BONUSES),
-    Option(name="beta", help="explore this much instead: a number of standard deviations, or theory", parse=beta),
-    Option(name="horizon", help="plan this many displays instead", parse=integer(least=1, most=LONGEST)),
-    Option(name="exclude", help="an arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
+    *(
+        setting(name, default=None, help=f"{setting(name).help} (default: that of the record)", **changes)
+        for name, changes in OVERRIDES.items()
+    ),
+    Option(name="exclude", help="arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
     JSON,
 )
 
@@ -66,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-#: What the fields that planning needs must be in a record that people may have written; a bool is no number here.
+#: Types of the fields that planning needs, in a record that may be written by hand. A bool is no number here.
 _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     **dict.fromkeys(("dim", "horizon", "version", "folds", "observations", "warmup"), ("a whole number", (int,))),
     **dict.fromkeys(("ridge", "epsilon", "radius", "random_share"), ("a number", (int, float))),
@@ -88,11 +95,11 @@ def _read_parameters(path: str) -> Parameters:
 
 
 def _prepared(data: bytes) -> bytes:
-    """Check the kinds of fields, and let a record without a hash leave out that its arms are active."""
+    """Check the types of fields; in a record without a hash, arms are active by default."""
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError:
-        return data  # which decoding will say better
+        return data  # decoding has a better message
     if not isinstance(record, dict):
         return data
     for name, (noun, kinds) in _KINDS.items():
@@ -106,14 +113,13 @@ def _prepared(data: bytes) -> bytes:
 
 
 def _overridden(parameters: Parameters, options: argparse.Namespace) -> Parameters:
-    names = ("policy", "bonus", "beta", "horizon")
-    changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    changes = {name: getattr(options, name) for name in OVERRIDES if getattr(options, name) is not None}
     if options.bonus == "paper" and not parameters.settings.repeats and options.policy != "myopic-ucb":
         raise InputError(
             "--bonus paper: this record is without repeats, where exploring means optimistic probabilities"
         )
     if changes.get("beta") == "theory" and parameters.settings.beta != "theory":
-        # The record's radius is that of its own β: let it be made anew.
+        # The radius of the record belongs to its own β; 0 has it computed again.
         parameters = replace(parameters, radius=0.0)
     return with_settings(parameters, **changes) if changes else parameters
 
@@ -131,11 +137,11 @@ def _read_context(text: str, dim: int) -> Floats:
         raise InputError(f"{where}: must be a JSON list of numbers such as '[0.5, -1.2]'") from None
     if not isinstance(numbers, list):
         raise InputError(f"{where}: must be a JSON list of numbers, not {_kind(numbers)}")
-    for place, value in enumerate(numbers):
+    for number, value in enumerate(numbers, start=1):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InputError(f"{where}: number {place + 1} is {_kind(value)}, not a finite number")
+            raise InputError(f"{where}: number {number} is {_kind(value)}, not a finite number")
     if len(numbers) != dim:
-        raise InputError(f"{where}: has {len(numbers)} numbers, the parameters want {dim}")
+        raise InputError(f"{where}: has {len(numbers)} numbers, the parameters need {dim}")
     return np.array(numbers, dtype=np.float64)
 
 
@@ -162,11 +168,11 @@ def _kind(value: Any) -> str:
     )
 
 
-# ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def report(parameters: Parameters, reasons: Explanation) -> str:
-    """Return the best few arms of every position, and the reason for the choice in words."""
+    """Return the best arms of every position, and the reason for the choice in words."""
     settings = parameters.settings
     active = sum(arm.active for arm in parameters.arms)
     explores = settings.policy in ("ucbbp", "aucbbp", "myopic-ucb")
@@ -200,7 +206,7 @@ def _candidates(position: Position, rewards: dict[str, float]) -> str:
 
 
 def reason(position: Position) -> str:
-    """Say in words why the choice won."""
+    """Return the reason for a choice in words."""
     chosen = next(one for one in position.arms if one.arm == position.choice)
     later = f"{position.continuation:.4g} can still be earned when it is passed over"
     if position.continuation == 0:
@@ -224,7 +230,7 @@ def reason(position: Position) -> str:
 
 COMMAND = CommandSpec(
     name="explain",
-    summary="Why this ad at this position: every arm's probability, Q, width, bonus and score, and the choice.",
+    summary="Show why a slate is chosen: probability, Q, width, bonus and score of every arm at every position.",
     examples=(
         "adcascade explain --parameters parameters.json --context '[0.4, -1.1]'",
         "adcascade explain --parameters parameters.json --context @context.json --exclude shoes --json -",
