@@ -1,4 +1,4 @@
-"""Off-policy evaluation: what another policy would have earned on a recorded log.
+"""Off-policy evaluation: the revenue of another policy on a recorded log, with confidence intervals.
 
-One file per concern: sessions, targets, support, estimators, the fitted click model, intervals.
+One file per concern: logged sessions, targets, planning, support, estimators, fitted models, intervals.
 """

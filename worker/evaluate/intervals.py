@@ -1,4 +1,4 @@
-"""From one number per session to an estimate with its confidence interval."""
+"""Confidence intervals of means over sessions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worker.bandit.precision import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate, its standard error, and the interval that holds the truth with the stated confidence."""
+    """An estimate, its standard error, and its confidence interval."""
 
     estimate: float
     error: float
@@ -23,24 +23,24 @@ class Interval:
 def interval(
     estimate: float, influence: Floats, *, confidence: float, extra: float = 0.0, beyond: float = 0.0
 ) -> Interval:
-    """Return the interval of an estimate that moves by influence_i / n when session i is drawn anew.
+    """Return the interval of an estimate that changes by influence_i / n if session i is drawn anew.
 
     The unit is the session: displays within a session depend on each other, sessions do not (given the versions that
-    served them). Revenue weighted by inverse probabilities is skewed, most sessions earning nothing and a few a lot,
-    and the usual symmetric interval then misses the truth above it too often. Hall's cubic transformation of the
-    studentised mean (1992) takes the skewness a of the estimate out,
+    served them). Weighted revenue is skewed: most sessions earn nothing, and a few earn much. The symmetric interval
+    then misses values above it too often. Hall's cubic transformation of the studentised mean (1992) removes the
+    skewness a of the estimate,
 
         g(T) = T + a T²/3 + a² T³/27 + a/6,     T = (θ̂ − θ) / error,
 
-    and is monotone, so that its inverse at the quantiles gives the interval. The error is itself uncertain when few
-    sessions carry most of it: its degrees of freedom are 2n/(κ − 1), κ being the kurtosis of the influence (n of them
-    if it is normal), and the quantiles are those of Student's t.
+    and is monotone, so that its inverse at the quantiles gives the interval. The error itself is uncertain if few
+    sessions carry most of it: it has 2n/(κ − 1) degrees of freedom, with κ the kurtosis of the influence (n of them if
+    it is normal), and the quantiles are those of Student's t.
 
     Parameters
     ----------
     influence : (n,), of mean zero
-    extra : variance of the estimate that does not come from these numbers (an estimated model)
-    beyond : what the truth may exceed the estimate by for reasons other than chance; added to the upper end
+    extra : further variance of the estimate, from an estimated model
+    beyond : largest systematic difference of the truth above the estimate; added to the upper end
 
     Examples
     --------
@@ -56,7 +56,7 @@ def interval(
     size = float(np.abs(centred).max())
     variance, skewness, freedom = extra, 0.0, float(count)
     if size > 0:
-        scaled = centred / size  # fourth powers of the bare numbers may leave the number range
+        scaled = centred / size  # fourth powers of unscaled numbers may overflow
         spread = float((scaled**2).mean())
         variance += size**2 * spread / max(1, count - 1)
         freedom = 2 * count / max(float((scaled**4).mean()) / spread**2 - 1, 1e-9)

@@ -1,13 +1,13 @@
-"""Logged sessions as arrays, and how likely a rule for choosing slates is to show what was shown.
+"""Logged sessions as arrays, and the probability of their slates under a rule.
 
-Every rule that serves here, and every rule that is evaluated, has one form. With probability `uniform` the session is
-drawn uniformly as a whole (warm-up, `random_share`); otherwise each position shows the planned arm or, with
-probability `epsilon`, any eligible arm:
+All rules, those that served and those that are evaluated, have one form. With probability `uniform` the whole session is
+drawn uniformly (warm-up, `random_share`). Otherwise each position shows the planned arm or, with probability `epsilon`,
+any eligible arm:
 
     P(a_1 … a_h | x) = u Π_j 1/E_j + (1 − u) Π_j [ (1 − ε) 1{a_j = plan_j} + ε / E_j ]
 
 with E_j the number of arms eligible at position j. Deterministic policies have ε = 0, ε-greedy has its ε, random has
-ε = 1. So probabilities are known, of any slate, and need not be estimated.
+ε = 1. So the probability of every slate is known and need not be estimated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rule:
-    """How the slates of n sessions are chosen.
+    """The choice of slates for n sessions.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Rule:
 
     Examples
     --------
-    Five in a hundred sessions are drawn uniformly from two arms; the others see arm 1 twice.
+    Five in a hundred sessions are drawn uniformly from two arms. The others see arm 1 twice.
 
     >>> rule = Rule(best=np.array([[1, 1]]), epsilon=np.zeros(1), uniform=np.full(1, 0.05), repeats=True)
     >>> rule.chances(np.array([[1, 0]]), np.array([[2, 2]]))
@@ -50,13 +50,13 @@ class Rule:
 
     @property
     def explores(self) -> Bools:
-        """Whether every eligible arm can come at every position: (n,)."""
+        """Whether every eligible arm is possible at every position: (n,)."""
         return np.asarray((self.uniform > 0) | (self.epsilon > 0))
 
     def plan_along(self, slates: Ints) -> Ints:
-        """Return what is planned at each position when the positions before it showed `slates`: (n, H) → (n, H).
+        """Return the planned arm at each position, given that the positions before it showed `slates`: (n, H) → (n, H).
 
-        Without repeats, an arm that ε-greedy drew takes a place of its plan, as in `worker.bandit.policies`.
+        Without repeats, an arm drawn by ε-greedy replaces an arm of its plan, as in `worker.bandit.policies`.
         """
         if self.repeats or not (self.epsilon > 0).any():
             return self.best
@@ -70,10 +70,10 @@ class Rule:
         return plans
 
     def steps(self, slates: Ints, eligible: Ints) -> Floats:
-        """Return the probability of each arm given those before it, of sessions that are not drawn whole: (n, H)."""
+        """Return the probability of each arm given those before it, unless the session is drawn as a whole: (n, H)."""
         epsilon = self.epsilon[:, None]
         found = np.where(self.plan_along(slates) == slates, 1 - epsilon, 0.0) + epsilon / eligible
-        return np.where(slates == NO_ARM, 1.0, found)  # after the end of a slate nothing is chosen
+        return np.where(slates == NO_ARM, 1.0, found)  # no choice after the end of a slate
 
     def chances(self, slates: Ints, eligible: Ints) -> Floats:
         """Return the probability of the first h arms of each slate, for h = 1 … H: (n, H)."""
@@ -89,27 +89,27 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sessions:
-    """What n sessions of a log showed and earned, how they were served, and how the target would have served them.
+    """Displays and revenue of n sessions of a log, with the rule that served them and the rule of the target.
 
-    A session goes through its displays until a click ends it, the slate is exhausted, or the user leaves: the display
-    at which he leaves was made, but not answered.
+    A session ends with a click, with the end of its slate, or when the user leaves. The display at which the user
+    leaves was made, but not answered.
 
     Parameters
     ----------
     contexts : (n, d)
-    slates : (n, H), arms as they were to be shown, NO_ARM after their end
-    displayed : (n,), how many positions were displayed, the one at which the user left included
-    answered : (n,), how many of them were answered
+    slates : (n, H), the recorded slates, NO_ARM after their end
+    displayed : (n,), number of positions displayed, including the one at which the user left
+    answered : (n,), number of positions answered
     clicked : (n,), whether the last display was clicked
-    earned : (n,), revenue of each session, whatever the depth
+    earned : (n,), revenue of each session at all depths
     prices : (g, K), revenue of each arm in each period of constant prices and arms
-    active : (g, K), whether each arm could be shown in that period
-    period : (n,), the row of `prices` and `active` that holds for each session
-    excluded : per session, the arms that it must not see; empty if no session excludes any
-    served, target : the rules by which it was served, and would be
-    target_slates : (r, n, H), slates drawn from the target; one is enough if it leaves nothing to chance
+    active : (g, K), whether each arm was active in that period
+    period : (n,), the row of `prices` and `active` of each session
+    excluded : the excluded arms of each session; empty if no session excludes any
+    served, target : the rule that served, and the rule of the target
+    target_slates : (r, n, H), slates drawn from the target; r = 1 if it is deterministic
     drawn : (n,), whether the whole session was drawn uniformly
-    depth : how many positions are looked at; nothing later counts
+    depth : number of positions that count
     """
 
     contexts: Floats
@@ -133,7 +133,7 @@ class Sessions:
 
     @property
     def horizon(self) -> int:
-        """The most positions H."""
+        """The largest number of positions H."""
         return int(self.slates.shape[1])
 
     @property
@@ -148,12 +148,12 @@ class Sessions:
 
     @property
     def passed(self) -> Bools:
-        """Whether the next position was displayed, too: (n, H)."""
+        """Whether the next position was also displayed: (n, H)."""
         return np.asarray(self.positions < self.displayed[:, None])
 
     @property
     def rewards(self) -> Floats:
-        """What each display earned: (n, H), zero but at the click."""
+        """The revenue of each display: (n, H), zero except at the click."""
         at_click = self.clicked[:, None] & (self.positions == self.displayed[:, None])
         return np.where(at_click, self.price(self.slates), 0.0)
 
@@ -162,7 +162,7 @@ class Sessions:
         return np.asarray(self.prices[self.period[:, None], slates])
 
     def can_show(self) -> Bools:
-        """Return which arms are eligible at the first position: (n, K)."""
+        """Return whether each arm is eligible at the first position: (n, K)."""
         mask = self.active[self.period].copy()
         for row, arms in enumerate(self.excluded):
             if arms:
@@ -171,7 +171,7 @@ class Sessions:
 
     @property
     def eligible(self) -> Ints:
-        """How many arms are eligible at each position, at least 1 to divide by: (n, H)."""
+        """The number of eligible arms at each position, at least 1: (n, H)."""
         left = self.active.sum(axis=1)[self.period]
         for row, arms in enumerate(self.excluded):
             if arms:
@@ -199,7 +199,7 @@ class Sessions:
         )
 
     def cut(self, depth: int) -> Sessions:
-        """Return the sessions as if they had ended after `depth` positions; what was planned stays as it is."""
+        """Return the sessions as if they had ended after `depth` positions; plans stay as they are."""
         return replace(
             self,
             displayed=np.minimum(self.displayed, depth),

@@ -1,21 +1,21 @@
-"""How far a log supports an answer: importance weights along the cascade, and how many sessions they leave.
+"""Support of a log for a target: importance weights along the cascade, and the information that they leave.
 
-The weight of the first h displays of a session is how much likelier the target is to show them than the rule that
-served, W_h = P_target(a_1 … a_h | x) / P_served(a_1 … a_h | x). A user who comes through h displays has seen a_1 … a_h
-and nothing else, whatever was planned for later, so W_h turns averages over what was served into averages over what
-the target would have served: E[W_h g(x, a_1 … a_h, outcome)] = E_target[g].
+The weight of the first h displays of a session is the ratio of their probabilities under the target and under the rule
+that served, W_h = P_target(a_1 … a_h | x) / P_served(a_1 … a_h | x). A user who passes h displays has seen a_1 … a_h and
+no later part of the slate, so W_h turns averages under the rule that served into averages under the target:
+E[W_h g(x, a_1 … a_h, outcome)] = E_target[g].
 
 Two facts keep the weights small.
 
 - *Lottery.* Sessions drawn uniformly (a share ρ, by lottery) could be evaluated alone, with weight 1{drawn}/ρ · Π E_j.
-  But the probability of a slate is known whichever way it came about, and W above, with P_served the mixture of both
-  ways, is the conditional expectation of that weight given the slate. By Jensen its variance is never larger, and it
-  is far smaller where the target mostly agrees with the policy that served.
-- *Stopping.* Nothing after the end of a session matters, so nothing after it is weighted.
+  But every slate has a known probability under the mixture of both ways. W above, with P_served of the mixture, is the
+  conditional expectation of that weight given the slate. By Jensen its variance is never larger. It is far smaller if
+  the target mostly agrees with the policy that served.
+- *Stopping.* Displays after the end of a session do not matter and have no weight.
 
-Where sessions are too few at position h, what is earned from there on cannot be told by weighing; it is between 0 and
-P_target(reach h) · e_max. The answer then covers the positions before, and the upper end of its interval is raised by
-that bound; if the bound is not small, there is no answer. (`dr` has a model for those positions instead.)
+If position h has too few sessions, weights do not give the revenue from there on; it is between 0 and
+P_target(reach h) · e_max. The answer then covers the positions before h, and that bound raises the upper end of its
+interval. If the bound is not small, there is no answer. (`dr` has a model for those positions instead.)
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from worker.bandit.precision import Floats
 from worker.errors import FailedError
 from worker.evaluate.sessions import Rule, Sessions
 
-#: Effective sessions below which nothing is said about a position, and effective clicks below which nothing is said.
+#: Least effective sessions at a position, and least effective clicks, for an answer.
 LEAST_SESSIONS = 30
 LEAST_CLICKS = 10
-#: The most that positions without support may add, as a share of the estimate.
+#: Largest revenue at positions without support, as a share of the estimate.
 MOST_BEYOND = 0.1
 
 
-class Unsupported(FailedError):  # noqa: N818 - says what the log cannot do, which is no error of ours
-    """The log cannot support this answer; the message says why."""
+class Unsupported(FailedError):  # noqa: N818 - a result, not a defect
+    """The log does not support an answer; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Support:
-    """Sessions with their weights.
+    """Weighted sessions.
 
     Parameters
     ----------
-    sessions : n sessions, cut to the depth that is supported
+    sessions : n sessions, cut to the supported depth
     weights : (n, H), W_h
-    counts : (n,), how many sessions of the log each one stands for
-    effective : per position, also of those not supported, how many sessions served by the target would say as much
-    clicks : how many clicks of equal weight would say as much as those up to each position
-    beyond : the most that the target can earn after the depth that is supported, per session
+    counts : (n,), number of sessions of the log that each one represents
+    effective : per position, supported or not, the number of sessions served by the target with the same information
+    clicks : per position, the number of clicks of equal weight with the same information as those up to there
+    beyond : largest revenue per session of the target after the supported depth
     """
 
     sessions: Sessions
@@ -62,24 +62,24 @@ class Support:
 
     @property
     def stopped(self) -> Floats:
-        """W_h, or where the session ended before, W at its end: a martingale of mean 1, (n, H)."""
+        """W̃_h: W_h, or W at the end of the session if that was before; a martingale of mean 1, (n, H)."""
         last = np.maximum(self.sessions.displayed, 1)[:, None]
         held = np.take_along_axis(self.weights, np.minimum(self.sessions.positions, last) - 1, axis=1)
         return np.where(self.sessions.displayed[:, None] == 0, 1.0, held)
 
     @property
     def matching(self) -> int:
-        """How many sessions the target might have served just so."""
+        """Number of sessions that the target might have served in the same way."""
         return int((self.stopped[:, -1] > 0).sum())
 
 
 def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | None = None) -> Support:
-    """Weigh sessions, and cut them where support ends; raise `Unsupported` if there is too little.
+    """Weight sessions, and cut them where support ends; raise `Unsupported` if there is too little.
 
-    `served` is the rule to take in place of the one that they were served by.
+    `served` replaces the rule that served them.
     """
     if not len(sessions):
-        raise Unsupported("no session was drawn at random, and the policy that served leaves nothing to chance")
+        raise Unsupported("no session was drawn at random, and the policy that served is deterministic")
     served = served or sessions.served
     counts = np.ones(len(sessions)) if counts is None else counts
     eligible = sessions.eligible
@@ -91,10 +91,10 @@ def support(sessions: Sessions, *, served: Rule | None = None, counts: Floats | 
     clicks = _effective_clicks(whole, squares)
     depth = next((h for h, number in enumerate(effective) if number < LEAST_SESSIONS), sessions.depth)
     if not depth:
-        raise Unsupported(f"the first position rests on {_lack(effective[0], clicks[0])}")
+        raise Unsupported(f"the first position has {_lack(effective[0], clicks[0])}")
     most = max(clicks[:depth])
     if most < LEAST_CLICKS:
-        raise Unsupported(f"it rests on {_lack(LEAST_SESSIONS, most)}")
+        raise Unsupported(f"there are {_lack(LEAST_SESSIONS, most)}")
     depth = max(h for h in range(1, depth + 1) if clicks[h - 1] >= LEAST_CLICKS)
     return Support(
         sessions=sessions.cut(depth),
@@ -113,18 +113,18 @@ def _lack(effective: float, clicks: float) -> str:
 
 
 def check_beyond(found: Support) -> None:
-    """Raise `Unsupported` if what cannot be told is not small against what can."""
+    """Raise `Unsupported` if the bound for unsupported positions is not small against the estimate."""
     earned = float((found.counts[:, None] * found.weights * found.sessions.rewards).sum() / found.counts.sum())
     depth = found.sessions.depth
     if found.beyond > MOST_BEYOND * earned:
         raise Unsupported(
-            f"position {depth + 1} rests on {_lack(found.effective[depth], found.clicks[depth])}, and up to "
-            f"{found.beyond:.3g} per session may be earned from there on"
+            f"position {depth + 1} has {_lack(found.effective[depth], found.clicks[depth])}, and the revenue from there "
+            f"on may be up to {found.beyond:.3g} per session"
         )
 
 
 def reaching(support: Support) -> list[float]:
-    """Return the estimated probability that the target's users reach each position, and one more: depth + 1 numbers."""
+    """Return the estimated probability that users of the target reach position 1 … depth + 1."""
     sessions, counts = support.sessions, support.counts[:, None]
     onward = (counts * support.weights * sessions.passed).sum(axis=0)
     all_of_them = (counts * support.stopped).sum(axis=0)
@@ -135,15 +135,15 @@ def reaching(support: Support) -> list[float]:
 def _squares(support: Support, served: Rule) -> Floats:
     """Return Σ_i E[W_h²] for each position: (depth,).
 
-    Kish's count (Σ W)² / Σ W² of the weights that came is blind to what did not come: a slate that the target shows
-    but that the log, by chance, does not have. And to choose by it would be to choose the logs that lack the heavy
-    weights. So support is judged by the squares to be expected, from what is known beforehand: E_served[W_h²] =
-    E_target[W_h], the mean over slates drawn from the target.
+    Kish's count (Σ W)² / Σ W² of the observed weights ignores slates of the target that the log, by chance, does not
+    have. A criterion based on it would prefer the logs that lack the heavy weights. So support is judged by the
+    expected squares, which do not depend on the draws: E_served[W_h²] = E_target[W_h], the mean over slates drawn from
+    the target.
     """
     sessions, counts = support.sessions, support.counts
     eligible = sessions.eligible
     square = np.zeros(sessions.horizon)
-    with np.errstate(divide="ignore"):  # what could not be served at all has infinite weight
+    with np.errstate(divide="ignore"):  # a slate that could not be served has infinite weight
         for slates in sessions.target_slates:
             ratio = sessions.target.chances(slates, eligible) / served.chances(slates, eligible)
             square += (counts[:, None] ** 2 * ratio).sum(axis=0) / len(sessions.target_slates)
@@ -151,10 +151,10 @@ def _squares(support: Support, served: Rule) -> Floats:
 
 
 def _effective_clicks(support: Support, squares: Floats) -> list[float]:
-    """Return, for each position, how many clicks of equal weight are to be expected up to there.
+    """Return the expected number of clicks of equal weight up to each position.
 
-    (Σ E[W r])² / Σ E[(W r)²], with E[(W r)²] = E_target[W r²] taken as E_target[W] E_target[r²]: a heavy click that did
-    not come must not make the others look more than they are.
+    (Σ E[W r])² / Σ E[(W r)²], with E[(W r)²] = E_target[W r²] taken as E_target[W] E_target[r²]: the absence of a heavy
+    click must not increase the number.
     """
     sessions, counts = support.sessions, support.counts[:, None]
     weights, rewards = counts * support.weights, sessions.rewards
