@@ -1,8 +1,7 @@
 """Logged sessions as arrays, and the probability of their slates under a rule.
 
-All rules, those that served and those that are evaluated, have one form. With probability `uniform` the whole session is
-drawn uniformly (warm-up, `random_share`). Otherwise each position shows the planned arm or, with probability `epsilon`,
-any eligible arm:
+All rules, served or evaluated, have one form. With probability `uniform` the whole session is drawn uniformly (warm-up,
+`random_share`). Otherwise each position shows the planned arm or, with probability `epsilon`, any eligible arm:
 
     P(a_1 … a_h | x) = u Π_j 1/E_j + (1 − u) Π_j [ (1 − ε) 1{a_j = plan_j} + ε / E_j ]
 

@@ -1,8 +1,8 @@
 """Support of a log for a target: importance weights along the cascade, and the information that they leave.
 
 The weight of the first h displays of a session is the ratio of their probabilities under the target and under the rule
-that served, W_h = P_target(a_1 … a_h | x) / P_served(a_1 … a_h | x). A user who passes h displays has seen a_1 … a_h and
-no later part of the slate, so W_h turns averages under the rule that served into averages under the target:
+that served, W_h = P_target(a_1 … a_h | x) / P_served(a_1 … a_h | x). A user who passes h displays has seen a_1 … a_h
+and no later part of the slate, so W_h turns averages under the rule that served into averages under the target:
 E[W_h g(x, a_1 … a_h, outcome)] = E_target[g].
 
 Two facts keep the weights small.
@@ -118,8 +118,8 @@ def check_beyond(found: Support) -> None:
     depth = found.sessions.depth
     if found.beyond > MOST_BEYOND * earned:
         raise Unsupported(
-            f"position {depth + 1} has {_lack(found.effective[depth], found.clicks[depth])}, and the revenue from there "
-            f"on may be up to {found.beyond:.3g} per session"
+            f"position {depth + 1} has {_lack(found.effective[depth], found.clicks[depth])}, "
+            f"and the revenue from there on may be up to {found.beyond:.3g} per session"
         )
 
 
