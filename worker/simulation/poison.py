@@ -1,4 +1,4 @@
-"""Records that no worker can use, one kind per dead-letter reason that a stranger can bring about."""
+"""Unusable records, one kind for each dead-letter reason that a client can cause."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Kind: TypeAlias = Literal[
     "undecodable", "invalid", "too-large", "dimension", "norm", "future", "position", "unknown-arm", "session-reused"
 ]
 
-#: What `spoilt` can make: the reason is the name.
+#: All kinds, named after the dead-letter reason.
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _LIMITS = Limits()
 
 
 def spoilt(kind: Kind, arrival: bytes, *, arm: str, horizon: int) -> tuple[Literal["arrivals", "clicks"], bytes]:
-    """Return a topic and a record that ends as a dead letter of that reason, made from a good arrival.
+    """Turn a good arrival into a record of a kind; return its topic and value.
 
-    `arm` is one that the worker knows. Limits other than the usual may let some of the records through.
+    `arm` is an arm of the worker. Workers with other limits than the default may accept some of the records.
 
     >>> good = b'{"session_id":"s","occurred_at":5,"context":[1.0]}'
     >>> spoilt("dimension", good, arm="a", horizon=5)

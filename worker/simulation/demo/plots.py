@@ -45,8 +45,12 @@ def _per_session(rows: Sequence[Row], number: Callable[[Row], float | None]) -> 
     return np.asarray(np.cumsum(np.nan_to_num(values) * sessions) / np.maximum(1, np.cumsum(sessions)))
 
 
-def _warmup(axes: Axes, demo: Demo, label: float | None = None) -> None:
-    """Mark the episodes whose sessions were still served at random; `label` is the height of the text, 0 to 1."""
+def _episode_axis(axes: Axes, demo: Demo, label: float | None = None) -> None:
+    """Set up the axis of episodes and mark the warm-up; `label` is the height of its text, 0 to 1."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlim(0.5, demo.rows[-1].index + 1.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     learning = demo.learning
     if not learning.warmup:
         return
@@ -84,7 +88,7 @@ def regret(demo: Demo) -> bytes:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        _warmup(axes, demo, label=0.03)
+        _episode_axis(axes, demo, label=0.03)
         _line(axes, demo, bound, "bound: optimistic gap", color=BOUND, linestyle="--", linewidth=1.4)
         _line(axes, demo, posterior, "estimate: posterior regret", color=POSTERIOR, linestyle="-.", linewidth=1.4)
         _line(axes, demo, pseudo, "truth: pseudo-regret", color=LOOKS[demo.settings.policy][0], linewidth=2.4)
@@ -93,7 +97,6 @@ def regret(demo: Demo) -> bytes:
             xlabel="episode t",
             ylabel="Σ regret / Σ sessions, up to t",
             yscale="log",
-            xlim=(0.5, rows[-1].index + 1.5),
         )
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.legend(loc="upper right")
@@ -110,13 +113,13 @@ def revenue(demo: Demo) -> bytes:
 
     def draw(figure: Figure) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1.0))
-        _warmup(upper, demo, label=0.03)
+        _episode_axis(upper, demo, label=0.03)
         upper.scatter(_episodes(rows), earned, s=11, color=FAINT, label="earned", zorder=2)
         _line(upper, demo, oracle, "oracle (expected)", color=ORACLE, linestyle="--", linewidth=1.3)
         _line(upper, demo, served, "served (expected)", color=colour, linewidth=1.8)
         upper.set(title="Revenue per episode", ylabel="revenue", ylim=(0, None))
         upper.legend(loc="lower right", ncols=3)
-        _warmup(lower, demo)
+        _episode_axis(lower, demo)
         share = served / np.where(oracle > 0, oracle, 1.0)
         lower.axhline(1.0, color=ORACLE, linestyle="--", linewidth=1.0)
         lower.axhline(0.97, color=FAINT, linestyle=":", linewidth=1.2)
@@ -124,7 +127,7 @@ def revenue(demo: Demo) -> bytes:
             "97 %", (1.005, 0.97), xycoords=("axes fraction", "data"), fontsize=8, color="#888888", va="center"
         )
         _line(lower, demo, share, "served", color=colour)
-        lower.set(title="Served, as a share of the oracle's", xlabel="episode t", xlim=(0.5, rows[-1].index + 1.5))
+        lower.set(title="Served, as a share of the oracle's", xlabel="episode t")
         lower.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
     return _png((7.4, 5.4), draw)
@@ -167,13 +170,12 @@ def exploration(demo: Demo) -> bytes:
         colour = LOOKS[demo.settings.policy][0]
         budget = has_budget(demo)
         left, *others = figure.subplots(1, 2, width_ratios=(1.5, 1.0)) if budget else [figure.subplots()]
-        _warmup(left, demo, label=0.3)
+        _episode_axis(left, demo, label=0.3)
         left.plot(_episodes(rows), explored / sessions, "o", markersize=3.4, color=colour, label="explored")
         left.set(
             title="Sessions that explored",
             xlabel="episode t",
             ylabel="share of the sessions",
-            xlim=(0.5, rows[-1].index + 1.5),
             ylim=(0, min(1.02, 1.15 * max(0.1, float((explored / sessions).max())))),
         )
         left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
