@@ -1,4 +1,4 @@
-"""`adcascade evaluate` on the command line: what it prints, writes and returns."""
+"""`adcascade evaluate`: output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from tests.evaluate.recording import lines_of, record
-from worker.cli.main import COMMANDS, main
+from worker.cli.main import main
 from worker.evaluate.estimators import METHODS
 
 
@@ -24,8 +24,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def certain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log that leaves nothing to chance after a short warm-up."""
+def deterministic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log without chance after a short warm-up."""
     path = tmp_path_factory.mktemp("recorded") / "log.jsonl"
     record(path, random_share=0.0, users=15, episodes=12)
     return path
@@ -38,7 +38,7 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the one line that wrong input is answered with."""
+    """Return the one line of error for wrong input."""
     assert main(["evaluate", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -46,11 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-def test_the_command_is_listed() -> None:
-    assert "evaluate" in COMMANDS
-
-
-def test_people_get_a_table_with_a_line_for_each_answer(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_line_for_each_answer(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(log), "--policy", "greedy"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("greedy, laplace estimator, up to 2 displays; its estimates: as served\n")
@@ -63,7 +59,7 @@ def test_people_get_a_table_with_a_line_for_each_answer(log: Path, capsys: pytes
     assert err == ""
 
 
-def test_machines_get_every_number(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_has_every_number(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, str(log), "--policy", "greedy", "--confidence", "0.9")
     assert found["confidence"] == 0.9
     assert found["target"]["policy"] == "greedy"
@@ -78,17 +74,17 @@ def test_machines_get_every_number(log: Path, capsys: pytest.CaptureFixture[str]
     assert found["sessions"] == found["served"]["sessions"]
 
 
-def test_less_confidence_is_narrower(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lower_confidence_gives_narrower_intervals(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide, narrow = (document(capsys, str(log), "--confidence", c)["served"]["revenue"] for c in ("0.99", "0.8"))
     assert wide["low"] < narrow["low"] < narrow["high"] < wide["high"]
 
 
-def test_only_the_method_asked_for_is_told(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_given_methods_answer(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, str(log), "--method", "dr", "--method", "replay")
     assert [estimate["method"] for estimate in found["estimates"]] == ["replay", "dr"]
 
 
-def test_a_log_may_be_gzipped_and_come_over_standard_input(
+def test_a_log_may_be_gzipped_and_come_from_standard_input(
     log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = document(capsys, str(log))
@@ -96,9 +92,9 @@ def test_a_log_may_be_gzipped_and_come_over_standard_input(
     assert {**document(capsys, "-"), "log": str(log)} == plain
 
 
-def test_some_answers_are_enough(certain: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Myopic slates are not what served, and nothing was left to chance: the model alone answers."""
-    asked = (str(certain), "--policy", "myopic-ucb", "--beta", "0")
+def test_one_answer_is_sufficient(deterministic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Myopic slates did not serve, and no slate was left to chance: the model alone has an answer."""
+    asked = (str(deterministic), "--policy", "myopic-ucb", "--beta", "0")
     assert main(["evaluate", *asked]) == 0
     out, _ = capsys.readouterr()
     for method in ("replay", "ips", "snips", "dr"):
@@ -106,17 +102,19 @@ def test_some_answers_are_enough(certain: Path, capsys: pytest.CaptureFixture[st
     assert "random_share" in out
 
 
-def test_exit_1_if_the_method_asked_for_has_no_answer(certain: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = (str(certain), "--policy", "myopic-ucb", "--beta", "0", "--method", "ips", "--method", "direct")
+def test_exit_1_if_a_given_method_has_no_answer(deterministic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (str(deterministic), "--policy", "myopic-ucb", "--beta", "0", "--method", "ips", "--method", "direct")
     found = document(capsys, *asked, code=1)
     assert [estimate["refused"] is None for estimate in found["estimates"]] == [False, True]
     assert main(["evaluate", *asked]) == 1
     assert "adcascade: ips has no answer: " in capsys.readouterr().err
 
 
-def test_exit_1_if_nobody_has_an_answer(certain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A minute and a half of few users: no clicks to speak of."""
-    lines = lines_of(certain)
+def test_exit_1_if_no_method_has_an_answer(
+    deterministic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A minute and a half of few users has too few clicks."""
+    lines = lines_of(deterministic)
     start = min(line["ts"] for line in lines if line["topic"] == "ads.arrivals")
     first = [line for line in lines if line["ts"] < start + 90_000]
     path = tmp_path / "short.jsonl"
@@ -136,7 +134,7 @@ def test_a_version_may_be_given(log: Path, tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (("--policy", "best"), "unknown value 'best'"),
         (("--confidence", "1"), "must be below 1"),
@@ -146,20 +144,16 @@ def test_a_version_may_be_given(log: Path, tmp_path: Path, capsys: pytest.Captur
         (("--prefix", "other"), "its topics are ads."),
         (("--json", "/nowhere/out.json"), "does not exist"),
         (("--horizon", "0"), "must be at least 1"),
+        (("--parameters", "any", "--estimator", "newton"), "contradict"),
     ],
 )
 def test_wrong_input_is_one_line(
-    log: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], complaint: str
+    log: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    assert complaint in refused(capsys, str(log), *arguments)
+    assert message in refused(capsys, str(log), *arguments)
 
 
-def test_given_parameters_and_an_estimator_contradict_each_other(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--parameters", str(log), "--estimator", "newton")
-    assert "contradict" in refused(capsys, str(log), *arguments)
-
-
-def test_given_parameters_have_to_fit_the_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "version.json"
     record: dict[str, Any] = {
         "arms": [{"arm": "ad-1", "reward": 1.0}],
@@ -172,12 +166,12 @@ def test_given_parameters_have_to_fit_the_log(log: Path, tmp_path: Path, capsys:
     assert "have dim 1, the log has 3" in refused(capsys, str(log), "--parameters", str(path))
 
 
-def test_a_horizon_that_nobody_saw_is_a_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_longer_horizon_than_served_is_a_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(log), "--horizon", "9"]) == 1
     assert "nobody saw more" in capsys.readouterr().err
 
 
-def test_a_bad_line_is_told_or_passed_over(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_line_is_an_error_or_skipped(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"{not json}\n" + log.read_bytes())
     assert "line 1: not JSON" in refused(capsys, str(path))
@@ -185,7 +179,7 @@ def test_a_bad_line_is_told_or_passed_over(log: Path, tmp_path: Path, capsys: py
     assert "1 bad lines skipped" in capsys.readouterr().out
 
 
-def test_the_help_says_what_each_number_means(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_explains_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["evaluate", "--help"])
     assert stopped.value.code == 0

@@ -1,7 +1,7 @@
-"""Records a small run of the embedded runner: every topic, every kind of event, everything that can be odd about them.
+"""Record a small run of the embedded runner, with every topic, every kind of event, and irregular records.
 
-``python tests/golden/recording.py`` writes the golden log anew. That is needed only when the format of a record changes
-on purpose: otherwise a golden log that no longer replays is a defect.
+``python tests/golden/recording.py`` writes the golden log again. Do that only if the format of a record changes on
+purpose. Otherwise a golden log that does not replay is a defect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "lateness": 2_000,
     "random_share": 0.1,
 }
-#: An arm comes, one goes, learning rests for a while, and one step is taken back: (milliseconds, order).
+#: A new arm, a retired arm, a pause of learning, and two rollbacks: (milliseconds, order).
 ORDERS: Sequence[tuple[int, ArmChange | Command]] = (
     (25_000, ArmChange(arm="ad-5", reward=2.5, active=True)),
     (41_000, ArmChange(arm="ad-0", reward=1.0, active=False)),
@@ -49,7 +49,7 @@ ORDERS: Sequence[tuple[int, ArmChange | Command]] = (
 
 
 class Run:
-    """Sends simulated users through an embedded runner."""
+    """Send simulated users through an embedded runner."""
 
     def __init__(self, *, sessions: int, rate: int, seed: int, oddities: bool, **embedded: Any) -> None:
         self.generator = np.random.default_rng(seed)
@@ -71,14 +71,14 @@ class Run:
         self._send(at, self.topics.arrivals, name, value)
         if not oddities:
             return
-        if number % 11 == 0:  # the same again
+        if number % 11 == 0:  # a repeated arrival
             self._send(at + 100, self.topics.arrivals, name, value)
         if number % 23 == 0:
             self._send(at, self.topics.arrivals, name, b"\xff\xfe is no UTF-8")
         if number % 29 == 0:
             forged = Feedback(session_id=name, occurred_at=at, position=1, arm="nobody's", clicked=True)
             self._send(at, self.topics.clicks, name, encode_feedback(forged))
-        if number % 31 == 0:  # an id used twice
+        if number % 31 == 0:  # a second arrival with the same id
             again = Arrival(session_id=name, occurred_at=at + 1, context=context)
             self._send(at + 50, self.topics.arrivals, name, encode_arrival(again))
 
@@ -103,7 +103,7 @@ class Run:
         return self.runner
 
     def _answer(self, decision: dict[str, Any], now: int) -> None:
-        """Let a user pass over an ad, click on it, or walk away."""
+        """Let a user pass over an ad, click on it, or leave."""
         name, position, arm = decision["session_id"], decision["position"], decision["arm"]
         if arm is None or (name, position) in self.answered or self.generator.random() < 0.08:
             return
@@ -136,7 +136,7 @@ def record(
 
 
 def fingerprint() -> dict[str, str]:
-    """Return what decides about the last bit of a sum or an exponential."""
+    """Return the properties of the machine that determine the last bit of a sum or an exponential."""
     config = np.show_config(mode="dicts")
     blas = config["Build Dependencies"]["blas"]
     found = config["SIMD Extensions"].get("found", [])
