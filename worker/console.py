@@ -8,80 +8,61 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from worker.errors import FailedError, InputError
 
 
-class ProgressBar(Protocol):
-    """Progress of some work."""
+class ProgressBar:
+    """Progress of some work; without bars of rich it shows nothing."""
+
+    def __init__(self, bars: Any = None, unit: str = "") -> None:
+        self._bars, self._unit = bars, unit
 
     def advance(self, by: float = 1) -> None:
         """Add `by` units of finished work."""
+        if self._bars is None:
+            return
+        task = self._bars.tasks[0]
+        self._bars.advance(task.id, by)
+        if self._unit and task.speed:
+            self._bars.update(task.id, rate=f"{task.speed:,.0f} {self._unit}/s")
 
     def describe(self, text: str) -> None:
         """Change the text beside the bar."""
-
-
-class _Silent:
-    def advance(self, by: float = 1) -> None:
-        pass
-
-    def describe(self, text: str) -> None:
-        pass
+        if self._bars is not None:
+            self._bars.update(self._bars.tasks[0].id, description=text)
 
 
 @contextmanager
 def progress(title: str, total: float | None, *, unit: str = "") -> Iterator[ProgressBar]:
     """Show a bar on standard error if that is a terminal and rich is installed, else nothing."""
-    bar = _rich_bar(title, total, unit) if sys.stderr.isatty() else None
-    if bar is None:
-        yield _Silent()
+    bars = _rich_bars(unit) if sys.stderr.isatty() else None
+    if bars is None:
+        yield ProgressBar()
         return
-    with bar:
-        yield bar
+    bars.add_task(title, total=total, rate="")
+    with bars:
+        yield ProgressBar(bars, unit)
 
 
-def _rich_bar(title: str, total: float | None, unit: str) -> Any:
+def _rich_bars(unit: str) -> Any:
     try:
-        from rich import progress as rich_progress
         from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
         return None
-
-    class Bar:
-        def __init__(self) -> None:
-            columns: list[Any] = [
-                rich_progress.TextColumn("{task.description}"),
-                rich_progress.BarColumn(),
-                rich_progress.MofNCompleteColumn()
-                if not unit
-                else rich_progress.TextColumn("{task.completed:,.0f} " + unit),
-                rich_progress.TextColumn("{task.fields[rate]}"),
-                rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
-            ]
-            self._bars = rich_progress.Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bars.add_task(title, total=total, rate="")
-
-        def __enter__(self) -> Bar:
-            self._bars.start()
-            return self
-
-        def __exit__(self, *exc: object) -> None:
-            self._bars.stop()
-
-        def advance(self, by: float = 1) -> None:
-            self._bars.advance(self._task, by)
-            speed = self._bars.tasks[0].speed
-            if unit and speed:
-                self._bars.update(self._task, rate=f"{speed:,.0f} {unit}/s")
-
-        def describe(self, text: str) -> None:
-            self._bars.update(self._task, description=text)
-
-    return Bar()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} " + unit) if unit else MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=Console(stderr=True),
+        transient=True,
+    )
 
 
 def say(text: str = "") -> None:

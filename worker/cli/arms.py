@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.target import TARGET, control
@@ -76,6 +77,11 @@ def _change(options: argparse.Namespace, change: ArmChange, done: str) -> int:
     return 0
 
 
+def _action(name: str, run: Any, summary: str, example: str, *options: Option) -> CommandSpec:
+    example = f"adcascade arms {name} {example}--state demo-state"
+    return CommandSpec(name=name, summary=summary, examples=(example,), options=(*options, *TARGET, JSON), run=run)
+
+
 COMMAND = CommandSpec(
     name="arms",
     summary="Add, price and retire ads; list them.",
@@ -86,33 +92,16 @@ COMMAND = CommandSpec(
         "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # workers on Kafka",
     ),
     actions=(
-        CommandSpec(
-            name="list",
-            summary="Show all arms.",
-            examples=("adcascade arms list --state demo-state",),
-            options=(*TARGET, JSON),
-            run=listing,
+        _action("list", listing, "Show all arms.", ""),
+        _action(
+            "add",
+            add,
+            "Add an arm, with the prior as its estimate, or bring a retired one back.",
+            "winter-coat --reward 1.20 ",
+            ARM,
+            REWARD,
         ),
-        CommandSpec(
-            name="add",
-            summary="Add an arm, with the prior as its estimate, or bring a retired one back.",
-            examples=("adcascade arms add winter-coat --reward 1.20 --state demo-state",),
-            options=(ARM, REWARD, *TARGET, JSON),
-            run=add,
-        ),
-        CommandSpec(
-            name="price",
-            summary="Change the reward of an arm.",
-            examples=("adcascade arms price winter-coat --reward 0.90 --state demo-state",),
-            options=(ARM, REWARD, *TARGET, JSON),
-            run=price,
-        ),
-        CommandSpec(
-            name="retire",
-            summary="Stop showing an arm; its estimate is kept.",
-            examples=("adcascade arms retire winter-coat --state demo-state",),
-            options=(ARM, *TARGET, JSON),
-            run=retire,
-        ),
+        _action("price", price, "Change the reward of an arm.", "winter-coat --reward 0.90 ", ARM, REWARD),
+        _action("retire", retire, "Stop showing an arm; its estimate is kept.", "winter-coat ", ARM),
     ),
 )

@@ -32,7 +32,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 OPTIONS = (
-    Option(name="parameters", help="record of a version, as of `adcascade parameters export`", metavar="FILE"),
+    Option(name="parameters", help="record of a version, from `adcascade parameters export`", metavar="FILE"),
     Option(
         name="context",
         help="context of the user: a JSON list of numbers, @FILE with one, or - for standard input",

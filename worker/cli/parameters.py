@@ -201,6 +201,16 @@ def _ordering(action: str, done: str) -> Any:
     return run
 
 
+def _action(name: str, run: Any, summary: str, example: str, *options: Option, json: bool = True) -> CommandSpec:
+    every = (*options, *TARGET, JSON) if json else (*options, *TARGET)
+    example = f"adcascade parameters {name} {example}--state demo-state"
+    return CommandSpec(name=name, summary=summary, examples=(example,), options=every, run=run)
+
+
+def _version(name: str, help: str, *, optional: bool = False) -> Option:
+    return Option(name=name, help=help, parse=integer(least=0), positional=True, optional=optional)
+
+
 COMMAND = CommandSpec(
     name="parameters",
     summary="Show, export and compare versions of the parameters; freeze learning, or roll back.",
@@ -211,66 +221,37 @@ COMMAND = CommandSpec(
         "adcascade parameters freeze --broker kafka:9092     # workers on Kafka",
     ),
     actions=(
-        CommandSpec(
-            name="show",
-            summary="Show a version: arms, estimates, uncertainty, settings.",
-            examples=("adcascade parameters show --state demo-state --json -",),
-            options=(VERSION, *TARGET, JSON),
-            run=show,
+        _action("show", show, "Show a version: arms, estimates, uncertainty, settings.", "--json - ", VERSION),
+        _action(
+            "export",
+            export,
+            "Write the record of a version, for `adcascade explain --parameters`.",
+            "--output now.json ",
+            VERSION,
+            Option(name="output", help="output file, or - for standard output", default="-", metavar="FILE"),
+            json=False,
         ),
-        CommandSpec(
-            name="export",
-            summary="Write the record of a version, for `adcascade explain --parameters`.",
-            examples=("adcascade parameters export --state demo-state --output now.json",),
-            options=(
-                VERSION,
-                Option(name="output", help="output file, or - for standard output", default="-", metavar="FILE"),
-                *TARGET,
-            ),
-            run=export,
+        _action(
+            "diff",
+            diff,
+            "Show the changes between two versions.",
+            "40 41 ",
+            _version("old", "earlier version"),
+            _version("new", "later version (default: the newest)", optional=True),
         ),
-        CommandSpec(
-            name="diff",
-            summary="Show the changes between two versions.",
-            examples=("adcascade parameters diff 40 41 --state demo-state",),
-            options=(
-                Option(name="old", help="earlier version", parse=integer(least=0), positional=True),
-                Option(
-                    name="new",
-                    help="later version (default: the newest)",
-                    parse=integer(least=0),
-                    positional=True,
-                    optional=True,
-                ),
-                *TARGET,
-                JSON,
-            ),
-            run=diff,
+        _action(
+            "rollback",
+            _ordering("rollback", "rolled back"),
+            "Go back to the estimate of one of the last 8 versions, with the present arms.",
+            "39 ",
+            _version("to", "version to go back to"),
         ),
-        CommandSpec(
-            name="rollback",
-            summary="Go back to the estimate of one of the last 8 versions, with the present arms.",
-            examples=("adcascade parameters rollback 39 --state demo-state",),
-            options=(
-                Option(name="to", help="version to go back to", parse=integer(least=0), positional=True),
-                *TARGET,
-                JSON,
-            ),
-            run=_ordering("rollback", "rolled back"),
+        _action(
+            "freeze",
+            _ordering("freeze", "frozen"),
+            "Stop learning: windows close without a new version; serving continues.",
+            "",
         ),
-        CommandSpec(
-            name="freeze",
-            summary="Stop learning: windows close without a new version; serving continues.",
-            examples=("adcascade parameters freeze --state demo-state",),
-            options=(*TARGET, JSON),
-            run=_ordering("freeze", "frozen"),
-        ),
-        CommandSpec(
-            name="unfreeze",
-            summary="Resume learning.",
-            examples=("adcascade parameters unfreeze --state demo-state",),
-            options=(*TARGET, JSON),
-            run=_ordering("unfreeze", "learning"),
-        ),
+        _action("unfreeze", _ordering("unfreeze", "learning"), "Resume learning.", ""),
     ),
 )

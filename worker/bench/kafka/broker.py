@@ -36,6 +36,8 @@ def running_broker(given: str | None) -> Iterator[Connection]:
         run_client(connection, _answers(connection))
         yield connection
         return
+    if not (script := broker_script()).exists():
+        raise InputError(f"{script} is missing, so no broker can be started: name a running one (--broker HOST:PORT)")
     try:
         folder = tempfile.mkdtemp(prefix="adcascade-bench-")
     except OSError:
@@ -55,10 +57,9 @@ async def _answers(connection: Connection) -> None:
 
 
 def _run(*arguments: str) -> str:
-    script = broker_script()
-    if not script.exists():
-        raise InputError(f"{script} is missing, so no broker can be started: name a running one (--broker HOST:PORT)")
-    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(broker_script()), *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         reason = (done.stderr.strip() or done.stdout.strip()).removeprefix("broker: ")
         raise FailedError(f"no broker could be started: {reason} (or name a running one: --broker HOST:PORT)")
