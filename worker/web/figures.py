@@ -134,8 +134,9 @@ def lately(snapshot: Snapshot) -> dict[str, Any]:
     since, now = snapshot.since, snapshot.now
     before = since.tally if since else Tally()
     modes: Counter[str] = Counter()
-    for (mode, _), count in (now.tally.decisions - before.decisions).items():
-        modes[mode] += count
+    for sign, tally in ((1, now.tally), (-1, before)):
+        for (mode, _), count in tally.decisions.items():
+            modes[mode] += sign * count
     spent = _difference(now.durations, since.durations if since else None)
     waited = _difference(now.delays, since.delays if since else None)
     return {
