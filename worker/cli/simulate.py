@@ -157,7 +157,7 @@ def summary(runs: Sequence[Run]) -> str:
             ]
         )
     last = min(LAST, len(runs[0].regret))
-    header = ["policy", "users", "regret", "sd", f"final ({last} episodes)", "stuck", "explored", "seconds/run"]
+    header = ["policy", "users", "regret", "sd", f"per episode, last {last}", "stuck", "explored", "seconds/run"]
     return table(header, rows)
 
 

@@ -1,4 +1,4 @@
-"""Simulated worlds and users, and what runs on them: the demo, the paper's experiment, traffic, plots, reports.
+"""Simulated worlds and users, and the commands on them: `demo`, `traffic` and the paper's experiment, with their plots.
 
-The true click model is known here, and nowhere else in production code.
+The true click model of a world is known here and in no other package; nothing here serves or learns by rules of its own.
 """

@@ -13,6 +13,7 @@ from worker.console import table
 from worker.metrics import imbalances
 from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.run import Demo
+from worker.simulation.summary import worth_numbers, worth_rows
 from worker.simulation.worth import tenths
 
 
@@ -37,19 +38,7 @@ def summary(demo: Demo) -> dict[str, Any]:
         "decisions": counts["decisions"],
         "clicks": whole.clicks,
         "reward": whole.earned,
-        "oracle_reward": whole.oracle,
-        "served_reward": whole.served,
-        "pseudo_regret": {
-            "first_tenth": first.regret_per_session,
-            "last_tenth": last.regret_per_session,
-            "per_session": whole.regret_per_session,
-            "total": whole.regret,
-        },
-        "revenue_share": {
-            "first_tenth": first.share,
-            "last_tenth": last.share,
-            "overall": whole.share,
-        },
+        **worth_numbers(first, last, whole),
         "earned_share": {
             "first_tenth": first.earned_share,
             "last_tenth": last.earned_share,
@@ -87,28 +76,11 @@ def log_odds_error(demo: Demo) -> float:
 
 def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
     """Lay out a summary for people."""
-    regret, share, earned = numbers["pseudo_regret"], numbers["revenue_share"], numbers["earned_share"]
+    earned = f"{numbers['earned_share']['overall']:.1%} of the oracle's; some users never answer"
     rows = [
         ["sessions", f"{numbers['sessions']:,}", f"in {numbers['episodes']} episodes, {seconds:.1f} s"],
         ["decisions", f"{numbers['decisions']:,}", f"{numbers['decisions'] / max(seconds, 1e-9):,.0f} per second"],
-        ["clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"],
-        [
-            "revenue served",
-            f"{numbers['served_reward']:,.1f}",
-            f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}",
-        ],
-        ["  first tenth", f"{share['first_tenth']:.1%}", "of the oracle's"],
-        ["  last tenth", f"{share['last_tenth']:.1%}", "of the oracle's"],
-        [
-            "revenue earned",
-            f"{numbers['reward']:,.1f}",
-            f"{earned['overall']:.1%} of the oracle's; some users never answer",
-        ],
-        [
-            "regret/session",
-            f"{regret['last_tenth']:.5f}",
-            f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first",
-        ],
+        *worth_rows(numbers, earned=earned),
         ["explored", f"{numbers['explored']['sessions']:,.0f}", _budget(numbers["explored"])],
         ["dead letters", f"{sum(numbers['dead_letters'].values()):,}", _most(numbers["dead_letters"])],
         ["parameters", f"v{numbers['parameters_version']}", f"sha256 {numbers['sha256'][:16]}…"],

@@ -8,6 +8,7 @@ from typing import Any
 
 from worker import __version__
 from worker.console import table
+from worker.simulation.summary import worth_numbers, worth_rows
 from worker.simulation.traffic.generator import Traffic
 
 
@@ -22,9 +23,7 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
     undecided, forsaken : sessions without a first or without a further decision
     latency : from sending an arrival to receiving its first decision, in seconds
     """
-    counts, whole = traffic.counts, traffic.worth
-    first, last = traffic.history.tenths()
-    latencies = traffic.latencies
+    counts, latencies = traffic.counts, traffic.latencies
     return {
         "sessions": counts.sessions,
         "decided": counts.decided,
@@ -33,15 +32,7 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
         "decisions": counts.decisions,
         "clicks": counts.clicks,
         "reward": counts.earned,
-        "oracle_reward": whole.oracle,
-        "served_reward": whole.served,
-        "pseudo_regret": {
-            "first_tenth": first.regret_per_session,
-            "last_tenth": last.regret_per_session,
-            "per_session": whole.regret_per_session,
-            "total": whole.regret,
-        },
-        "revenue_share": {"first_tenth": first.share, "last_tenth": last.share, "overall": whole.share},
+        **worth_numbers(*traffic.history.tenths(), traffic.worth),
         "latency": {
             "p50": latencies.quantile(0.5),
             "p99": latencies.quantile(0.99),
@@ -62,30 +53,13 @@ def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
 
 def summary_table(numbers: Mapping[str, Any]) -> str:
     """Lay out a summary for people."""
-    regret, share, records = numbers["pseudo_regret"], numbers["revenue_share"], numbers["records"]
-    latency = numbers["latency"]
+    records, latency = numbers["records"], numbers["latency"]
+    first = f"the first after {milliseconds(latency['p50'])}, p99 {milliseconds(latency['p99'])}"
     rows = [
         ["sessions", f"{numbers['sessions']:,}", f"{numbers['undecided']:,} without a decision"],
         ["records sent", f"{records['total']:,}", f"{records['per_second']:,.0f} per second"],
-        [
-            "decisions",
-            f"{numbers['decisions']:,}",
-            f"the first after {milliseconds(latency['p50'])}, p99 {milliseconds(latency['p99'])}",
-        ],
-        ["clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"],
-        [
-            "revenue served",
-            f"{numbers['served_reward']:,.1f}",
-            f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}",
-        ],
-        ["  first tenth", f"{share['first_tenth']:.1%}", "of the oracle's"],
-        ["  last tenth", f"{share['last_tenth']:.1%}", "of the oracle's"],
-        ["revenue earned", f"{numbers['reward']:,.1f}", "by clicks; some users never answer"],
-        [
-            "regret/session",
-            f"{regret['last_tenth']:.5f}",
-            f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first",
-        ],
+        ["decisions", f"{numbers['decisions']:,}", first],
+        *worth_rows(numbers, earned="by clicks; some users never answer"),
     ]
     if numbers["forsaken"]:
         rows.insert(1, ["  forsaken", f"{numbers['forsaken']:,}", "got no further decision"])
