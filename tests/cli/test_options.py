@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from argparse import Namespace
 from pathlib import Path
 
@@ -130,6 +132,10 @@ def test_every_command_has_a_summary_examples_and_options_with_help(
     for option in command.options:
         assert option.help
         assert option.positional or option.secret or f"--{option.name}" in shown
+    for example in re.split(r"[&|;\\\n]+", "\n".join(command.examples)):
+        if "adcascade" in (words := shlex.split(example, comments=True)):
+            name, *arguments = words[words.index("adcascade") + 1 :]
+            build_parser(load(name), name).parse_args(arguments)
 
 
 def test_one_variable_means_the_same_kind_of_thing_in_every_command() -> None:
