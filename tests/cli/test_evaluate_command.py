@@ -168,7 +168,7 @@ def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, capsys: py
 
 def test_a_longer_horizon_than_served_is_a_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(log), "--horizon", "9"]) == 1
-    assert "nobody saw more" in capsys.readouterr().err
+    assert "served at most 2 displays" in capsys.readouterr().err
 
 
 def test_a_bad_line_is_an_error_or_skipped(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -273,7 +273,7 @@ def test_given_parameters_plan_every_session_also_in_the_warmup(lines: list[Line
 
 
 def test_a_horizon_that_nobody_saw_is_refused(log: str) -> None:
-    with pytest.raises(FailedError, match="nobody saw more"):
+    with pytest.raises(FailedError, match="served at most 2 displays"):
         evaluate_log(log, Change(settings={"horizon": 3}))
 
 

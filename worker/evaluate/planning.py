@@ -1,8 +1,7 @@
-"""Sessions of a log as arrays: how each was served, and how the target would have served it.
+"""Plan the sessions of a log again, as they were served and as the target would serve them.
 
-The slates of both are planned again, by the same code that serves, from the versions in the log. What the log says
-about a session has to fit: the slate must be possible under its version, and the propensity of its first decision (if
-the log has it) must be what the version makes it; a session that does not fit is left out.
+The code that serves plans both slates, from the versions in the log. A session is left out if the log contradicts its
+version: its slate must be possible, and the propensity of its first decision, if recorded, must be that of the version.
 """
 
 from __future__ import annotations
@@ -27,17 +26,22 @@ from worker.stream.contexts import stack_packed
 from worker.stream.folding import planner_of
 from worker.stream.parameters import Arm, LearningSettings, Parameters, with_settings
 
-DRAWS: Final = 8  # slates drawn from a target that leaves something to chance
+DRAWS: Final = 8  # slates drawn from a target that draws
 CONTRADICTS: Final = "contradicts its version"
 CLOSE: Final = 1e-9
 
 
 @dataclass(slots=True)
 class Assembled:
-    """All sessions, planned anew.
+    """All sessions, planned for the target.
 
-    `supported` (n,) says whether the rule that served a session can tell about the target, `warmup` (n,) whether it
-    came in the warm-up; `left_out` counts sessions by the reason; `target` is the policy evaluated.
+    Parameters
+    ----------
+    supported : (n,), whether the rule that served a session supports the target
+    warmup : (n,), whether the session came in the warm-up
+    left_out : number of sessions left out, by reason
+    versions : number of versions that served
+    target : settings of the policy evaluated
     """
 
     sessions: Sessions
@@ -56,20 +60,22 @@ def assemble(
     *,
     seed: int,
 ) -> Assembled:
-    """Plan every session anew, as it was served and as the target would serve it."""
-    if not logged:
-        raise InputError("the log has no session that can be used")
+    """Plan every session as it was served and as the target would serve it."""
     served_by = {number: versions.read(number) for number in sorted(logged)}
     shape = _Shape.of(served_by)
     parts = [
         _part(served, target, sessions, shape, seed)
         for served, target, sessions in _groups(logged, served_by, estimates, settings)
     ]
+    fits = np.concatenate([part.fits for part in parts])
+    if not fits.any():
+        raise InputError("every session of the log contradicts the version that served it")
+    sessions = _joined(parts, shape).part(fits)
     return Assembled(
-        sessions=_joined(parts, shape),
-        supported=np.concatenate([part.supported[part.fits] for part in parts]),
-        warmup=np.concatenate([np.full(part.fits.sum(), part.warmup) for part in parts]),
-        left_out=+Counter({CONTRADICTS: sum(int((~part.fits).sum()) for part in parts)}),
+        sessions=sessions.cut(max(part.settings.horizon for part in parts)),
+        supported=np.concatenate([part.supported for part in parts])[fits],
+        warmup=np.concatenate([np.full(len(part.sessions), part.warmup) for part in parts])[fits],
+        left_out=+Counter({CONTRADICTS: int((~fits).sum())}),
         versions=len(served_by),
         target=parts[-1].settings,
     )
@@ -81,7 +87,7 @@ def _groups(
     estimates: Estimates,
     settings: dict[str, Any],
 ) -> Iterator[tuple[Parameters, Parameters, list[LoggedSession]]]:
-    """Yield the sessions that one version served and one estimate is to plan."""
+    """Yield the sessions of each version that served and each estimate of the target."""
     for number, served in served_by.items():
         groups: dict[int, tuple[Parameters, list[LoggedSession]]] = {}
         for session in logged[number]:
@@ -93,7 +99,7 @@ def _groups(
 
 @dataclass(slots=True, kw_only=True)
 class _Shape:
-    """What all versions of a log have in common, and the periods of constant arms and prices."""
+    """The common dimensions of all versions of a log, and the periods of constant arms and prices."""
 
     arms: int
     horizon: int
@@ -106,9 +112,9 @@ class _Shape:
         names = [arm.arm for arm in widest.arms]
         for version in versions.values():
             if [arm.arm for arm in version.arms] != names[: len(version.arms)]:
-                raise InputError(f"version {version.version} has its arms in another order than {widest.version}")
+                raise InputError(f"versions {version.version} and {widest.version} have their arms in different orders")
             if version.settings.repeats != widest.settings.repeats:
-                raise InputError("some versions of the log let a session show an arm twice and some do not")
+                raise InputError("the versions of the log differ in whether a session may show an arm twice")
         horizon = max(version.settings.horizon for version in versions.values())
         return cls(arms=len(names), horizon=horizon, repeats=widest.settings.repeats)
 
@@ -128,7 +134,7 @@ class _Shape:
         return table
 
     def wide(self, slates: Ints) -> Ints:
-        """Fill slates up to the horizon of the log: (n, h) → (n, H)."""
+        """Pad slates to the horizon of the log: (n, h) → (n, H)."""
         missing = self.horizon - slates.shape[1]
         return np.pad(slates, ((0, 0), (0, missing)), constant_values=NO_ARM) if missing else slates
 
@@ -153,17 +159,17 @@ class _Part:
 
 
 def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession], shape: _Shape, seed: int) -> _Part:
-    places = {arm.arm: place for place, arm in enumerate(served.arms)}
+    indices = {arm.arm: index for index, arm in enumerate(served.arms)}
     contexts = stack_packed([session.opening.context for session in sessions], served.settings.dim)
-    excluded = [sorted({places[arm] for arm in s.opening.exclude if arm in places}) for s in sessions]
-    slates = _slates(sessions, places, shape)
+    excluded = [sorted({indices[arm] for arm in s.opening.exclude if arm in indices}) for s in sessions]
+    slates = _slates(sessions, indices, shape)
     names = [session.session_id for session in sessions]
     drawn = np.array([session.opening.mode in ("warmup", "random") for session in sessions])
     alone = with_settings(served, warmup=0, random_share=0.0)
     warmup = served.folds < served.settings.warmup
     whole = warmup or served.settings.policy == "random"
     rule = _Planning(alone, shape).rule(contexts, excluded, 1.0 if whole else served.settings.random_share)
-    # What a deterministic policy showed is what it planned, whatever rounding on this machine makes of a tie.
+    # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
     planned = np.where((drawn | (rule.epsilon > 0))[:, None], rule.best, slates)
     rule = Rule(best=planned, epsilon=rule.epsilon, uniform=rule.uniform, repeats=rule.repeats)
     planning = _Planning(target, shape)
@@ -190,16 +196,16 @@ def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession],
     return part
 
 
-def _slates(sessions: Sequence[LoggedSession], places: Mapping[str, int], shape: _Shape) -> Ints:
+def _slates(sessions: Sequence[LoggedSession], indices: Mapping[str, int], shape: _Shape) -> Ints:
     slates = np.full((len(sessions), shape.horizon), NO_ARM, dtype=np.intp)
     for row, session in enumerate(sessions):
-        arms = [places.get(arm, NO_ARM) for arm in session.opening.slate[: shape.horizon]]
+        arms = [indices.get(arm, NO_ARM) for arm in session.opening.slate[: shape.horizon]]
         slates[row, : len(arms)] = arms
     return slates
 
 
 def _fits(part: _Part, served: Parameters) -> Bools:
-    """Return whether what the log says about each session can be true of its version."""
+    """Return whether the records of each session are possible under its version."""
     active = np.array([arm.active for arm in served.arms], dtype=bool)
     eligible = np.array([max(1, int(active.sum()) - int(active[out].sum())) for out in part.excluded])
     expected = np.where(part.drawn, 1 / eligible, part.served.steps(part.slates, eligible[:, None])[:, 0])
@@ -208,7 +214,7 @@ def _fits(part: _Part, served: Parameters) -> Bools:
     lengths = np.array([len(session.opening.slate) for session in part.sessions])
     fits &= (part.slates != NO_ARM).sum(axis=1) == lengths
     fits &= ~part.drawn | (part.served.uniform > 0)
-    fits &= np.append(active, True)[part.slates].all(axis=1)  # NO_ARM is the last place, and always fits
+    fits &= np.append(active, True)[part.slates].all(axis=1)  # NO_ARM is the last index, and always fits
     for row, out in enumerate(part.excluded):
         if out and np.isin(part.slates[row], out).any():
             fits[row] = False
@@ -216,22 +222,17 @@ def _fits(part: _Part, served: Parameters) -> Bools:
 
 
 def _joined(parts: Sequence[_Part], shape: _Shape) -> Sessions:
-    kept = [part.fits for part in parts]
-    sessions = [
-        session for part in parts for session, fits in zip(part.sessions, part.fits.tolist(), strict=True) if fits
-    ]
-    if not sessions:
-        raise InputError("no session of the log fits the version that served it")
+    sessions = [session for part in parts for session in part.sessions]
     prices = shape.prices()
-    slates = np.concatenate([part.slates[rows] for part, rows in zip(parts, kept, strict=True)])
-    period = np.concatenate([np.full(rows.sum(), part.period) for part, rows in zip(parts, kept, strict=True)])
+    slates = np.concatenate([part.slates for part in parts])
+    period = np.concatenate([np.full(len(part.sessions), part.period) for part in parts])
     displayed = np.array([session.displayed for session in sessions], dtype=np.intp)
     clicked = np.array([session.clicked for session in sessions], dtype=bool)
     last = slates[np.arange(len(slates)), np.maximum(displayed - 1, 0)]
     draws = max(len(part.target_slates) for part in parts)
-    excluded = [tuple(out) for part in parts for out, fits in zip(part.excluded, part.fits, strict=True) if fits]
-    whole = Sessions(
-        contexts=np.concatenate([part.contexts[rows] for part, rows in zip(parts, kept, strict=True)]),
+    excluded = tuple(tuple(out) for part in parts for out in part.excluded)
+    return Sessions(
+        contexts=np.concatenate([part.contexts for part in parts]),
         slates=slates,
         displayed=displayed,
         answered=np.array([session.answered for session in sessions], dtype=np.intp),
@@ -240,20 +241,15 @@ def _joined(parts: Sequence[_Part], shape: _Shape) -> Sessions:
         prices=prices,
         active=shape.active(),
         period=period,
-        excluded=tuple(excluded) if any(excluded) else (),
-        served=_rules([part.served.part(rows) for part, rows in zip(parts, kept, strict=True)]),
-        target=_rules([part.target.part(rows) for part, rows in zip(parts, kept, strict=True)]),
+        excluded=excluded if any(excluded) else (),
+        served=_rules([part.served for part in parts]),
+        target=_rules([part.target for part in parts]),
         target_slates=np.concatenate(
-            [
-                np.resize(part.target_slates, (draws, *part.target_slates.shape[1:]))[:, rows]
-                for part, rows in zip(parts, kept, strict=True)
-            ],
-            axis=1,
+            [np.resize(part.target_slates, (draws, *part.target_slates.shape[1:])) for part in parts], axis=1
         ),
-        drawn=np.concatenate([part.drawn[rows] for part, rows in zip(parts, kept, strict=True)]),
+        drawn=np.concatenate([part.drawn for part in parts]),
         depth=shape.horizon,
     )
-    return whole.cut(max(part.settings.horizon for part in parts))
 
 
 def _rules(rules: Sequence[Rule]) -> Rule:
@@ -266,7 +262,7 @@ def _rules(rules: Sequence[Rule]) -> Rule:
 
 
 class _Planning:
-    """Plans slates under one version's policy."""
+    """Plan slates under the policy of one version."""
 
     def __init__(self, parameters: Parameters, shape: _Shape) -> None:
         self._parameters, self._shape = parameters, shape
@@ -281,7 +277,7 @@ class _Planning:
         )
 
     def rule(self, contexts: Floats, excluded: Sequence[Sequence[int]], uniform: float) -> Rule:
-        """Return the rule that the policy is, for some contexts."""
+        """Return the rule of the policy for some contexts."""
         count, settings = len(contexts), self._parameters.settings
         epsilon = {"random": 1.0, "epsilon-greedy": settings.epsilon}.get(settings.policy, 0.0)
         if self._planner is None or epsilon == 1:
@@ -299,7 +295,7 @@ class _Planning:
     def draws(
         self, rule: Rule, contexts: Floats, excluded: Sequence[Sequence[int]], names: list[str], seed: int
     ) -> Ints:
-        """Draw slates of the policy: (r, n, H), with chance of their own, not that which served the sessions."""
+        """Draw slates of the policy: (r, n, H), independent of the draws that served the sessions."""
         if self._planner is None or not (rule.epsilon > 0).any():
             return rule.best[None]
         horizon = self._parameters.settings.horizon

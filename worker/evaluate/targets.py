@@ -1,17 +1,18 @@
-"""What is evaluated: every session of the log as another policy would have served it, with what was known then.
+"""The target: another policy, applied to every session of the log.
 
-The target of a session is the estimate that served it, planned by the changed settings; arms, prices and exclusions are
-those in force at the time. So the answer is to "what if the policy had been swapped at that moment", not to "what if it
-had run, and learned, from the start". Three ways to get the estimate:
+The target of a session plans with the changed settings; arms, prices and exclusions are those in force at the time. So
+the evaluation is of a policy that replaces the other one for this session, and not of one that runs, and learns, from
+the start. Its estimate comes from one of three sources:
 
-- *as served*: that of the version which served the session;
-- *folded again*: with another estimator, or where exploration depends on how versions are made (`aucbbp` thresholds,
-  β "theory"), the journal of the log is folded again from version 0 under the changed settings, with the slates and
-  answers that it has. A session gets the newest of these versions that was in force at its arrival. Each version
-  rests on earlier sessions only, so no session judges an estimate that has seen it;
-- *given*: one version from a file, for every session. If it has learned from this log, its value is overrated a little.
+- *as served*: the version that served the session;
+- *folded again*: the journal of the log is folded from version 0 under the changed settings, with the recorded slates
+  and answers. This is for another estimator, and for exploration that depends on the making of versions (`aucbbp`
+  thresholds, β "theory"). A session has the newest of these versions that was in force at its arrival. Each version
+  has learned from earlier sessions only, so no estimate has seen the sessions that it plans;
+- *given*: one version from a file, for every session. If it has learned from this log, its revenue is slightly
+  overestimated.
 
-The target itself neither warms up nor draws a share of sessions at random: the policy alone is evaluated.
+The target has no warm-up and no `random_share`: the policy alone is evaluated.
 """
 
 from __future__ import annotations
@@ -33,25 +34,27 @@ from worker.stream.parameters import Arm, LearningSettings, Parameters
 CHUNK = 1024  # journal records folded at once
 
 
-#: The estimate that the target plans by, for a session that a version served and that arrived at some time.
+#: Returns the target's estimate for a session, from the version that served it and its arrival time.
 Estimates: TypeAlias = Callable[[Parameters, int], Parameters]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is different from how the log was served; None and empty: nothing."""
+    """The difference between the target and the policy that served."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     parameters: Parameters | None = None
 
 
 def find_estimates(log: OrderedLog, change: Change) -> tuple[Estimates, str]:
-    """Return the target's estimates, and how they came about, in words."""
+    """Return the target's estimates, and a description of their source."""
     given = change.parameters
     if given is not None:
         changed = replace(given.settings, **change.settings)
         if changed.beta == "theory" and not (given.settings.beta == "theory" and given.radius):
-            raise InputError("--beta theory: the parameters were not made under it and do not say what it stands for")
+            raise InputError(
+                "--beta theory: the given parameters have no radius of the theory, because they were made without it"
+            )
         return (lambda served, time: given), f"version {given.version} of the file, for every session"
     if _needs_folding(log, change):
         versions = fold_again(log, change.settings)
@@ -60,7 +63,7 @@ def find_estimates(log: OrderedLog, change: Change) -> tuple[Estimates, str]:
 
 
 def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any]) -> Parameters:
-    """Return the policy of changed settings on an estimate, with the arms and prices of the version that served."""
+    """Return an estimate under changed settings, with the arms and prices of the version that served."""
     if served.settings.dim != estimate.settings.dim:
         raise InputError(f"the parameters have dim {estimate.settings.dim}, the log has {served.settings.dim}")
     if served.settings.repeats != estimate.settings.repeats:
@@ -68,8 +71,8 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
     changed = replace(estimate.settings, **settings, warmup=0, random_share=0.0)
     if changed.horizon > served.settings.horizon:
         raise FailedError(
-            f"a horizon of {changed.horizon} cannot be evaluated: version {served.version} of the log was served with "
-            f"{served.settings.horizon}, and nobody saw more"
+            f"a horizon of {changed.horizon} cannot be evaluated: version {served.version} of the log served at most "
+            f"{served.settings.horizon} displays"
         )
     aligned = replace(
         estimate,
@@ -107,11 +110,11 @@ def align(posterior: Posterior, known: Sequence[Arm], wanted: Sequence[Arm], *, 
 
 
 def _needs_folding(log: OrderedLog, change: Change) -> bool:
-    """Say whether the changed settings would have made other versions, in a way that planning depends on."""
-    return any(_made_otherwise(known.settings, change.settings) for known in log.versions.known.values())
+    """Return whether the changed settings give other versions, in a way that matters for planning."""
+    return any(_gives_other_versions(known.settings, change.settings) for known in log.versions.known.values())
 
 
-def _made_otherwise(recorded: LearningSettings, changes: dict[str, Any]) -> bool:
+def _gives_other_versions(recorded: LearningSettings, changes: dict[str, Any]) -> bool:
     changed = replace(recorded, **changes)
     thresholds = ("policy", "bonus", "beta", "horizon") if changed.policy == "aucbbp" else ()
     if any(getattr(changed, name) != getattr(recorded, name) for name in ("estimator", *thresholds)):
@@ -123,7 +126,7 @@ def fold_again(log: OrderedLog, settings: dict[str, Any]) -> list[Parameters]:
     """Fold the journal of a log from version 0 under changed settings; raise `FailedError` if it is not complete."""
     zero = log.versions.known.get(0)
     if zero is None:
-        raise FailedError("folding again needs version 0 and the journal from its beginning; the log has not version 0")
+        raise FailedError("folding again needs version 0 and the whole journal; the log lacks version 0")
     first = log.versions.read(0)
     made_under = {number: replace(known.settings, **settings) for number, known in log.versions.known.items()}
     learner = Learner(replace(first.settings, **settings), first.arms, made_under=made_under)
