@@ -1,12 +1,12 @@
-"""Slates without repeats: each arm at most once in a session (math.md §7).
+"""Slates without repeats: each arm at most once in a session (docs/math.md §7).
 
 Whatever set of arms is shown, its best order is by falling revenue (exchange argument), so the best slate is an exact
 dynamic programme over arms sorted that way, m being the displays left:
 
     V(i, m) = max( V(i+1, m),  f_i e_i + (1 − f_i) V(i+1, m−1) )
 
-An arm that at least H others beat in both revenue and probability is in no best slate, so under the estimate, where
-the order by probability is that of θ_k for every context, the arms beaten by fewer than H suffice.
+An arm that at least H others beat in both revenue and probability is in no best slate. So where the order by
+probability is the same for every context, the arms beaten by fewer than H suffice under the estimate.
 
 A slate is never shorter than it has to be: it has H arms, or all that are eligible.
 """
@@ -18,40 +18,37 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.bandit.model import sigmoid
-from worker.bandit.planning import ELEMENTS, NO_ARM, ROWS, Array, Masked, Planner
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, sigmoid
+from worker.bandit.click_model import ROWS, HeadBatch
+from worker.bandit.planning import ELEMENTS, Masked, Planner
 
 Chances = Callable[[int, int], Array]  # (first row, last row) → probabilities (columns, rows), an array of its own
 
 
 def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None) -> Ints:
     """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones."""
-    offsets = planner.offsets(contexts)
+    batch = planner.batch(contexts)
 
-    def best(offsets: Floats, columns: Ints, masked: Masked | None) -> Ints:
+    def best(batch: HeadBatch, columns: Ints, masked: Masked | None) -> Ints:
         def chances(start: int, stop: int) -> Array:
-            return planner.probabilities(offsets[start:stop], columns).T.copy()
+            return batch.probabilities(start, stop, columns).T.copy()
 
-        return _best(planner, len(offsets), columns, chances, masked)
+        return _best(planner, len(batch), columns, chances, masked)
 
-    slates = best(offsets, planner.contenders, None)
+    slates = best(batch, planner.contenders, None)
     if masked is not None:
         hit = np.unique(masked.rows[np.isin(masked.columns, planner.contenders)])
-        slates[hit] = best(offsets[hit], planner.by_falling_revenue, masked.select(hit))
+        slates[hit] = best(batch.select(hit), planner.by_falling_revenue, masked.select(hit))
     return slates
 
 
 def optimistic_slates(planner: Planner, contexts: Floats, *, beta: float, masked: Masked | None = None) -> Ints:
     """Return the best slates under the optimistic probabilities σ(u + β·width): (n, d) → (n, H)."""
-    offsets, whitened = planner.offsets(contexts), planner.whitened(contexts)
-    order = planner.by_falling_revenue
+    batch, order, everything = planner.batch(contexts), planner.by_falling_revenue, slice(0, len(planner.shown))
 
     def chances(start: int, stop: int) -> Array:
-        # Slices start at multiples of ROWS, as the blocks of `whitened` do.
-        widths = planner.widths(whitened[start // ROWS : -(-stop // ROWS)])[: stop - start]
-        odds = (offsets[start:stop, None] + planner.posterior.theta_arms[planner.shown]).astype(planner.dtype)
-        odds += beta * widths
+        odds = batch.log_odds(start, stop, everything)
+        odds += beta * batch.widths(start, stop, everything)
         return sigmoid(odds).T[order]
 
     return _best(planner, len(contexts), order, chances, masked)
@@ -63,8 +60,8 @@ def _best(planner: Planner, count: int, columns: Ints, chances: Chances, masked:
     if not len(columns):
         return slates
     rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
-    place = np.empty(len(planner.shown), dtype=np.intp)
-    place[columns] = np.arange(len(columns))
+    row_of = np.empty(len(planner.shown), dtype=np.intp)
+    row_of[columns] = np.arange(len(columns))
     rows = max(1, 8 * ELEMENTS // len(columns) // ROWS) * ROWS
     for start in range(0, count, rows):
         stop = min(start + rows, count)
@@ -72,8 +69,8 @@ def _best(planner: Planner, count: int, columns: Ints, chances: Chances, masked:
         eligible = np.ones(f.shape, dtype=bool)
         if masked:
             holes, arms = masked.within(start, stop, 0, len(planner.shown))
-            eligible[place[arms], holes] = False
-            f[place[arms], holes] = 0
+            eligible[row_of[arms], holes] = False
+            f[row_of[arms], holes] = 0
         picks = _pick(f, rewards, horizon)
         _fill(picks, eligible)
         slates[start:stop] = np.where(picks == NO_ARM, NO_ARM, planner.shown[columns[picks]])
@@ -89,7 +86,7 @@ def best_values(chances: Floats, rewards: Floats, horizon: int) -> Floats:
 
 
 def _pick(f: Array, rewards: Array, horizon: int) -> Ints:
-    """Run the programme for f (arms, rows), arms by falling revenue; return places in that order, (rows, H).
+    """Run the programme for f (arms, rows), arms by falling revenue; return indices in that order, (rows, H).
 
     An arm with f = 0 is never picked: it leaves V as it is, to the bit, because V rises with m. Written with (1 − f) V
     instead of V + f (e − V), every operation rises with V whatever the rounding, so V does rise.
@@ -109,10 +106,10 @@ def _pick(f: Array, rewards: Array, horizon: int) -> Ints:
     for h in range(horizon):
         options = taken[horizon - 1 - h].T.copy()
         options &= np.arange(arms) > last[:, None]
-        place = options.argmax(axis=1)
-        found = options[np.arange(rows), place]
-        picks[found, h] = place[found]
-        last = np.where(found, place, arms)
+        best = options.argmax(axis=1)
+        found = options[np.arange(rows), best]
+        picks[found, h] = best[found]
+        last = np.where(found, best, arms)
     return picks
 
 

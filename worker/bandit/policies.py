@@ -6,19 +6,20 @@ Every policy is a small value with one verb, `slates(planner, contexts, …)`. C
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.bonuses import BONUSES, Bonus, bonus_named
 from worker.bandit.ordering import greedy_slates, optimistic_slates
-from worker.bandit.planning import NO_ARM, Masked, Planner
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.planning import Masked, Planner
 from worker.errors import InputError
 
-POLICIES = ("ucbbp", "aucbbp", "greedy", "epsilon-greedy", "myopic-ucb", "random")
-BONUSES = ("value", "paper")
+VALUE = BONUSES["value"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,8 +43,31 @@ class Slates:
         return cls(arms=arms, explored=explored & (arms != NO_ARM), propensities=np.ones(arms.shape))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """How much to explore; each policy takes what it needs of it."""
+
+    beta: float = 2.5
+    bonus: Bonus = VALUE
+    epsilon: float = 0.1
+    budget: int | None = None
+    thresholds: tuple[float, ...] | None = None
+
+
 class Policy(Protocol):
     """A rule that gives each session its slate."""
+
+    name: ClassVar[str]
+    #: Whether it draws at random, and so needs `uniforms`.
+    draws: ClassVar[bool]
+    #: Whether it adds a bonus to Q, with repeats and without.
+    has_bonus: ClassVar[tuple[bool, bool]]
+    #: Whether only some sessions explore, by budget or thresholds.
+    is_selective: ClassVar[bool]
+
+    @classmethod
+    def under(cls, exploration: Exploration) -> Policy:
+        """Return the policy with these numbers."""
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
@@ -51,9 +75,25 @@ class Policy(Protocol):
         """Plan contexts (n, d)."""
 
 
+class _Plain:
+    """A policy that neither draws nor adds a bonus nor selects."""
+
+    __slots__ = ()
+    draws: ClassVar[bool] = False
+    has_bonus: ClassVar[tuple[bool, bool]] = (False, False)
+    is_selective: ClassVar[bool] = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greedy:
+class Greedy(_Plain):
     """Always the best slate under the estimate; never explores, and so may get stuck."""
+
+    name: ClassVar[str] = "greedy"
+
+    @classmethod
+    def under(cls, exploration: Exploration) -> Greedy:
+        """Return the policy."""
+        return cls()
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
@@ -63,19 +103,29 @@ class Greedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ucbbp:
+class Ucbbp(_Plain):
     """UCB with backward planning (Algorithm 1): argmax_k Q̂_h(k) + bonus at every position.
+
+    Without repeats the best slate under the optimistic probabilities σ(u + β·width); there is no bonus then.
 
     Examples
     --------
-    >>> from worker.bandit.model import Posterior
-    >>> planner = Planner(Posterior.prior(dim=1, arms=2, ridge=1.0), [1.0, 2.0], horizon=2)
+    >>> from worker.bandit.additive import AdditiveModel
+    >>> planner = Planner(AdditiveModel.prior(dim=1, arms=2, ridge=1.0), [1.0, 2.0], horizon=2)
     >>> Ucbbp(beta=1.0).slates(planner, np.zeros((1, 1))).arms
     array([[1, 1]])
     """
 
+    name: ClassVar[str] = "ucbbp"
+    has_bonus: ClassVar[tuple[bool, bool]] = (True, False)
+
     beta: float
-    bonus: str = "value"
+    bonus: Bonus = VALUE
+
+    @classmethod
+    def under(cls, exploration: Exploration) -> Ucbbp:
+        """Return the policy with these numbers."""
+        return cls(beta=exploration.beta, bonus=exploration.bonus)
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
@@ -89,18 +139,32 @@ class Ucbbp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aucbbp:
+class Aucbbp(_Plain):
     """Active UCBBP (Algorithm 2): the optimistic arm only where it is worth the most, the greedy one elsewhere.
 
     A session explores at step h if its score zᵀA⁻¹z, at its optimistic arm, is among the `budget` highest of the batch,
-    or, on a stream where nobody sees the whole batch, at least `thresholds[h]` (math.md §5). Without repeats a session
+    or on a stream, where no batch is ever whole, at least `thresholds[h]` (docs/math.md §5). Without repeats a session
     explores as a whole, by its first position.
     """
 
+    name: ClassVar[str] = "aucbbp"
+    has_bonus: ClassVar[tuple[bool, bool]] = (True, False)
+    is_selective: ClassVar[bool] = True
+
     beta: float
-    bonus: str = "value"
+    bonus: Bonus = VALUE
     budget: int | None = None
     thresholds: tuple[float, ...] | None = None
+
+    @classmethod
+    def under(cls, exploration: Exploration) -> Aucbbp:
+        """Return the policy with these numbers."""
+        return cls(
+            beta=exploration.beta,
+            bonus=exploration.bonus,
+            budget=exploration.budget,
+            thresholds=exploration.thresholds,
+        )
 
     def __post_init__(self) -> None:
         if (self.budget is None) == (self.thresholds is None):
@@ -128,10 +192,18 @@ class Aucbbp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpsilonGreedy:
+class EpsilonGreedy(_Plain):
     """The greedy arm, or with probability ε at each position any eligible arm."""
 
+    name: ClassVar[str] = "epsilon-greedy"
+    draws: ClassVar[bool] = True
+
     epsilon: float
+
+    @classmethod
+    def under(cls, exploration: Exploration) -> EpsilonGreedy:
+        """Return the policy with this ε."""
+        return cls(epsilon=exploration.epsilon)
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
@@ -151,11 +223,19 @@ class EpsilonGreedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MyopicUcb:
+class MyopicUcb(_Plain):
     """An upper confidence bound without planning: each position as if it were the last."""
 
+    name: ClassVar[str] = "myopic-ucb"
+    has_bonus: ClassVar[tuple[bool, bool]] = (True, True)
+
     beta: float
-    bonus: str = "value"
+    bonus: Bonus = VALUE
+
+    @classmethod
+    def under(cls, exploration: Exploration) -> MyopicUcb:
+        """Return the policy with these numbers."""
+        return cls(beta=exploration.beta, bonus=exploration.bonus)
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
@@ -175,8 +255,16 @@ class MyopicUcb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Random:
+class Random(_Plain):
     """Any eligible arm, each with the same probability."""
+
+    name: ClassVar[str] = "random"
+    draws: ClassVar[bool] = True
+
+    @classmethod
+    def under(cls, exploration: Exploration) -> Random:
+        """Return the policy."""
+        return cls()
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
@@ -207,32 +295,26 @@ class RoundRobin:
         return Slates.certain(arms, arms != NO_ARM)
 
 
-def make_policy(
-    name: str,
-    *,
-    beta: float = 2.5,
-    bonus: str = "value",
-    epsilon: float = 0.1,
-    budget: int | None = None,
-    thresholds: tuple[float, ...] | None = None,
-) -> Policy:
-    """Return the policy called `name`; settings that it does not use are ignored."""
-    if bonus not in BONUSES:
-        raise InputError(f"unknown bonus {bonus!r}; one of {', '.join(BONUSES)}")
-    match name:
-        case "ucbbp":
-            return Ucbbp(beta=beta, bonus=bonus)
-        case "aucbbp":
-            return Aucbbp(beta=beta, bonus=bonus, budget=budget, thresholds=thresholds)
-        case "greedy":
-            return Greedy()
-        case "epsilon-greedy":
-            return EpsilonGreedy(epsilon=epsilon)
-        case "myopic-ucb":
-            return MyopicUcb(beta=beta, bonus=bonus)
-        case "random":
-            return Random()
-    raise InputError(f"unknown policy {name!r}; one of {', '.join(POLICIES)}")
+POLICIES: Mapping[str, type[Policy]] = {
+    policy.name: policy for policy in (Ucbbp, Aucbbp, Greedy, EpsilonGreedy, MyopicUcb, Random)
+}
+
+
+def policy_named(name: str) -> type[Policy]:
+    """Return the kind of policy called `name`."""
+    if name not in POLICIES:
+        raise InputError(f"unknown policy {name!r}; one of {', '.join(POLICIES)}")
+    return POLICIES[name]
+
+
+def check_combination(*, policy: str, bonus: str, repeats: bool) -> None:
+    """Raise `InputError` if these settings contradict each other."""
+    has_bonus = policy_named(policy).has_bonus
+    if bonus_named(bonus) is not VALUE and has_bonus[0] and not has_bonus[0 if repeats else 1]:
+        raise InputError(
+            f"the {bonus} bonus contradicts showing no ad twice (no repeats): there, {policy} explores by optimistic "
+            "probabilities"
+        )
 
 
 # ── parts that policies share ────────────────────────────────────────────────────────────────────────────────────────
@@ -245,7 +327,7 @@ def greedy_arms(planner: Planner, contexts: Floats, masked: Masked | None) -> In
 
 def exploration_scores(planner: Planner, contexts: Floats, arms: Ints) -> Floats:
     """Return zᵀA⁻¹z of the arms of slates, 0 where there is none: (n, H) → (n, H), float64, row by row."""
-    scores = planner.posterior.precision.squared_widths_of(contexts, arms)
+    scores = planner.model.squared_widths_of(contexts, arms)
     scores[arms == NO_ARM] = 0.0
     return scores
 
@@ -258,14 +340,14 @@ def random_slates(planner: Planner, count: int, uniforms: Floats, masked: Masked
     for h in range(planner.horizon):
         left = len(planner.shown) - (taken < len(planner.shown)).sum(axis=1)
         possible = left > 0
-        place = np.minimum((uniforms[:, h] * left).astype(np.intp), np.maximum(left - 1, 0))
+        column = np.minimum((uniforms[:, h] * left).astype(np.intp), np.maximum(left - 1, 0))
         # The j-th eligible column: step over every taken column at or before it. `taken` is sorted.
         for gone in taken.T:
-            place += gone <= place
-        arms[possible, h] = planner.shown[place[possible]]
+            column += gone <= column
+        arms[possible, h] = planner.shown[column[possible]]
         propensities[possible, h] = 1 / left[possible]
         if not planner.repeats:
-            now = np.where(possible, place, len(planner.shown))[:, None]
+            now = np.where(possible, column, len(planner.shown))[:, None]
             taken = np.sort(np.hstack([taken, now]), axis=1)
     return Slates(arms=arms, explored=arms != NO_ARM, propensities=propensities)
 
@@ -313,7 +395,7 @@ def _epsilon_without_repeats(
             propensities[row, h] = epsilon / len(eligible) + (1 - epsilon if arm == greedy else 0)
             arms[row, h] = arm
             eligible.remove(arm)
-            # Another arm takes a place of the plan: drop that arm if planned, else the plan's last, least needed one.
+            # Another arm replaces one of the plan: drop that arm if planned, else the plan's last, least needed one.
             plan.remove(arm if arm in plan else plan[-1])
     return Slates(arms=arms, explored=explored, propensities=propensities)
 

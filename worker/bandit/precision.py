@@ -6,7 +6,7 @@ Every observation is z = [x; onehot(k)], so A = λI + Σ w z zᵀ has a diagonal
          [B, D]]       B  (K, d)  cross, a row per arm
                        D  (K,)    arms, the diagonal
 
-and everything goes through the Schur complement of D (math.md §4), with U = B / D:
+and everything goes through the Schur complement of D (docs/math.md §4), with U = B / D:
 
     S = (C − Uᵀ B)⁻¹ = LᵀL        zᵀA⁻¹z = ‖L(x − U_k)‖² + 1/D_k
 
@@ -15,33 +15,16 @@ No (d+K)² matrix is ever formed: memory is O(dK), a factorisation O(d²K + d³)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from worker.bandit.arrays import Floats, Ints, frozen_array
 from worker.errors import EstimationError, InputError
 
 GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-
-
-def frozen_array(values: object, shape: tuple[int, ...] | None = None) -> Floats:
-    """Return `values` as a float64 array of its own that cannot be written to; check shape and finiteness."""
-    try:
-        array = np.array(values, dtype=np.float64, order="C")
-    except (TypeError, ValueError):
-        raise InputError("not an array of numbers") from None
-    if shape is not None and array.shape != shape:
-        raise InputError(f"shape {array.shape} instead of {shape}")
-    if not np.isfinite(array).all():
-        raise InputError("has a number that is not finite")
-    array.flags.writeable = False
-    return array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,11 +145,6 @@ class Precision:
         return context, normals_arms / np.sqrt(self.arms) - context @ self.centres.T
 
     @property
-    def log_determinant(self) -> float:
-        """Return log det A."""
-        return float(np.log(self.arms).sum() - 2 * np.log(np.diag(self.whitening)).sum())
-
-    @property
     def smallest_eigenvalue(self) -> float:
         """Return the smallest eigenvalue of A.
 
@@ -222,6 +200,17 @@ class Precision:
             context=self.context,
             cross=np.vstack([self.cross, np.zeros((count, self.dim))]),
             arms=np.concatenate([self.arms, np.full(count, float(ridge))]),
+        )
+
+    def choose_arms(self, arms: Sequence[int]) -> Precision:
+        """Return the information about the context and these arms alone; the other arms are integrated out."""
+        chosen = list(arms)
+        gone = sorted(set(range(len(self.arms))) - set(chosen))
+        lost = self.centres[gone].T @ self.cross[gone]
+        return Precision(
+            context=self.context - (lost + lost.T) / 2 if gone else self.context,
+            cross=self.cross[chosen],
+            arms=self.arms[chosen],
         )
 
     def forget(self, keep: float, *, ridge: float) -> Precision:

@@ -1,4 +1,4 @@
-"""What a session may have lost, as far as it can be told (math.md §6).
+"""What a session may have lost, as far as it can be told (docs/math.md §6).
 
 Three different things, never to be mixed up:
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.bandit.model import Posterior, sigmoid
+from worker.bandit.arrays import Floats, Ints, sigmoid
+from worker.bandit.click_model import ClickModel
 from worker.bandit.ordering import best_values
-from worker.bandit.planning import NO_ARM, Planner, optimal_values, values_of_slates
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.planning import Planner, optimal_values, values_of_slates
 
 
 def best_revenue(planner: Planner, chances: Floats) -> Floats:
@@ -27,34 +27,33 @@ def best_revenue(planner: Planner, chances: Floats) -> Floats:
     return best_values(chances, rewards, planner.horizon)
 
 
-def slate_revenue(theta_context: Floats, theta_arms: Floats, rewards: Floats, contexts: Floats, arms: Ints) -> Floats:
-    """Return the expected revenue of slates under a given model: arms (n, H) → (n,)."""
-    chances = sigmoid((contexts @ theta_context)[:, None] + theta_arms[arms])
-    chances[arms == NO_ARM] = 0.0
-    return values_of_slates(chances, rewards[arms])[:, 0]
+def slate_revenue(model: ClickModel, rewards: Floats, contexts: Floats, arms: Ints) -> Floats:
+    """Return the expected revenue of slates under a model: arms (n, H) → (n,).
+
+    NO_ARM is never clicked, and neither is the index K if `rewards` has an entry for it.
+    """
+    return values_of_slates(sigmoid(model.log_odds_of(contexts, arms)), rewards[arms])[:, 0]
 
 
-def pseudo_regret(planner: Planner, truth: Posterior, contexts: Floats, arms: Ints) -> Floats:
+def pseudo_regret(planner: Planner, truth: ClickModel, contexts: Floats, arms: Ints) -> Floats:
     """Return V^{π*} − V^{π} of slates under the true model: (n, H) → (n,)."""
-    best = best_revenue(planner, truth.probabilities(contexts)[:, planner.shown])
-    return best - slate_revenue(truth.theta_context, truth.theta_arms, planner.rewards, contexts, arms)
+    best = best_revenue(planner, sigmoid(truth.log_odds(contexts)[:, planner.shown]))
+    return best - slate_revenue(truth, planner.rewards, contexts, arms)
 
 
 def optimistic_gap(planner: Planner, contexts: Floats, arms: Ints, *, beta: float) -> Floats:
     """Return V^{ucb} − V̂^{π}: what slates may miss if all arms were β standard deviations better: (n, H) → (n,)."""
-    belief = planner.posterior
-    odds = belief.log_odds(contexts) + beta * belief.precision.widths(contexts)
+    odds = planner.model.log_odds(contexts) + beta * planner.model.widths(contexts)
     best = best_revenue(planner, sigmoid(odds)[:, planner.shown])
-    return best - slate_revenue(belief.theta_context, belief.theta_arms, planner.rewards, contexts, arms)
+    return best - slate_revenue(planner.model, planner.rewards, contexts, arms)
 
 
 def posterior_regret(
     planner: Planner, contexts: Floats, arms: Ints, *, generator: np.random.Generator, draws: int = 32
 ) -> Floats:
-    """Return the expectation over N(θ̂, A⁻¹) of V*(θ) − V^{π}(θ), by `draws` structured draws: (n, H) → (n,)."""
+    """Return the expectation over N(θ̂, A⁻¹) of V*(θ) − V^{π}(θ), by `draws` draws from the posterior: (n, H) → (n,)."""
     total = np.zeros(len(contexts))
-    for theta_context, theta_arms in zip(*planner.posterior.draws(generator, draws), strict=True):
-        chances = sigmoid((contexts @ theta_context)[:, None] + theta_arms[planner.shown])
-        best = best_revenue(planner, chances)
-        total += best - slate_revenue(theta_context, theta_arms, planner.rewards, contexts, arms)
+    for drawn in planner.model.draws(generator, draws):
+        best = best_revenue(planner, sigmoid(drawn.log_odds(contexts)[:, planner.shown]))
+        total += best - slate_revenue(drawn, planner.rewards, contexts, arms)
     return total / draws

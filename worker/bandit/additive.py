@@ -1,0 +1,317 @@
+"""The paper's click model: P(click on arm k | x) = σ(x·θ_x + θ_k), with a Gaussian belief N([θ_x; θ_k], A⁻¹).
+
+The context moves all arms up or down together and enters through one number, s = x·θ_x. So arms are ordered by θ_k for
+every context, and a context costs one product with θ_x and, for the widths, one with the whitening matrix of A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from worker.bandit.arrays import Array, Floats, Ints, frozen_array, sigmoid
+from worker.bandit.click_model import ROWS, Displays, Fit, Observations
+from worker.bandit.estimators import Coefficients, estimate, inner
+from worker.bandit.precision import Precision
+from worker.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AdditiveModel:
+    """The belief about θ_x (d,) and θ_k (K,).
+
+    Examples
+    --------
+    >>> belief = AdditiveModel.prior(dim=2, arms=3, ridge=1.0)
+    >>> sigmoid(belief.log_odds(np.zeros((1, 2))))
+    array([[0.5, 0.5, 0.5]])
+    """
+
+    name: ClassVar[str] = "additive"
+    fields: ClassVar[tuple[str, ...]] = (
+        "theta_context",
+        "theta_arms",
+        "precision.context",
+        "precision.cross",
+        "precision.arms",
+    )
+
+    theta_context: Floats
+    theta_arms: Floats
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        for name, shape in (("theta_context", (self.precision.dim,)), ("theta_arms", self.precision.arms.shape)):
+            try:
+                object.__setattr__(self, name, frozen_array(getattr(self, name), shape))
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
+
+    @classmethod
+    def prior(cls, *, dim: int, arms: int, ridge: float) -> AdditiveModel:
+        """Return N(0, I/λ)."""
+        return cls.certain(np.zeros(dim), np.zeros(arms), ridge=ridge)
+
+    @classmethod
+    def certain(cls, theta_context: Floats, theta_arms: Floats, *, ridge: float = 1.0) -> AdditiveModel:
+        """Return a given θ with the prior's precision: the truth of a simulated world."""
+        precision = Precision.prior(dim=len(theta_context), arms=len(theta_arms), ridge=ridge)
+        return cls(theta_context=theta_context, theta_arms=theta_arms, precision=precision)
+
+    @classmethod
+    def unpack(cls, arrays: Mapping[str, Floats]) -> AdditiveModel:
+        """Return the model that `pack` took apart."""
+        context, cross, arms = (arrays[f"precision.{part}"] for part in ("context", "cross", "arms"))
+        if cross.size == 0:
+            cross = cross.reshape(len(arms), len(context))
+        model = cls(
+            theta_context=arrays["theta_context"],
+            theta_arms=arrays["theta_arms"],
+            precision=Precision(context=context, cross=cross, arms=arms),
+        )
+        if not model.precision.is_positive_definite:
+            raise InputError("the precision is not positive definite")
+        return model
+
+    def pack(self) -> dict[str, Floats]:
+        """Return θ and the blocks of A."""
+        precision = self.precision
+        parts = (self.theta_context, self.theta_arms, precision.context, precision.cross, precision.arms)
+        return dict(zip(self.fields, parts, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AdditiveModel):
+            return NotImplemented
+        return all(map(np.array_equal, self.pack().values(), other.pack().values()))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def dim(self) -> int:
+        """The number d of context features."""
+        return len(self.theta_context)
+
+    @property
+    def arms(self) -> int:
+        """The number K of arms, retired ones included."""
+        return len(self.theta_arms)
+
+    # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def log_odds(self, contexts: Floats) -> Floats:
+        """Return x·θ_x + θ_k: (n, d) → (n, K)."""
+        return np.asarray((contexts @ self.theta_context)[:, None] + self.theta_arms)
+
+    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return x·θ_x + θ_k of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
+        return np.asarray(_offsets(contexts, self.theta_context)[:, None] + np.append(self.theta_arms, -np.inf)[arms])
+
+    def widths(self, contexts: Floats) -> Floats:
+        """Return sqrt(zᵀA⁻¹z): (n, d) → (n, K)."""
+        return self.precision.widths(contexts)
+
+    def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return zᵀA⁻¹z of chosen arms: (n, d), (n, h) → (n, h)."""
+        return self.precision.squared_widths_of(contexts, arms)
+
+    def heads(self, shown: Ints, dtype: DTypeLike) -> AdditiveHeads:
+        """Prepare the planning kernel for the arms `shown`."""
+        return AdditiveHeads(self, shown, dtype)
+
+    def draws(self, generator: np.random.Generator, count: int) -> Iterator[AdditiveModel]:
+        """Yield models with θ drawn from N(θ̂, A⁻¹)."""
+        context, arms = self.precision.draw(
+            generator.standard_normal((count, self.dim)), generator.standard_normal((count, self.arms))
+        )
+        for theta in zip(self.theta_context + context, self.theta_arms + arms, strict=True):
+            yield replace(self, theta_context=theta[0], theta_arms=theta[1])
+
+    # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fold(self, data: Observations, *, estimator: str) -> Fit:
+        """Learn from answered displays by the estimator called `estimator`.
+
+        A hundred clicks in a hundred displays move an arm's log-odds up, but not to infinity.
+
+        >>> prior = AdditiveModel.prior(dim=1, arms=2, ridge=1.0)
+        >>> shown = Observations(contexts=np.zeros((100, 1)), sessions=np.arange(100),
+        ...                      arms=np.zeros(100, dtype=np.intp), clicked=np.ones(100))
+        >>> prior.fold(shown, estimator="laplace").model.theta_arms.round(2)
+        array([3.36, 0.  ])
+        """
+        model, steps = estimate(self, data, estimator=estimator)
+        return Fit(model=model, steps=steps)
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """θ̂ in its two parts."""
+        return self.theta_context, self.theta_arms
+
+    def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
+        """Return zᵀθ of displays under given coefficients: (m,)."""
+        return np.asarray((data.contexts @ coefficients[0])[data.sessions] + coefficients[1][data.arms])
+
+    def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
+        """Return Σ slopes·z over displays."""
+        per_session = np.bincount(data.sessions, weights=slopes, minlength=len(data.contexts))
+        per_arm = np.bincount(data.arms, weights=slopes, minlength=self.arms)
+        return data.contexts.T @ per_session, np.asarray(per_arm, dtype=np.float64)
+
+    def updated(self, coefficients: Coefficients, precision: Precision) -> AdditiveModel:
+        """Return the model with another estimate and precision."""
+        return AdditiveModel(theta_context=coefficients[0], theta_arms=coefficients[1], precision=precision)
+
+    def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
+        """Return gᵀA⁻¹g for g = Σ slopes·z over `shown`, and gᵀA⁻¹z of each display `seen`."""
+        gradient = self.gradient(shown, slopes)
+        direction = self.precision.solve(*gradient)
+        return inner(gradient, direction), self.predict(direction, seen)
+
+    def forget(self, keep: float, *, ridge: float) -> AdditiveModel:
+        """Keep the estimate; fade A towards the prior."""
+        return replace(self, precision=self.precision.forget(keep, ridge=ridge))
+
+    def with_arms(self, count: int, *, ridge: float) -> AdditiveModel:
+        """Append arms of which nothing is known but the prior."""
+        return AdditiveModel(
+            theta_context=self.theta_context,
+            theta_arms=np.concatenate([self.theta_arms, np.zeros(count)]),
+            precision=self.precision.with_arms(count, ridge=ridge),
+        )
+
+    def choose_arms(self, arms: Sequence[int]) -> AdditiveModel:
+        """Return the belief about these arms alone, in this order."""
+        return AdditiveModel(
+            theta_context=self.theta_context,
+            theta_arms=self.theta_arms[list(arms)],
+            precision=self.precision.choose_arms(arms),
+        )
+
+    # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def effects(self) -> Floats:
+        """θ_x: the effect of each context feature on the log-odds of every arm, (d,)."""
+        return self.theta_context
+
+    @property
+    def effect_deviations(self) -> Floats:
+        """The posterior standard deviation of θ_x, the square root of the diagonal of LᵀL, (d,)."""
+        return np.asarray(np.sqrt((self.precision.whitening**2).sum(axis=0)))
+
+    @property
+    def norm(self) -> float:
+        """‖θ̂‖."""
+        return float(np.hypot(np.linalg.norm(self.theta_context), np.linalg.norm(self.theta_arms)))
+
+    @property
+    def smallest_eigenvalue(self) -> float:
+        """The smallest eigenvalue of A."""
+        return self.precision.smallest_eigenvalue
+
+
+def _offsets(contexts: Floats, theta_context: Floats) -> Floats:
+    """Return s = x·θ_x, each row by itself: (n, d) → (n,)."""
+    # A sum along the rows takes another order if the memory lies along the columns.
+    return np.asarray((np.ascontiguousarray(contexts) * theta_context).sum(axis=1))
+
+
+# ── the planning kernel ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class AdditiveHeads:
+    """The kernel for the arms `shown`: e^{−(s+θ)} = e^{−s} e^{−θ} saves an exponential per arm, and squared widths are
+    one product, [−2 L(x − ū); 1; ‖L(x − ū)‖²] · [L(U_k − ū); ‖L(U_k − ū)‖² + 1/D_k; 1].
+    """  # noqa: D205
+
+    def __init__(self, model: AdditiveModel, shown: Ints, dtype: DTypeLike) -> None:
+        self.model, self.shown, self.dtype = model, shown, np.dtype(dtype)
+        self.theta = model.theta_arms[shown]
+        # Beyond this the factors of the exponential leave the number range.
+        self.steep = 80.0 if self.dtype == np.float32 else 600.0
+        self.flattest = float(np.abs(self.theta).max(initial=0.0))
+        self.decay = np.exp(-np.clip(self.theta, -self.steep, self.steep)).astype(self.dtype)
+
+    @property
+    def ranking(self) -> Floats:
+        """θ_k: f rises with it whatever the context."""
+        return self.theta
+
+    def batch(self, contexts: Floats) -> _AdditiveBatch:
+        """Return the contexts (n, d) as the kernel needs them."""
+        return _AdditiveBatch(self, contexts, _offsets(contexts, self.model.theta_context))
+
+    @cached_property
+    def middle(self) -> Floats:
+        """ū, the mean of the centres: close to all contexts, so that the expanded square does not cancel."""
+        return np.asarray(self.model.precision.centres.mean(axis=0))
+
+    @cached_property
+    def narrowest(self) -> Array:
+        """1 / D_k: no squared width is below, so rounding must not take one there."""
+        return np.asarray(1 / self.model.precision.arms[self.shown]).astype(self.dtype)
+
+    @cached_property
+    def whitened_arms(self) -> Array:
+        """The right factor of the squared widths, (d+2, columns + 1)."""
+        precision, count = self.model.precision, len(self.shown)
+        there = (precision.centres[self.shown] - self.middle) @ precision.whitening.T
+        right = np.zeros((precision.dim + 2, count + 1), dtype=self.dtype)
+        right[:-2, :count] = there.T
+        right[-2, :count] = (there**2).sum(axis=1) + 1 / precision.arms[self.shown]
+        right[-1, :count] = 1
+        return right
+
+
+class _AdditiveBatch:
+    def __init__(self, heads: AdditiveHeads, contexts: Floats, offsets: Floats) -> None:
+        self._heads, self._contexts, self._offsets = heads, contexts, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def select(self, rows: Ints) -> _AdditiveBatch:
+        return _AdditiveBatch(self._heads, self._contexts[rows], self._offsets[rows])
+
+    def log_odds(self, start: int, stop: int, columns: slice) -> Array:
+        heads = self._heads
+        return np.asarray((self._offsets[start:stop, None] + heads.theta[columns]).astype(heads.dtype))
+
+    def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
+        heads, offsets = self._heads, self._offsets[start:stop]
+        decay = np.exp(-np.clip(offsets, -heads.steep, heads.steep)).astype(heads.dtype)
+        with np.errstate(over="ignore", divide="ignore"):
+            result: Array = np.multiply.outer(decay, heads.decay[columns])
+            result += 1
+            np.reciprocal(result, out=result)
+        for row in np.flatnonzero(np.abs(offsets) + heads.flattest > heads.steep):
+            result[row] = sigmoid(offsets[row] + heads.theta[columns])
+        return result
+
+    @cached_property
+    def _whitened(self) -> Array:
+        """The left factor of the squared widths, in blocks: (b, ROWS, d+2)."""
+        heads, (count, dim) = self._heads, self._contexts.shape
+        padded = np.zeros((-(-count // ROWS) * ROWS, dim))
+        padded[:count] = self._contexts - heads.middle
+        here = padded.reshape(-1, ROWS, dim) @ heads.model.precision.whitening.T
+        left = np.empty((len(here), ROWS, dim + 2), dtype=heads.dtype)
+        left[:, :, :dim] = -2 * here
+        left[:, :, dim] = 1
+        left[:, :, dim + 1] = (here**2).sum(axis=2)
+        return left
+
+    def widths(self, start: int, stop: int, columns: slice) -> Array:
+        heads = self._heads
+        floor = heads.narrowest[columns]
+        first = columns.start or 0
+        left = self._whitened[start // ROWS : -(-stop // ROWS)]
+        right = heads.whitened_arms[:, first : first + max(2, len(floor))]
+        squares = np.matmul(left, right).reshape(len(left) * ROWS, right.shape[1])[: stop - start, : len(floor)]
+        np.maximum(squares, floor, out=squares)
+        return np.asarray(np.sqrt(squares, out=squares))

@@ -1,0 +1,47 @@
+"""Arrays of the core: their types, and what every value does with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.errors import InputError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Array = NDArray[Any]  # of the planning kernel's dtype
+
+#: Index of a position without an arm.
+NO_ARM = -1
+
+
+def sigmoid(u: Array) -> Array:
+    """Return 1 / (1 + e^−u) without overflow."""
+    tail = np.exp(-np.abs(u))
+    return np.asarray(np.where(u >= 0, 1.0, tail) / (1.0 + tail))
+
+
+def frozen_array(values: object, shape: tuple[int, ...] | None = None) -> Floats:
+    """Return a read-only float64 copy of `values`; check shape and finiteness."""
+    try:
+        array = np.array(values, dtype=np.float64, order="C")
+    except (TypeError, ValueError):
+        raise InputError("not an array of numbers") from None
+    if shape is not None and array.shape != shape:
+        raise InputError(f"shape {array.shape} instead of {shape}")
+    if not np.isfinite(array).all():
+        raise InputError("has a number that is not finite")
+    array.flags.writeable = False
+    return array
+
+
+def check_rewards(rewards: object) -> Floats:
+    """Return the revenues e_k as an array; raise unless each is finite and above zero."""
+    array = frozen_array(rewards)
+    if array.ndim != 1 or not len(array):
+        raise InputError("there must be at least one arm")
+    if not (array > 0).all():
+        raise InputError("every reward must be above zero")
+    return array

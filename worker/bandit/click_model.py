@@ -1,0 +1,177 @@
+"""The seam between click models and everything else.
+
+A click model is a belief about P(click on arm k | x): an estimate, how certain it is, and how displays change both.
+Nothing outside `worker.bandit` looks inside of one. A new model is one file that implements `ClickModel` and `Heads`,
+and a line in `worker.bandit.models`.
+
+Rules for every implementation:
+
+- A model is a value: methods return new models and never change one in place.
+- The same data in the same order give the same bits.
+- What `HeadBatch`, `log_odds_of` and `squared_widths_of` return for a row depends on that row alone, to the bit, never
+  on its neighbours or on how a batch is split: planning again after a crash must give the same slate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from worker.bandit.arrays import Array, Floats, Ints
+
+#: Rows of every matrix product in a kernel. BLAS sums in another order for another number of rows, and within one
+#: product for rows that fall into another of its tiles. So products are made in blocks of exactly so many rows, few
+#: enough for one tile on every kernel of OpenBLAS, padded with zeros, and never with a single column.
+ROWS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displays:
+    """Arms shown to some sessions.
+
+    Parameters
+    ----------
+    contexts : (n, d), one row per session
+    sessions : (m,), the row of `contexts` that saw each display
+    arms : (m,), the index of the arm displayed
+    """
+
+    contexts: Floats
+    sessions: Ints
+    arms: Ints
+
+    def __len__(self) -> int:
+        return len(self.arms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations(Displays):
+    """Displays that were answered; `clicked` (m,) is 1.0 or 0.0."""
+
+    clicked: Floats
+
+
+class ClickModel(Protocol):
+    """A belief about clicks on K arms, given contexts of d numbers."""
+
+    name: ClassVar[str]
+    #: Names of the arrays that `pack` returns and `unpack` takes; a dot nests them in the record of a version.
+    fields: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def prior(cls, *, dim: int, arms: int, ridge: float) -> ClickModel:
+        """Return the belief before any data; `ridge` is the precision λ of the prior."""
+
+    @classmethod
+    def unpack(cls, arrays: Mapping[str, Floats]) -> ClickModel:
+        """Return the model that `pack` took apart; raise `InputError` if it is not usable."""
+
+    def pack(self) -> dict[str, Floats]:
+        """Return all that the model consists of."""
+
+    @property
+    def dim(self) -> int:
+        """The number d of context features."""
+
+    @property
+    def arms(self) -> int:
+        """The number K of arms, retired ones included."""
+
+    # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def log_odds(self, contexts: Floats) -> Floats:
+        """Return the estimated log-odds of a click: (n, d) → (n, K)."""
+
+    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
+
+    def widths(self, contexts: Floats) -> Floats:
+        """Return the posterior standard deviation of the log-odds: (n, d) → (n, K)."""
+
+    def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return the posterior variance of the log-odds of chosen arms: (n, d), (n, h) → (n, h)."""
+
+    def heads(self, shown: Ints, dtype: DTypeLike) -> Heads:
+        """Prepare the planning kernel for the arms `shown`."""
+
+    def draws(self, generator: np.random.Generator, count: int) -> Iterator[ClickModel]:
+        """Yield models drawn from the posterior; their estimates are the draws."""
+
+    # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fold(self, data: Observations, *, estimator: str) -> Fit:
+        """Learn from answered displays; raise `EstimationError` rather than return a model that cannot be used."""
+
+    def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
+        """Return the variance of Σ slopes·log-odds over `shown`, and each display's pull on that sum, (len(seen),).
+
+        The pull is per unit of surprise (y − p) of a display that the model was fitted on.
+        """
+
+    def forget(self, keep: float, *, ridge: float) -> ClickModel:
+        """Keep the estimate, and of its certainty the share `keep`."""
+
+    def with_arms(self, count: int, *, ridge: float) -> ClickModel:
+        """Append arms of which nothing is known but the prior."""
+
+    def choose_arms(self, arms: Sequence[int]) -> ClickModel:
+        """Return the belief about these arms alone, in this order; the others are integrated out."""
+
+    # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def effects(self) -> Floats:
+        """The shared effect of each context feature on the log-odds, (d,)."""
+
+    @property
+    def effect_deviations(self) -> Floats:
+        """The posterior standard deviation of `effects`, (d,)."""
+
+    @property
+    def norm(self) -> float:
+        """The length of the vector of all parameters."""
+
+    @property
+    def smallest_eigenvalue(self) -> float:
+        """The smallest eigenvalue of the precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A new belief, and the number of Newton steps that it took."""
+
+    model: ClickModel
+    steps: int
+
+
+class Heads(Protocol):
+    """All that planning needs of the arms shown, prepared once per version; a column is an index into `shown`."""
+
+    @property
+    def ranking(self) -> Floats | None:
+        """Numbers that order the columns by click probability for every context; None if the order depends on it."""
+
+    def batch(self, contexts: Floats) -> HeadBatch:
+        """Return the contexts (n, d) as the kernel needs them."""
+
+
+class HeadBatch(Protocol):
+    """Contexts of one batch before the heads. `start` is a multiple of ROWS wherever widths are asked for."""
+
+    def __len__(self) -> int: ...
+
+    def select(self, rows: Ints) -> HeadBatch:
+        """Return the given rows."""
+
+    def log_odds(self, start: int, stop: int, columns: slice) -> Array:
+        """Return the log-odds of rows [start, stop): (rows, columns)."""
+
+    def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
+        """Return the click probabilities of rows [start, stop): (rows, columns)."""
+
+    def widths(self, start: int, stop: int, columns: slice) -> Array:
+        """Return the widths of rows [start, stop): (rows, columns), an array of its own."""

@@ -1,0 +1,8 @@
+"""The click models by name: whoever adds one adds a file and a line here."""
+
+from __future__ import annotations
+
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.click_model import ClickModel
+
+MODELS: dict[str, type[ClickModel]] = {AdditiveModel.name: AdditiveModel}
