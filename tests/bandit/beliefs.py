@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.model import Observations, Posterior, sigmoid
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import sigmoid
+from worker.bandit.bonuses import bonus_named
+from worker.bandit.click_model import ClickModel, Fit, Observations
+from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.bandit.precision import Precision
 
 Floats = NDArray[np.float64]
@@ -73,11 +78,11 @@ def scenes(draw: st.DrawFn, kind: st.SearchStrategy[str] = kinds) -> Scene:
 
 def belief(
     dim: int, arms: int, generator: np.random.Generator, *, displayed: int = 200, ridge: float = 1.0
-) -> Posterior:
+) -> AdditiveModel:
     """Return a belief after `displayed` displays around the origin."""
     contexts = generator.normal(size=(max(1, displayed), dim))
     sessions, shown = displays(contexts, arms, displayed, generator)
-    return Posterior(
+    return AdditiveModel(
         theta_context=generator.normal(size=dim) / np.sqrt(dim),
         theta_arms=generator.normal(size=arms) * 1.5 - 1,
         precision=Precision.prior(dim=dim, arms=arms, ridge=ridge).plus(
@@ -86,9 +91,24 @@ def belief(
     )
 
 
-def episode(truth: Posterior, contexts: Floats, count: int, generator: np.random.Generator) -> Observations:
+def episode(truth: AdditiveModel, contexts: Floats, count: int, generator: np.random.Generator) -> Observations:
     """Return `count` displays answered by users who behave as `truth` says."""
     sessions, arms = displays(contexts, truth.arms, count, generator)
     chances = sigmoid((contexts @ truth.theta_context)[sessions] + truth.theta_arms[arms])
     clicked = (generator.random(count) < chances).astype(float)
     return Observations(contexts=contexts, sessions=sessions, arms=arms, clicked=clicked)
+
+
+# ── short forms ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def update(model: AdditiveModel, data: Observations, *, estimator: str = "laplace") -> Fit[AdditiveModel]:
+    return model.fold(data, estimator=estimator)
+
+
+def probabilities(model: ClickModel, contexts: Any) -> Any:
+    return sigmoid(model.log_odds(contexts))
+
+
+def make_policy(name: str, *, bonus: str = "value", **numbers: Any) -> Policy:
+    return policy_named(name).under(Exploration(bonus=bonus_named(bonus), **numbers))

@@ -11,7 +11,8 @@ from itertools import permutations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.bandit.model import Observations, Posterior
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.click_model import Observations
 from worker.bandit.precision import Precision
 
 Floats = NDArray[np.float64]
@@ -67,7 +68,7 @@ def logistic(u: NDArray[np.floating]) -> Wide:
     return np.asarray(1 / (1 + np.exp(-np.asarray(u, dtype=np.longdouble))))
 
 
-def joint(posterior: Posterior) -> Floats:
+def joint(posterior: AdditiveModel) -> Floats:
     """Return [θ_x; θ_1 … θ_K]."""
     return np.concatenate([posterior.theta_context, posterior.theta_arms])
 
@@ -76,7 +77,7 @@ def all_features(data: Observations, count: int) -> Floats:
     return features(data.contexts, data.sessions, data.arms, count)
 
 
-def map_estimate(prior: Posterior, data: Observations) -> tuple[Wide, Wide]:
+def map_estimate(prior: AdditiveModel, data: Observations) -> tuple[Wide, Wide]:
     """Return the MAP and the precision there, by damped dense Newton in extended precision, to the last bit."""
     z = all_features(data, prior.arms).astype(np.longdouble)
     centre, matrix = joint(prior).astype(np.longdouble), dense(prior.precision).astype(np.longdouble)

@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from worker.bandit.bonuses import BONUSES
 from worker.bandit.ordering import greedy_slates, optimistic_slates
 from worker.bandit.planning import BLOCK, Masked, Planner
-from worker.bandit.policies import POLICIES, exploration_scores, make_policy
+from worker.bandit.policies import POLICIES, exploration_scores
 
-from .beliefs import belief, seeds
+from .beliefs import belief, make_policy, seeds
 
 Contexts = NDArray[np.float64]
 Results = Mapping[str, NDArray[Any]]
@@ -34,18 +35,15 @@ arm_counts = st.one_of(st.integers(1, 70), st.sampled_from([BLOCK - 1, BLOCK, BL
 def with_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) -> Results:
     plan = planner.greedy(contexts, masked)
     optimistic = {
-        bonus: planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=bonus, masked=masked)
+        bonus: planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=BONUSES[bonus], masked=masked)
         for bonus in ("value", "paper")
     }
-    dim, blocks = planner.posterior.dim, planner.whitened(contexts)
-    columns = [
-        planner.widths(blocks, first, min(first + BLOCK, len(planner.shown)))[: len(contexts)]
-        for first in range(0, len(planner.shown), BLOCK)
-    ]
+    batch, count, arms = planner.batch(contexts), len(contexts), len(planner.shown)
+    blocks = [slice(first, min(first + BLOCK, arms)) for first in range(0, arms, BLOCK)]
     return {
-        "offsets": planner.offsets(contexts),
-        "whitened": blocks.reshape(-1, dim + 2)[: len(contexts)],
-        "widths": np.hstack(columns),
+        "log-odds": np.hstack([batch.log_odds(0, count, block) for block in blocks]),
+        "probabilities": np.hstack([batch.probabilities(0, count, block) for block in blocks]),
+        "widths": np.hstack([batch.widths(0, count, block) for block in blocks]),
         "greedy": plan.arms,
         "continuations": plan.continuations,
         "slate values": planner.slate_values(contexts, optimistic["value"]),

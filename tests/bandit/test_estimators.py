@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from worker.bandit import estimators
-from worker.bandit.estimators import ESTIMATORS, LARGEST_STEP, update
-from worker.bandit.model import Observations, Posterior
-from worker.bandit.precision import Precision
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.click_model import Observations
+from worker.bandit.estimators import ESTIMATORS, LARGEST_STEP
 from worker.errors import EstimationError, InputError
 
-from .beliefs import belief, contexts_of, displays, episode, kinds, lawful, ridges, seeds
+from .beliefs import belief, contexts_of, displays, episode, kinds, lawful, probabilities, ridges, seeds, update
 from .reference import all_features, dense, inverse, joint, logistic, map_estimate
 
 Floats = NDArray[np.float64]
@@ -31,7 +31,7 @@ def observations(contexts: Floats, sessions: object, arms: object, clicked: obje
     )
 
 
-def case(seed: int, shape: tuple[int, int], ridge: float = 1.0) -> tuple[Posterior, Observations]:
+def case(seed: int, shape: tuple[int, int], ridge: float = 1.0) -> tuple[AdditiveModel, Observations]:
     """Return a belief that has learned something and an episode of users who behave otherwise."""
     generator = np.random.default_rng(seed)
     dim, arms = shape
@@ -49,8 +49,8 @@ def test_laplace_finds_the_maximum_of_the_posterior(seed: int, shape: tuple[int,
     prior, data = case(seed, shape, ridge)
     fit = update(prior, data)
     theta, matrix = map_estimate(prior, data)
-    np.testing.assert_allclose(joint(fit.posterior), theta.astype(float), rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(dense(fit.posterior.precision), matrix.astype(float), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(joint(fit.model), theta.astype(float), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(dense(fit.model.precision), matrix.astype(float), rtol=1e-9, atol=1e-11)
     assert 1 <= fit.steps <= 10
 
 
@@ -59,28 +59,24 @@ def test_laplace_finds_the_maximum_of_the_posterior(seed: int, shape: tuple[int,
 def test_two_episodes_under_laplace_are_nearly_one_twice_as_long(seed: int, shape: tuple[int, int]) -> None:
     # Exactly one if the posterior were Gaussian: the second episode's prior is the first one's posterior.
     generator = np.random.default_rng(seed)
-    truth = Posterior(
-        theta_context=generator.normal(size=shape[0]) / 4,
-        theta_arms=generator.normal(size=shape[1]) / 4,
-        precision=Precision.prior(dim=shape[0], arms=shape[1], ridge=1.0),
-    )
-    prior = Posterior.prior(dim=shape[0], arms=shape[1], ridge=20.0)
+    truth = AdditiveModel.certain(generator.normal(size=shape[0]) / 4, generator.normal(size=shape[1]) / 4)
+    prior = AdditiveModel.prior(dim=shape[0], arms=shape[1], ridge=20.0)
     data = episode(truth, generator.normal(size=(40, shape[0])), 200, generator)
     half = len(data) // 2
     first, second = (
         observations(data.contexts, data.sessions[part], data.arms[part], data.clicked[part])
         for part in (slice(None, half), slice(half, None))
     )
-    apart = joint(update(update(prior, first).posterior, second).posterior)
-    together = joint(update(prior, data).posterior)
+    apart = joint(update(update(prior, first).model, second).model)
+    together = joint(update(prior, data).model)
     assert np.abs(apart - together).max() < 0.05
 
 
 def test_laplace_learns_the_truth() -> None:
     generator = np.random.default_rng(4)
-    truth, known = belief(3, 4, generator), Posterior.prior(dim=3, arms=4, ridge=1.0)
+    truth, known = belief(3, 4, generator), AdditiveModel.prior(dim=3, arms=4, ridge=1.0)
     for _ in range(20):
-        known = update(known, episode(truth, generator.normal(size=(300, 3)), 900, generator)).posterior
+        known = update(known, episode(truth, generator.normal(size=(300, 3)), 900, generator)).model
     off = joint(known) - joint(truth)
     assert np.abs(off).max() < 0.15
     assert off @ dense(known.precision) @ off < 30  # χ² with 7 degrees of freedom, and the prior's pull
@@ -98,8 +94,8 @@ def test_newton_is_one_dense_step(seed: int, shape: tuple[int, int]) -> None:
     matrix = dense(prior.precision) + (z.T * (chances * (1 - chances))) @ z
     theta = joint(prior) + inverse(matrix) @ (z.T @ (data.clicked - chances))
     fit = update(prior, data, estimator="newton")
-    np.testing.assert_allclose(joint(fit.posterior), theta.astype(float), rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(dense(fit.posterior.precision), matrix.astype(float), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(joint(fit.model), theta.astype(float), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(dense(fit.model.precision), matrix.astype(float), rtol=1e-12, atol=1e-13)
 
 
 @given(seeds, shapes, st.integers(1, 4))
@@ -110,7 +106,7 @@ def test_paper_is_algorithm_1_to_the_letter_over_several_episodes(
     # Algorithm 1 keeps b; here it is A θ̂, which is the same as long as θ̂ = A⁻¹ b.
     generator = np.random.default_rng(seed)
     dim, arms = shape
-    truth, known = belief(dim, arms, generator), Posterior.prior(dim=dim, arms=arms, ridge=1.0)
+    truth, known = belief(dim, arms, generator), AdditiveModel.prior(dim=dim, arms=arms, ridge=1.0)
     matrix = np.eye(dim + arms, dtype=np.longdouble)
     b = theta = np.zeros(dim + arms, dtype=np.longdouble)
     for _ in range(count):
@@ -120,7 +116,7 @@ def test_paper_is_algorithm_1_to_the_letter_over_several_episodes(
             matrix = matrix + p * (1 - p) * np.outer(z, z)
             b = b + z * (y - p)
         theta = inverse(matrix) @ b
-        known = update(known, data, estimator="paper").posterior
+        known = update(known, data, estimator="paper").model
         np.testing.assert_allclose(joint(known), theta.astype(float), rtol=1e-10, atol=1e-11)
         np.testing.assert_allclose(dense(known.precision), matrix.astype(float), rtol=1e-11, atol=1e-12)
 
@@ -131,10 +127,10 @@ def test_the_paper_s_update_stays_short_of_the_truth_where_laplace_arrives() -> 
     truth = belief(3, 4, generator)
     projections = {}
     for estimator in ("paper", "laplace"):
-        known = Posterior.prior(dim=3, arms=4, ridge=1.0)
+        known = AdditiveModel.prior(dim=3, arms=4, ridge=1.0)
         for _ in range(40):
             data = episode(truth, generator.normal(size=(100, 3)), 200, generator)
-            known = update(known, data, estimator=estimator).posterior
+            known = update(known, data, estimator=estimator).model
         projections[estimator] = joint(known) @ joint(truth) / (joint(truth) @ joint(truth))
     assert 0.2 < projections["paper"] < 0.7
     assert 0.9 < projections["laplace"] < 1.1
@@ -152,7 +148,7 @@ def test_the_order_of_the_displays_does_not_matter_beyond_rounding(
     prior, data = case(seed, shape)
     order = np.random.default_rng(seed + 1).permutation(len(data))
     shuffled = observations(data.contexts, data.sessions[order], data.arms[order], data.clicked[order])
-    one, other = (update(prior, d, estimator=estimator).posterior for d in (data, shuffled))
+    one, other = (update(prior, d, estimator=estimator).model for d in (data, shuffled))
     np.testing.assert_allclose(joint(one), joint(other), rtol=1e-10, atol=1e-11)
     np.testing.assert_allclose(dense(one.precision), dense(other.precision), rtol=1e-11, atol=1e-12)
 
@@ -165,7 +161,7 @@ def test_sessions_with_several_displays_are_the_same_as_displays_on_their_own(
 ) -> None:
     prior, data = case(seed, shape)
     flat = observations(data.contexts[data.sessions], np.arange(len(data)), data.arms, data.clicked)
-    one, other = (update(prior, d, estimator=estimator).posterior for d in (data, flat))
+    one, other = (update(prior, d, estimator=estimator).model for d in (data, flat))
     np.testing.assert_allclose(joint(one), joint(other), rtol=1e-10, atol=1e-11)
     np.testing.assert_allclose(dense(one.precision), dense(other.precision), rtol=1e-11, atol=1e-12)
 
@@ -175,7 +171,7 @@ def test_sessions_without_an_answered_display_change_nothing(estimator: str) -> 
     prior, data = case(3, (2, 3))
     more = np.vstack([data.contexts, np.full((3, 2), 1e3)])
     padded = observations(more, data.sessions, data.arms, data.clicked)
-    one, other = (update(prior, d, estimator=estimator).posterior for d in (data, padded))
+    one, other = (update(prior, d, estimator=estimator).model for d in (data, padded))
     np.testing.assert_allclose(joint(one), joint(other), rtol=1e-12)
     np.testing.assert_allclose(dense(one.precision), dense(other.precision), rtol=1e-12, atol=1e-13)
 
@@ -184,7 +180,7 @@ def test_sessions_without_an_answered_display_change_nothing(estimator: str) -> 
 def test_the_same_data_give_the_same_bits(estimator: str) -> None:
     prior, data = case(5, (3, 4))
     copied = observations(data.contexts.copy(), data.sessions.copy(), data.arms.copy(), data.clicked.copy())
-    one, other = (update(prior, d, estimator=estimator).posterior for d in (data, copied))
+    one, other = (update(prior, d, estimator=estimator).model for d in (data, copied))
     assert joint(one).tobytes() == joint(other).tobytes()
     assert dense(one.precision).tobytes() == dense(other.precision).tobytes()
 
@@ -193,24 +189,24 @@ def test_the_same_data_give_the_same_bits(estimator: str) -> None:
 def test_nothing_seen_is_nothing_learned(estimator: str) -> None:
     prior, _ = case(1, (2, 3))
     fit = update(prior, observations(np.zeros((0, 2)), [], [], []), estimator=estimator)
-    assert fit.posterior == prior
+    assert fit.model == prior
     assert fit.steps == 0
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_an_arm_that_was_not_shown_in_a_context_of_zeros_stays_as_it_was(estimator: str) -> None:
-    prior = Posterior.prior(dim=2, arms=3, ridge=1.0)
+    prior = AdditiveModel.prior(dim=2, arms=3, ridge=1.0)
     learned = update(prior, observations(np.zeros((4, 2)), range(4), [0, 0, 2, 2], [1, 1, 0, 0]), estimator=estimator)
-    theta = learned.posterior.theta_arms
+    theta = learned.model.theta_arms
     assert theta[0] > 0 > theta[2]
     assert theta[1] == 0
-    assert (learned.posterior.theta_context == 0).all()
+    assert (learned.model.theta_context == 0).all()
 
 
 # ── a model that is never corrupt ────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_usable(posterior: Posterior, before: Posterior) -> None:
+def check_usable(posterior: AdditiveModel, before: AdditiveModel) -> None:
     theta = joint(posterior)
     assert np.isfinite(theta).all()
     assert np.isfinite(dense(posterior.precision)).all()
@@ -228,7 +224,7 @@ def test_an_update_is_usable_or_it_is_an_error(
 ) -> None:
     generator = np.random.default_rng(seed)
     dim, arms = shape
-    known = Posterior.prior(dim=dim, arms=arms, ridge=ridge)
+    known = AdditiveModel.prior(dim=dim, arms=arms, ridge=ridge)
     for _ in range(4):
         contexts = contexts_of(kind, 10, dim, generator)
         sessions, shown = displays(contexts, arms, 25, generator)
@@ -242,8 +238,8 @@ def test_an_update_is_usable_or_it_is_an_error(
             fit = update(known, observations(contexts, sessions, shown, clicked), estimator=estimator)
         except EstimationError:
             continue
-        check_usable(fit.posterior, known)
-        known = fit.posterior
+        check_usable(fit.model, known)
+        known = fit.model
 
 
 @given(seeds, shapes, kinds, st.sampled_from([0.5, 1.0, 10.0]))
@@ -254,16 +250,16 @@ def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(
     # Users who answer by a model of moderate log-odds: then no fold may be lost, however the contexts lie.
     generator = np.random.default_rng(seed)
     dim, arms = shape
-    known = Posterior.prior(dim=dim, arms=arms, ridge=ridge)
+    known = AdditiveModel.prior(dim=dim, arms=arms, ridge=ridge)
     scale = np.abs(contexts_of(kind, 50, dim, np.random.default_rng(seed))).max()
-    truth = Posterior(
+    truth = AdditiveModel(
         theta_context=generator.normal(size=dim) / (scale * dim),
         theta_arms=generator.normal(size=arms),
         precision=known.precision,
     )
     for _ in range(5):
         data = episode(truth, contexts_of(kind, 40, dim, generator), 120, generator)
-        after = update(known, data).posterior
+        after = update(known, data).model
         check_usable(after, known)
         known = after
 
@@ -273,13 +269,13 @@ def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(
 def test_contexts_that_are_all_the_same_stop_no_fold(scale: float, sessions: int) -> None:
     # Then θ_x and the arms say the same thing twice, and A is as badly conditioned as the ridge allows.
     generator = np.random.default_rng(0)
-    known = Posterior.prior(dim=3, arms=4, ridge=1.0)
+    known = AdditiveModel.prior(dim=3, arms=4, ridge=1.0)
     contexts = np.full((sessions, 3), scale)
     for _ in range(30):
         shown = generator.integers(0, 4, sessions)
         clicked = generator.random(sessions) < np.array([0.1, 0.2, 0.5, 0.7])[shown]
-        known = update(known, observations(contexts, np.arange(sessions), shown, clicked)).posterior
-    np.testing.assert_allclose(known.probabilities(contexts[:1])[0], [0.1, 0.2, 0.5, 0.7], atol=0.15)
+        known = update(known, observations(contexts, np.arange(sessions), shown, clicked)).model
+    np.testing.assert_allclose(probabilities(known, contexts[:1])[0], [0.1, 0.2, 0.5, 0.7], atol=0.15)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -289,21 +285,21 @@ def test_contexts_that_are_all_the_same_stop_no_fold(scale: float, sessions: int
     ids=["nan", "infinite", "huge", "largest"],
 )
 def test_contexts_that_no_model_can_take_are_an_error(estimator: str, contexts: list[list[float]]) -> None:
-    prior = Posterior.prior(dim=2, arms=2, ridge=1.0)
+    prior = AdditiveModel.prior(dim=2, arms=2, ridge=1.0)
     with pytest.raises(EstimationError):
         update(prior, observations(np.array(contexts), [0, 0], [0, 1], [1, 0]), estimator=estimator)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_an_answer_that_is_not_a_number_is_an_error(estimator: str) -> None:
-    prior = Posterior.prior(dim=2, arms=2, ridge=1.0)
+    prior = AdditiveModel.prior(dim=2, arms=2, ridge=1.0)
     with pytest.raises(EstimationError, match="not finite"):
         update(prior, observations(np.ones((1, 2)), [0, 0], [0, 1], [1, np.nan]), estimator=estimator)
 
 
 def test_an_estimate_that_leaps_is_an_error() -> None:
     # Almost no prior and answers that a line separates: the maximum lies very far out.
-    prior = Posterior.prior(dim=1, arms=1, ridge=1e-14)
+    prior = AdditiveModel.prior(dim=1, arms=1, ridge=1e-14)
     data = observations(np.array([[1.0], [-1.0]]), [0, 1], [0, 0], [1, 0])
     with pytest.raises(EstimationError, match=r"moved by .* in one fold, more than 20"):
         update(prior, data)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.model import Posterior
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import NO_ARM
 from worker.bandit.ordering import best_values, greedy_slates, optimistic_slates
-from worker.bandit.planning import NO_ARM, Planner
-from worker.bandit.precision import Precision
+from worker.bandit.planning import Planner
 
-from .beliefs import belief, lawful, seeds
+from .beliefs import belief, lawful, probabilities, seeds
 from .reference import best_without_repeats, logistic, slate_value, squared_widths
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ def test_the_greedy_slate_is_the_best_of_all_ordered_subsets(
     contexts = generator.normal(size=(3, 2))
     excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for share in (0.0, 0.4, 1.0)]
     slates = greedy_slates(planner, contexts, planner.masked(excluded))
-    for row, chances in enumerate(planner.posterior.probabilities(contexts)):
+    for row, chances in enumerate(probabilities(planner.model, contexts)):
         eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
         check_slate(slates[row], chances, planner, eligible)
 
@@ -70,8 +70,8 @@ def test_the_optimistic_slate_is_the_best_under_optimistic_probabilities(
     contexts = generator.normal(size=(3, 2))
     excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for share in (0.0, 0.4, 1.0)]
     slates = optimistic_slates(planner, contexts, beta=beta, masked=planner.masked(excluded))
-    widths = np.sqrt(squared_widths(planner.posterior.precision, contexts))
-    chances = np.asarray(logistic(planner.posterior.log_odds(contexts) + beta * widths), dtype=float)
+    widths = np.sqrt(squared_widths(planner.model.precision, contexts))
+    chances = np.asarray(logistic(planner.model.log_odds(contexts) + beta * widths), dtype=float)
     for row in range(3):
         eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
         check_slate(slates[row], chances[row], planner, eligible)
@@ -82,11 +82,11 @@ def test_the_optimistic_slate_is_the_best_under_optimistic_probabilities(
 def test_arms_that_are_no_contenders_never_matter(seed: int, arms: int, horizon: int) -> None:
     planner, generator = planner_of(seed, arms, horizon)
     contexts = 4 * generator.normal(size=(5, 2))
-    theta, rewards = planner.posterior.theta_arms, planner.rewards
+    theta, rewards = planner.model.theta_arms, planner.rewards
     for k in set(range(arms)) - set(planner.contenders.tolist()):
         beating = [j for j in range(arms) if j != k and theta[j] >= theta[k] and rewards[j] >= rewards[k]]
         assert len(beating) >= horizon
-    chances = planner.posterior.probabilities(contexts)
+    chances = probabilities(planner.model, contexts)
     every = best_values(chances, rewards, horizon)
     for row, slate in enumerate(greedy_slates(planner, contexts)):
         shown = slate[slate != NO_ARM]
@@ -125,11 +125,7 @@ def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_place_empty(
     data: st.DataObject,
 ) -> None:
     # Probabilities of exactly 0 and 1, where rounding decides what is better.
-    known = Posterior(
-        theta_context=np.ones(1),
-        theta_arms=np.array([theta for _, theta in arms]),
-        precision=Precision.prior(dim=1, arms=len(arms), ridge=1.0),
-    )
+    known = AdditiveModel.certain(np.ones(1), np.array([theta for _, theta in arms]))
     planner = Planner(known, [reward for reward, _ in arms], horizon=horizon, repeats=False, dtype=dtype)
     excluded = [data.draw(st.lists(st.integers(0, len(arms) - 1), unique=True)) for _ in range(2)]
     contexts, masked = np.array([[offset], [0.0]]), planner.masked(excluded)
@@ -148,7 +144,7 @@ def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_place_empty(
 @lawful
 def test_single_precision_loses_nothing_that_matters(seed: int, arms: int, horizon: int) -> None:
     double, generator = planner_of(seed, arms, horizon)
-    single = Planner(double.posterior, double.rewards, horizon=horizon, repeats=False)
+    single = Planner(double.model, double.rewards, horizon=horizon, repeats=False)
     contexts = generator.normal(size=(5, 2))
     fine = double.slate_values(contexts, greedy_slates(double, contexts))[:, 0]
     rough = double.slate_values(contexts, greedy_slates(single, contexts))[:, 0]

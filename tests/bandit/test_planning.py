@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.model import Posterior
-from worker.bandit.planning import BLOCK, NO_ARM, Planner, optimal_values, values_of_slates
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import NO_ARM
+from worker.bandit.bonuses import BONUSES
+from worker.bandit.planning import BLOCK, Planner, optimal_values, values_of_slates
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
-from .beliefs import belief, lawful, seeds
+from .beliefs import belief, lawful, probabilities, seeds
 from .reference import best_with_repeats, logistic, slate_value, squared_widths
 
 Floats = NDArray[np.float64]
@@ -53,7 +55,7 @@ def test_the_greedy_plan_is_the_best_of_all_slates(seed: int, dim: int, arms: in
     planner, generator = planner_of(seed, dim, arms, horizon)
     contexts = generator.normal(size=(3, dim))
     plan = planner.greedy(contexts)
-    for row, chances in enumerate(planner.posterior.probabilities(contexts)):
+    for row, chances in enumerate(probabilities(planner.model, contexts)):
         best = best_with_repeats(chances, planner.rewards, horizon, range(arms))
         assert plan.continuations[row, 0] == pytest.approx(best, abs=1e-12)
         assert slate_value(chances, planner.rewards, plan.arms[row]) == pytest.approx(best, abs=1e-12)
@@ -70,7 +72,7 @@ def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(
     share = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
     excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for _ in contexts]
     plan = planner.greedy(contexts, planner.masked(excluded))
-    for row, chances in enumerate(planner.posterior.probabilities(contexts)):
+    for row, chances in enumerate(probabilities(planner.model, contexts)):
         eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
         best, values = backwards(chances, planner.rewards, horizon, eligible)
         np.testing.assert_allclose(plan.continuations[row], values, rtol=0, atol=1e-12)
@@ -85,28 +87,20 @@ def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(
 def test_arms_off_the_frontier_never_matter(seed: int, arms: int, horizon: int) -> None:
     planner, generator = planner_of(seed, 2, arms, horizon)
     contexts = 5 * generator.normal(size=(6, 2))
-    theta, rewards = planner.posterior.theta_arms, planner.rewards
+    theta, rewards = planner.model.theta_arms, planner.rewards
     for k in set(range(arms)) - set(planner.frontier.tolist()):
         assert any(theta[j] >= theta[k] and rewards[j] >= rewards[k] for j in planner.frontier)
-    every = optimal_values(planner.posterior.probabilities(contexts), rewards, horizon)
+    every = optimal_values(probabilities(planner.model, contexts), rewards, horizon)
     np.testing.assert_allclose(planner.greedy(contexts).continuations[:, :-1], every, rtol=0, atol=1e-12)
 
 
 def test_of_arms_that_are_the_same_the_first_is_on_the_frontier() -> None:
-    known = Posterior(
-        theta_context=np.zeros(1),
-        theta_arms=np.array([1.0, 2.0, 2.0, 1.0]),
-        precision=Precision.prior(dim=1, arms=4, ridge=1),
-    )
+    known = AdditiveModel.certain(np.zeros(1), np.array([1.0, 2.0, 2.0, 1.0]))
     assert Planner(known, [1.0, 1.0, 1.0, 2.0], horizon=1).frontier.tolist() == [1, 3]
 
 
 def test_arms_that_differ_by_less_than_single_precision_both_stay_on_the_frontier() -> None:
-    known = Posterior(
-        theta_context=np.zeros(1),
-        theta_arms=np.array([1.0, 1.0 + 1e-12]),
-        precision=Precision.prior(dim=1, arms=2, ridge=1),
-    )
+    known = AdditiveModel.certain(np.zeros(1), np.array([1.0, 1.0 + 1e-12]))
     assert Planner(known, [1.0 + 1e-12, 1.0], horizon=1).frontier.tolist() == [0, 1]
 
 
@@ -116,11 +110,7 @@ def test_the_paper_s_unimodality_is_false_so_every_arm_is_looked_at() -> None:
     q = chances * rewards
     assert q.tolist() == pytest.approx([0.9, 0.45, 0.87])
     assert q[0] > q[1] < q[2]
-    known = Posterior(
-        theta_context=np.zeros(1),
-        theta_arms=np.log(chances / (1 - chances)),
-        precision=Precision.prior(dim=1, arms=3, ridge=1),
-    )
+    known = AdditiveModel.certain(np.zeros(1), np.log(chances / (1 - chances)))
     plan = Planner(known, rewards, horizon=1, dtype=np.float64).greedy(np.zeros((1, 1)))
     assert plan.arms.tolist() == [[0]]
     assert plan.continuations[0, 0] == pytest.approx(0.9)
@@ -133,11 +123,7 @@ def test_expensive_unlikely_arms_come_first_when_revenue_and_probability_are_opp
 ) -> None:
     # Erratum to Proposition 2: with arms by rising revenue and falling probability, k*_1 ≥ … ≥ k*_H.
     generator = np.random.default_rng(seed)
-    known = Posterior(
-        theta_context=np.zeros(1),
-        theta_arms=np.sort(generator.normal(size=arms))[::-1],
-        precision=Precision.prior(dim=1, arms=arms, ridge=1.0),
-    )
+    known = AdditiveModel.certain(np.zeros(1), np.sort(generator.normal(size=arms))[::-1])
     planner = Planner(known, np.sort(generator.uniform(0.1, 3, arms)), horizon=horizon, dtype=np.float64)
     slate = planner.greedy(np.zeros((1, 1))).arms[0]
     assert (np.diff(slate) <= 0).all()
@@ -147,9 +133,9 @@ def test_expensive_unlikely_arms_come_first_when_revenue_and_probability_are_opp
 
 
 def scores(planner: Planner, contexts: Floats, ahead: Floats, beta: float, bonus: str) -> Floats:
-    """Return Q_h(k) + bonus of every arm as math.md §3 writes it, for V_{h+1} = ahead: (n, K)."""
-    f = np.asarray(logistic(planner.posterior.log_odds(contexts)), dtype=float)
-    width = np.sqrt(squared_widths(planner.posterior.precision, contexts))
+    """Return Q_h(k) + bonus of every arm as docs/math.md §3 writes it, for V_{h+1} = ahead: (n, K)."""
+    f = np.asarray(logistic(planner.model.log_odds(contexts)), dtype=float)
+    width = np.sqrt(squared_widths(planner.model.precision, contexts))
     q = f * planner.rewards + (1 - f) * ahead[:, None]
     if bonus == "paper":
         return np.asarray(q + beta * width)
@@ -170,7 +156,7 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula(
     excluded = [np.flatnonzero(generator.random(arms) < 0.3).tolist() for _ in contexts]
     masked = planner.masked(excluded)
     plan = planner.greedy(contexts, masked)
-    chosen = planner.optimistic(contexts, plan.continuations, beta=beta, bonus=bonus, masked=masked)
+    chosen = planner.optimistic(contexts, plan.continuations, beta=beta, bonus=BONUSES[bonus], masked=masked)
     for h in range(horizon):
         table = scores(planner, contexts, plan.continuations[:, h + 1], beta, bonus)
         for row, arm in enumerate(chosen[:, h].tolist()):
@@ -187,17 +173,17 @@ def test_the_optimistic_arm_is_found_in_whichever_block_of_arms_it_lies() -> Non
     for best in (0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK):
         theta = np.zeros(arms)
         theta[best] = 1.0
-        known = Posterior(
-            theta_context=np.zeros(1), theta_arms=theta, precision=Precision.prior(dim=1, arms=arms, ridge=1)
-        )
+        known = AdditiveModel.certain(np.zeros(1), theta)
         planner = Planner(known, np.ones(arms), horizon=2)
         for masked in (None, planner.masked([[(best + 1) % arms]])):
             plan = planner.greedy(np.zeros((1, 1)), masked)
             assert plan.arms.tolist() == [[best, best]]
-            chosen = planner.optimistic(np.zeros((1, 1)), plan.continuations, beta=1.0, bonus="value", masked=masked)
+            chosen = planner.optimistic(
+                np.zeros((1, 1)), plan.continuations, beta=1.0, bonus=BONUSES["value"], masked=masked
+            )
             assert chosen.tolist() == [[best, best]]
         chosen = planner.optimistic(
-            np.zeros((1, 1)), plan.continuations, beta=1.0, bonus="value", masked=planner.masked([[best]])
+            np.zeros((1, 1)), plan.continuations, beta=1.0, bonus=BONUSES["value"], masked=planner.masked([[best]])
         )
         assert chosen.tolist() == [[int(best == 0)] * 2]  # all others are equal: the first of them
 
@@ -211,11 +197,11 @@ def test_single_precision_chooses_as_double_does_near_ties_aside(
     seed: int, dim: int, arms: int, horizon: int, bonus: str
 ) -> None:
     double, generator = planner_of(seed, dim, arms, horizon)
-    single = Planner(double.posterior, double.rewards, horizon=horizon)
+    single = Planner(double.model, double.rewards, horizon=horizon)
     contexts = 2 * generator.normal(size=(8, dim))
     plan, rough = double.greedy(contexts), single.greedy(contexts)
     np.testing.assert_allclose(rough.continuations, plan.continuations, rtol=1e-5, atol=1e-7)
-    choice = single.optimistic(contexts, rough.continuations, beta=1.5, bonus=bonus)
+    choice = single.optimistic(contexts, rough.continuations, beta=1.5, bonus=BONUSES[bonus])
     for h in range(horizon):
         for beta, chosen in ((0.0, rough.arms[:, h]), (1.5, choice[:, h])):
             table = scores(double, contexts, plan.continuations[:, h + 1], beta, bonus)
@@ -231,22 +217,18 @@ def test_single_precision_chooses_as_double_does_near_ties_aside(
 )
 @lawful
 def test_steep_odds_stay_finite_and_right(dtype: Any, offsets: list[float], theta: list[float], horizon: int) -> None:
-    known = Posterior(
-        theta_context=np.ones(1),
-        theta_arms=np.array(theta),
-        precision=Precision.prior(dim=1, arms=len(theta), ridge=1.0),
-    )
+    known = AdditiveModel.certain(np.ones(1), np.array(theta))
     planner = Planner(known, np.linspace(1, 2, len(theta)), horizon=horizon, dtype=dtype)
     contexts = np.array(offsets)[:, None]
     odds = contexts + known.theta_arms
-    chances = planner.probabilities(planner.offsets(contexts))
+    chances = planner.batch(contexts).probabilities(0, len(contexts), slice(None))
     rtol, atol = (1e-5, 1e-37) if dtype == np.float32 else (1e-12, 1e-300)
     np.testing.assert_allclose(chances, np.asarray(logistic(odds), dtype=float), rtol=rtol, atol=atol)
     plan = planner.greedy(contexts)
     expected = optimal_values(np.asarray(logistic(odds), dtype=float), planner.rewards, horizon)
     np.testing.assert_allclose(plan.continuations[:, :-1], expected, rtol=rtol, atol=atol)
     for bonus in ("value", "paper"):
-        chosen = planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=bonus)
+        chosen = planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=BONUSES[bonus])
         assert ((chosen >= 0) & (chosen < len(theta))).all()
     assert np.isfinite(planner.slate_values(contexts, plan.arms)).all()
 
@@ -260,9 +242,9 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
         contexts, sessions=np.arange(300), arms=arms, weights=np.full(300, 0.2)
     )
     planner = Planner(
-        Posterior(theta_context=np.zeros(4), theta_arms=np.zeros(9), precision=precision), np.ones(9), horizon=1
+        AdditiveModel(theta_context=np.zeros(4), theta_arms=np.zeros(9), precision=precision), np.ones(9), horizon=1
     )
-    actual = planner.widths(planner.whitened(contexts[:20]))[:20]
+    actual = planner.batch(contexts[:20]).widths(0, 20, slice(0, 9))
     np.testing.assert_allclose(actual, precision.widths(contexts[:20]), rtol=1e-4)
     assert (actual**2 >= 1 / precision.arms * (1 - 1e-6)).all()
 
@@ -270,10 +252,10 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
 def test_rounding_makes_no_width_narrower_than_the_arm_alone_allows() -> None:
     # Centres at ±1000 and a context right on one of them: the square that is left is lost in single precision.
     precision = Precision(context=np.array([[1 + 2e12]]), cross=np.array([[1e9], [-1e9]]), arms=np.array([1e6, 1e6]))
-    known = Posterior(theta_context=np.zeros(1), theta_arms=np.zeros(2), precision=precision)
+    known = AdditiveModel(theta_context=np.zeros(1), theta_arms=np.zeros(2), precision=precision)
     planner = Planner(known, np.ones(2), horizon=1)
     contexts = np.linspace(999, 1001, 64)[:, None]
-    assert (planner.widths(planner.whitened(contexts)) >= 1e-3 * (1 - 1e-6)).all()
+    assert (planner.batch(contexts).widths(0, 64, slice(0, 2)) >= 1e-3 * (1 - 1e-6)).all()
 
 
 # ── values of given slates ───────────────────────────────────────────────────────────────────────────────────────────
@@ -290,7 +272,7 @@ def test_a_slate_is_worth_the_same_counted_backwards_and_forwards(
     slates[:, shown:] = NO_ARM
     values = planner.slate_values(contexts, slates)
     assert values.dtype == np.float64
-    for row, chances in enumerate(planner.posterior.probabilities(contexts)):
+    for row, chances in enumerate(probabilities(planner.model, contexts)):
         for h in range(horizon):
             rest = [arm for arm in slates[row, h:].tolist() if arm != NO_ARM]
             assert values[row, h] == pytest.approx(slate_value(chances, planner.rewards, rest), abs=1e-13)
@@ -335,7 +317,7 @@ def test_no_sessions_get_no_slates(active: Floats) -> None:
     planner, _ = planner_of(0, 2, 3, 4, active=active)
     plan = planner.greedy(np.zeros((0, 2)))
     assert (plan.arms.shape, plan.continuations.shape) == ((0, 4), (0, 5))
-    assert planner.optimistic(np.zeros((0, 2)), plan.continuations, beta=1.0, bonus="value").shape == (0, 4)
+    assert planner.optimistic(np.zeros((0, 2)), plan.continuations, beta=1.0, bonus=BONUSES["value"]).shape == (0, 4)
 
 
 def test_without_an_active_arm_every_slate_is_empty_and_worth_nothing() -> None:
@@ -343,7 +325,7 @@ def test_without_an_active_arm_every_slate_is_empty_and_worth_nothing() -> None:
     plan = planner.greedy(np.ones((2, 2)), planner.masked([[0], []]))
     assert (plan.arms == NO_ARM).all()
     assert (plan.continuations == 0).all()
-    assert (planner.optimistic(np.ones((2, 2)), plan.continuations, beta=1.0, bonus="paper") == NO_ARM).all()
+    assert (planner.optimistic(np.ones((2, 2)), plan.continuations, beta=1.0, bonus=BONUSES["paper"]) == NO_ARM).all()
     assert (planner.slate_values(np.ones((2, 2)), plan.arms) == 0).all()
 
 
@@ -361,7 +343,7 @@ def test_without_an_active_arm_every_slate_is_empty_and_worth_nothing() -> None:
 def test_a_planner_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
     given_options = {"rewards": np.ones(3), "horizon": 2, **options}
     with pytest.raises(InputError, match=message):
-        Planner(Posterior.prior(dim=2, arms=3, ridge=1.0), **given_options)
+        Planner(AdditiveModel.prior(dim=2, arms=3, ridge=1.0), **given_options)
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (4, 3), (2,), (1, 1, 2)])

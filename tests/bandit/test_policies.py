@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from worker.bandit.arrays import NO_ARM
+from worker.bandit.bonuses import BONUSES
 from worker.bandit.ordering import greedy_slates, optimistic_slates
-from worker.bandit.planning import NO_ARM, Planner
+from worker.bandit.planning import Planner
 from worker.bandit.policies import (
     POLICIES,
     Aucbbp,
@@ -25,11 +27,10 @@ from worker.bandit.policies import (
     Slates,
     Ucbbp,
     exploration_scores,
-    make_policy,
 )
 from worker.errors import InputError
 
-from .beliefs import belief, lawful, seeds
+from .beliefs import belief, lawful, make_policy, probabilities, seeds
 from .reference import squared_widths
 
 Floats = NDArray[np.float64]
@@ -68,9 +69,9 @@ def test_greedy_takes_the_best_slate_and_never_explores(repeats: bool) -> None:
 def test_ucbbp_takes_the_optimistic_arms_on_the_greedy_continuation(bonus: str) -> None:
     planner, generator = planner_of(2, 6, 3)
     contexts = generator.normal(size=(5, 2))
-    slates = Ucbbp(beta=2.0, bonus=bonus).slates(planner, contexts)
+    slates = Ucbbp(beta=2.0, bonus=BONUSES[bonus]).slates(planner, contexts)
     continuations = planner.greedy(contexts).continuations
-    assert np.array_equal(slates.arms, planner.optimistic(contexts, continuations, beta=2.0, bonus=bonus))
+    assert np.array_equal(slates.arms, planner.optimistic(contexts, continuations, beta=2.0, bonus=BONUSES[bonus]))
     assert slates.explored.all()
     assert (slates.propensities == 1).all()
 
@@ -93,7 +94,7 @@ def test_ucbbp_without_a_bonus_is_greedy(repeats: bool) -> None:
 def test_myopic_ucb_repeats_what_would_be_best_as_the_last_display() -> None:
     planner, generator = planner_of(4, 6, 3)
     contexts = generator.normal(size=(5, 2))
-    last = Planner(planner.posterior, planner.rewards, horizon=1, dtype=np.float64)
+    last = Planner(planner.model, planner.rewards, horizon=1, dtype=np.float64)
     slates = MyopicUcb(beta=1.0).slates(planner, contexts)
     assert np.array_equal(slates.arms, np.repeat(Ucbbp(beta=1.0).slates(last, contexts).arms, 3, axis=1))
     assert slates.explored.all()
@@ -105,9 +106,9 @@ def test_myopic_ucb_without_repeats_goes_down_the_list(seed: int, arms: int, hor
     planner, generator = planner_of(seed, arms, horizon, repeats=False)
     contexts = generator.normal(size=(4, 2))
     excluded = [np.flatnonzero(generator.random(arms) < 0.3).tolist() for _ in contexts]
-    slates = MyopicUcb(beta=1.0, bonus=bonus).slates(planner, contexts, planner.masked(excluded))
-    f = planner.posterior.probabilities(contexts)
-    widths = np.sqrt(squared_widths(planner.posterior.precision, contexts))
+    slates = MyopicUcb(beta=1.0, bonus=BONUSES[bonus]).slates(planner, contexts, planner.masked(excluded))
+    f = probabilities(planner.model, contexts)
+    widths = np.sqrt(squared_widths(planner.model.precision, contexts))
     bonuses = widths * f * (1 - f) * planner.rewards if bonus == "value" else widths
     scores = f * planner.rewards + bonuses
     for row in range(4):
@@ -190,7 +191,7 @@ def test_scores_are_squared_widths_and_zero_where_there_is_no_arm() -> None:
     planner, generator = planner_of(6, 4, 3)
     contexts = generator.normal(size=(2, 2))
     scores = exploration_scores(planner, contexts, np.array([[0, 3, NO_ARM], [2, NO_ARM, NO_ARM]]))
-    widths = squared_widths(planner.posterior.precision, contexts)
+    widths = squared_widths(planner.model.precision, contexts)
     np.testing.assert_allclose(scores, [[widths[0, 0], widths[0, 3], 0.0], [widths[1, 2], 0.0, 0.0]], rtol=1e-10)
 
 
@@ -358,7 +359,7 @@ def test_every_policy_gives_no_sessions_no_slates(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        ("ucbbp", {"beta": 2.0, "bonus": "paper"}, Ucbbp(beta=2.0, bonus="paper")),
+        ("ucbbp", {"beta": 2.0, "bonus": "paper"}, Ucbbp(beta=2.0, bonus=BONUSES["paper"])),
         ("aucbbp", {"beta": 1.5, "budget": 3}, Aucbbp(beta=1.5, budget=3)),
         ("aucbbp", {"beta": 1.5, "thresholds": (1.0,)}, Aucbbp(beta=1.5, thresholds=(1.0,))),
         ("greedy", {"beta": 9.0}, Greedy()),

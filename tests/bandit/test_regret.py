@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.model import Posterior
-from worker.bandit.planning import NO_ARM, Planner
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import NO_ARM
+from worker.bandit.planning import Planner
 from worker.bandit.policies import Greedy, Random
 from worker.bandit.precision import Precision
 from worker.bandit.regret import best_revenue, optimistic_gap, posterior_regret, pseudo_regret, slate_revenue
 
-from .beliefs import belief, lawful, seeds
+from .beliefs import belief, lawful, probabilities, seeds
 from .reference import best_with_repeats, best_without_repeats, logistic, slate_value, squared_widths
 
 Slate = NDArray[np.intp]
@@ -49,7 +50,7 @@ def test_pseudo_regret_is_what_the_best_slate_would_have_earned_more(
     planner, contexts, slates = scene(seed, arms, horizon, repeats)
     truth = belief(2, arms, np.random.default_rng(seed + 1))
     losses = pseudo_regret(planner, truth, contexts, slates)
-    for row, chances in enumerate(truth.probabilities(contexts)):
+    for row, chances in enumerate(probabilities(truth, contexts)):
         shown = slates[row][slates[row] != NO_ARM]
         expected = best(planner, chances) - slate_value(chances, planner.rewards, shown)
         assert losses[row] == pytest.approx(expected, abs=1e-12)
@@ -73,10 +74,10 @@ def test_the_optimistic_gap_is_its_definition_and_never_negative(
 ) -> None:
     planner, contexts, slates = scene(seed, arms, horizon, repeats)
     gaps = optimistic_gap(planner, contexts, slates, beta=beta)
-    known = planner.posterior
+    known = planner.model
     widths = np.sqrt(squared_widths(known.precision, contexts))
     hopeful = np.asarray(logistic(known.log_odds(contexts) + beta * widths), dtype=float)
-    for row, chances in enumerate(known.probabilities(contexts)):
+    for row, chances in enumerate(probabilities(known, contexts)):
         shown = slates[row][slates[row] != NO_ARM]
         expected = best(planner, hopeful[row]) - slate_value(chances, planner.rewards, shown)
         assert gaps[row] == pytest.approx(expected, abs=1e-11)
@@ -98,10 +99,8 @@ def test_posterior_regret_is_the_average_over_its_draws_and_never_negative(
 ) -> None:
     planner, contexts, slates = scene(seed, arms, horizon, repeats)
     losses = posterior_regret(planner, contexts, slates, generator=np.random.default_rng(seed), draws=5)
-    thetas = planner.posterior.draws(np.random.default_rng(seed), 5)
     expected = np.zeros(len(contexts))
-    for theta_context, theta_arms in zip(*thetas, strict=True):
-        drawn = Posterior(theta_context=theta_context, theta_arms=theta_arms, precision=planner.posterior.precision)
+    for drawn in planner.model.draws(np.random.default_rng(seed), 5):
         expected += pseudo_regret(planner, drawn, contexts, slates) / 5
     np.testing.assert_allclose(losses, expected, atol=1e-12)
     assert (losses >= -1e-12).all()
@@ -109,7 +108,7 @@ def test_posterior_regret_is_the_average_over_its_draws_and_never_negative(
 
 def test_posterior_regret_comes_to_the_integral_with_many_draws() -> None:
     # One context feature that is always 0, one arm that is certain and one that is not: a one-dimensional integral.
-    known = Posterior(
+    known = AdditiveModel(
         theta_context=np.zeros(1),
         theta_arms=np.array([0.0, -0.5]),
         precision=Precision(context=np.eye(1), cross=np.zeros((2, 1)), arms=np.array([1e12, 1.0])),
@@ -127,11 +126,7 @@ def test_posterior_regret_comes_to_the_integral_with_many_draws() -> None:
 def test_what_is_known_for_certain_has_no_posterior_regret() -> None:
     generator = np.random.default_rng(1)
     loose = belief(2, 5, generator)
-    tight = Posterior(
-        theta_context=loose.theta_context,
-        theta_arms=loose.theta_arms,
-        precision=Precision.prior(dim=2, arms=5, ridge=1e16),
-    )
+    tight = AdditiveModel.certain(loose.theta_context, loose.theta_arms, ridge=1e16)
     planner = Planner(tight, generator.uniform(0.1, 1, 5), horizon=3, dtype=np.float64)
     contexts = generator.normal(size=(10, 2))
     arms = Greedy().slates(planner, contexts).arms
@@ -142,7 +137,7 @@ def test_what_is_known_for_certain_has_no_posterior_regret() -> None:
 @pytest.mark.parametrize("repeats", [True, False])
 def test_without_an_active_arm_nothing_can_be_lost(repeats: bool) -> None:
     planner = Planner(
-        Posterior.prior(dim=1, arms=2, ridge=1.0),
+        AdditiveModel.prior(dim=1, arms=2, ridge=1.0),
         [1.0, 2.0],
         horizon=2,
         active=np.zeros(2, dtype=bool),
@@ -150,6 +145,6 @@ def test_without_an_active_arm_nothing_can_be_lost(repeats: bool) -> None:
     )
     contexts, nothing = np.ones((3, 1)), np.full((3, 2), NO_ARM)
     assert best_revenue(planner, np.zeros((3, 0))).tolist() == [0.0] * 3
-    assert slate_revenue(np.zeros(1), np.zeros(2), planner.rewards, contexts, nothing).tolist() == [0.0] * 3
+    assert slate_revenue(planner.model, planner.rewards, contexts, nothing).tolist() == [0.0] * 3
     assert optimistic_gap(planner, contexts, nothing, beta=2.0).tolist() == [0.0] * 3
     assert posterior_regret(planner, contexts, nothing, generator=np.random.default_rng(0)).tolist() == [0.0] * 3

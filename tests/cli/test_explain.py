@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from worker.bandit.model import Posterior
+from worker.bandit.additive import AdditiveModel
 from worker.cli.main import main
 from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
 
@@ -24,8 +24,8 @@ BY_HAND = {
 def version(**changes):
     settings = LearningSettings(dim=2, horizon=3, **changes)
     arms = tuple(Arm(arm=name, reward=reward) for name, reward in (("a", 1.0), ("b", 2.0), ("c", 0.5)))
-    belief = replace(Posterior.prior(dim=2, arms=3, ridge=1.0), theta_arms=np.array([0.0, -2.0, 1.0]))
-    return Parameters(version=4, settings=settings, arms=arms, posterior=belief, folds=4, thresholds=(0.0,) * 3)
+    belief = replace(AdditiveModel.prior(dim=2, arms=3, ridge=1.0), theta_arms=np.array([0.0, -2.0, 1.0]))
+    return Parameters(version=4, settings=settings, arms=arms, model=belief, folds=4, thresholds=(0.0,) * 3)
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_every_version_is_finite_and_positive_definite_whatever_the_input(
     deliver(runner, sent)
     finish(runner)
     for version in runner.versions.history:
-        posterior = version.posterior
+        posterior = version.model
         assert np.isfinite(posterior.theta_context).all()
         assert np.isfinite(posterior.theta_arms).all()
         assert posterior.precision.is_positive_definite

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from worker.bandit.model import sigmoid
-from worker.bandit.planning import NO_ARM
+from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.evaluate.planning import Assembled
 from worker.logs.format import LogWriter
 from worker.simulation.demo.run import Demo, DemoSettings
@@ -51,7 +50,7 @@ def true_value(demo: Demo, assembled: Assembled) -> float:
     sessions, truth, habits = assembled.sessions.part(~assembled.warmup), demo.world.truth, demo.users.habits
     total = 0.0
     for slates in sessions.target_slates:
-        odds = (sessions.contexts @ truth.theta_context)[:, None] + truth.theta_arms[slates]
+        odds = truth.log_odds_of(sessions.contexts, slates)
         chances = np.where(slates == NO_ARM, 0.0, sigmoid(odds))
         value = np.zeros(len(slates))
         for h in range(slates.shape[1] - 1, -1, -1):

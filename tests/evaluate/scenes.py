@@ -8,10 +8,10 @@ from itertools import product
 
 import numpy as np
 
-from worker.bandit.model import Posterior, sigmoid
-from worker.bandit.planning import NO_ARM, Planner
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
+from worker.bandit.planning import Planner
 from worker.bandit.policies import EpsilonGreedy, greedy_arms, random_slates
-from worker.bandit.precision import Floats, Ints
 from worker.evaluate.sessions import Rule, Sessions
 from worker.simulation.environments import Environment, make_environment
 
@@ -55,9 +55,9 @@ class Scene:
     def planner(self, purpose: int) -> Planner:
         truth = self.world().truth
         noise = np.random.default_rng([self.seed, 3, purpose])
-        belief = Posterior(
-            theta_context=truth.theta_context + self.off * noise.standard_normal(truth.dim),
-            theta_arms=truth.theta_arms + self.off * noise.standard_normal(truth.arms),
+        belief = AdditiveModel(
+            theta_context=truth.effects + self.off * noise.standard_normal(truth.dim),
+            theta_arms=truth.biases + self.off * noise.standard_normal(truth.arms),
             precision=truth.precision,
         )
         return Planner(belief, self.world().rewards, horizon=self.horizon, repeats=self.repeats)
@@ -71,7 +71,7 @@ class Scene:
     def chances(self, contexts: Floats, slates: Ints) -> Floats:
         """True click probabilities."""
         truth = self.world().truth
-        found = sigmoid((contexts @ truth.theta_context)[:, None] + truth.theta_arms[slates])
+        found = sigmoid((contexts @ truth.effects)[:, None] + truth.biases[slates])
         return np.where(slates == NO_ARM, 0.0, found)
 
     def log(self, count: int, generator: np.random.Generator) -> Sessions:

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.bandit.model import Posterior
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import Floats
 from worker.bandit.policies import EpsilonGreedy
-from worker.bandit.precision import Floats, Precision
+from worker.bandit.precision import Precision
 from worker.evaluate.estimators import METHODS, DoublyRobust, Estimate, InversePropensity
 from worker.evaluate.model import FittedModel, Judges, judges, model_error, slate_values
 from worker.evaluate.sessions import Rule, Sessions
@@ -121,7 +122,7 @@ def any_model(scene: Scene, seed: int) -> FittedModel:
     """Return a click model that has nothing to do with the truth."""
     generator = np.random.default_rng(seed)
     return FittedModel(
-        posterior=Posterior(
+        clicks=AdditiveModel(
             theta_context=generator.standard_normal(3),
             theta_arms=generator.standard_normal(scene.arms),
             precision=Precision.prior(dim=3, arms=scene.arms, ridge=1.0),
@@ -367,8 +368,8 @@ def test_the_models_have_not_seen_the_sessions_that_they_judge() -> None:
     fold = before.folds == 2
     other = replace(sessions, contexts=np.where(fold[:, None], 9.0, sessions.contexts))
     after = judges(other, generator=np.random.default_rng(5))
-    assert before.models[2].posterior == after.models[2].posterior
-    assert before.models[1].posterior != after.models[1].posterior
+    assert before.models[2].clicks == after.models[2].clicks
+    assert before.models[1].clicks != after.models[1].clicks
 
 
 def test_the_slopes_of_slate_values_are_their_derivatives() -> None:
@@ -383,8 +384,8 @@ def test_the_slopes_of_slate_values_are_their_derivatives() -> None:
 
     step = 1e-6
     for arm in range(4):
-        theta = model.posterior.theta_arms + step * (np.arange(4) == arm)
-        by = moved(lambda m, theta=theta: replace(m, posterior=replace(m.posterior, theta_arms=theta)))  # type: ignore[misc]
+        theta = model.clicks.theta_arms + step * (np.arange(4) == arm)
+        by = moved(lambda m, theta=theta: replace(m, clicks=replace(m.clicks, theta_arms=theta)))  # type: ignore[misc]
         np.testing.assert_allclose(by / step, (valued.slopes * (slates == arm)).sum(axis=1), atol=1e-5)
     for h in range(3):
         leaving = model.leaving + step * (np.arange(3) == h)

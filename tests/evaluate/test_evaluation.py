@@ -242,7 +242,7 @@ def test_another_estimator_makes_other_versions(read: OrderedLog, demo: Demo) ->
     versions = fold_again(read, {"estimator": "paper"})
     assert versions[-1].version == demo.parameters.version
     assert versions[-1].settings.estimator == "paper"
-    assert versions[-1].posterior.norm < demo.parameters.posterior.norm
+    assert versions[-1].model.norm < demo.parameters.model.norm
 
 
 def test_folding_again_needs_the_whole_journal(lines: list[Line], tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_the_same_seed_gives_the_same_answer(log: str) -> None:
 
 def test_arms_that_are_gone_are_integrated_out(lines: list[Line]) -> None:
     """What is believed about the others stays the same: means and widths, also with a dense inverse."""
-    posterior = parameters_of(lines, 15).posterior
+    posterior = parameters_of(lines, 15).model
     arms = [Arm(arm=name, reward=1.0) for name in ("a", "b", "c")]
     aligned = align(posterior, arms, [arms[2], Arm(arm="new", reward=1.0), arms[0]], ridge=2.0)
     contexts = np.random.default_rng(0).standard_normal((5, 3))

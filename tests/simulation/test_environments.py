@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.bandit.model import sigmoid
-from worker.bandit.planning import NO_ARM
+from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.errors import InputError
 from worker.simulation.environments import ENVIRONMENTS, Chance, seeded_environment
 
@@ -19,7 +18,7 @@ def world(name, seed=0, dim=5, arms=10):
 @given(seed=seeds, dim=sizes, arms=sizes)
 def test_opposite_has_dear_unlikely_ads(seed, dim, arms):
     made = world("opposite", seed, dim, arms)
-    biases = made.truth.theta_arms
+    biases = made.truth.biases
     assert ((biases >= -4) & (biases <= -1)).all()
     assert made.rewards.max() == 1.0
     noise = made.rewards * sigmoid(biases) ** 0.8
@@ -31,14 +30,14 @@ def test_revenues_of_uniform_and_rare_are_in_range(seed, arms):
     uniform, rare = world("uniform", seed, arms=arms), world("rare", seed, arms=arms)
     assert ((uniform.rewards >= 0.5) & (uniform.rewards <= 1)).all()
     assert ((rare.rewards >= 0.1) & (rare.rewards <= 1)).all()
-    assert ((rare.truth.theta_arms >= -5) & (rare.truth.theta_arms <= -2)).all()
+    assert ((rare.truth.biases >= -5) & (rare.truth.biases <= -2)).all()
 
 
 def test_biases_and_context_weights_have_the_stated_spread():
     many = world("uniform", dim=4_000, arms=4_000)
-    assert np.std(many.truth.theta_arms) == pytest.approx(1, rel=0.05)
-    assert np.linalg.norm(many.truth.theta_context) == pytest.approx(1, rel=0.05)
-    assert np.mean(world("opposite", arms=4_000).truth.theta_arms) == pytest.approx(-2.5, abs=0.05)
+    assert np.std(many.truth.biases) == pytest.approx(1, rel=0.05)
+    assert np.linalg.norm(many.truth.effects) == pytest.approx(1, rel=0.05)
+    assert np.mean(world("opposite", arms=4_000).truth.biases) == pytest.approx(-2.5, abs=0.05)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
@@ -75,7 +74,7 @@ def test_the_click_rate_is_that_of_the_model():
     made = world("opposite", dim=2, arms=2)
     contexts = np.tile([0.3, -0.7], (40_000, 1))
     clicked, _ = made.answers(contexts, np.ones((40_000, 1), dtype=np.intp), Chance.of(0).clicks.random((40_000, 1)))
-    assert (clicked == 0).mean() == pytest.approx(made.truth.probabilities(contexts[:1])[0, 1], rel=0.1)
+    assert (clicked == 0).mean() == pytest.approx(sigmoid(made.truth.log_odds(contexts[:1]))[0, 1], rel=0.1)
 
 
 def test_an_unknown_or_empty_world_is_refused():

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
+from worker.bandit.arrays import sigmoid
 from worker.errors import InputError
 from worker.simulation.environments import seeded_environment
 from worker.simulation.traffic.accounts import Latencies, WorthHistory
@@ -295,7 +296,7 @@ def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
         traffic = Traffic(settings, now=START)
         events = [orjson.loads(record.value) for record in traffic.due(START)]
         contexts = np.array([event["context"] for event in events])
-        chances = world.truth.probabilities(contexts)
+        chances = sigmoid(world.truth.log_odds(contexts))
         values = []
         for event, row in zip(events, chances, strict=True):
             ahead = 0.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.bandit.planning import NO_ARM
+from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.errors import InputError
 from worker.simulation.environments import make_environment
 from worker.simulation.poison import KINDS, spoilt
@@ -148,7 +148,7 @@ def test_the_click_rate_is_that_of_the_truth():
     slates = np.full((len(cohort), HORIZON), NO_ARM)
     slates[:, 0] = 1
     clicked, _ = users.outcomes(0, everybody, slates)
-    chances = users.world.truth.probabilities(cohort.contexts)[:, 1]
+    chances = sigmoid(users.world.truth.log_odds(cohort.contexts)[:, 1])
     spread = np.sqrt((chances * (1 - chances)).sum())
     assert abs((clicked == 0).sum() - chances.sum()) < 4 * spread
 

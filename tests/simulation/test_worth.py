@@ -7,6 +7,7 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
+from worker.bandit.arrays import sigmoid
 from worker.simulation.demo.ledger import Score, score
 from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Users
@@ -26,7 +27,7 @@ def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = 
 
 
 def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
-    chances = users.world.truth.probabilities(users.cohort(0).contexts[[user]])[0]
+    chances = sigmoid(users.world.truth.log_odds(users.cohort(0).contexts[[user]]))[0]
     value, left = 0.0, 1.0
     for arm in slate:
         value += left * chances[arm] * users.world.rewards[arm]

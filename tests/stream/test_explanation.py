@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.bandit.model import Posterior
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.dense import dense_matrix
 from worker.bandit.policies import POLICIES
 from worker.bandit.precision import Precision
-from worker.bench.dense import dense_matrix
 from worker.errors import InputError
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival
@@ -26,7 +26,9 @@ def parameters(seed=0, dim=3, arms=6, **settings):
     precision = Precision.prior(dim=dim, arms=arms, ridge=1.0).plus(
         rng.standard_normal((40, dim)), sessions=np.arange(40), arms=shown, weights=rng.uniform(0.05, 0.25, 40)
     )
-    belief = Posterior(theta_context=rng.standard_normal(dim), theta_arms=rng.uniform(-3, 0, arms), precision=precision)
+    belief = AdditiveModel(
+        theta_context=rng.standard_normal(dim), theta_arms=rng.uniform(-3, 0, arms), precision=precision
+    )
     catalogue = tuple(
         Arm(arm=f"arm-{k}", reward=float(reward), active=k != 2 or arms < 4)
         for k, reward in enumerate(rng.uniform(0.2, 3, arms))
@@ -37,14 +39,14 @@ def parameters(seed=0, dim=3, arms=6, **settings):
         version=5,
         settings=chosen,
         arms=catalogue,
-        posterior=belief,
+        model=belief,
         folds=5,
         observations=40,
         thresholds=thresholds,
     )
 
 
-policies = st.sampled_from(POLICIES)
+policies = st.sampled_from(sorted(POLICIES))
 versions = st.builds(
     parameters,
     seed=st.integers(0, 10_000),
@@ -62,7 +64,7 @@ versions = st.builds(
 def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded):
     if version.settings.policy in ("random", "epsilon-greedy"):
         version = with_settings(version, policy="greedy")
-    context = np.random.default_rng(seed).standard_normal(version.posterior.dim)
+    context = np.random.default_rng(seed).standard_normal(version.model.dim)
     gone = np.array([arm for arm in sorted(excluded) if arm < len(version.arms)], dtype=np.intp)
     reasons = explain(version, context, gone)
     arrival = Arrival(
@@ -79,7 +81,7 @@ def test_the_choice_is_the_one_that_serving_makes(version, seed, excluded):
 
 @given(version=versions, seed=st.integers(0, 1000))
 def test_the_choice_has_the_highest_score_among_those_that_competed(version, seed):
-    context = np.random.default_rng(seed).standard_normal(version.posterior.dim)
+    context = np.random.default_rng(seed).standard_normal(version.model.dim)
     for position in explain(version, context, NOBODY).positions:
         scores = {one.arm: one.score for one in position.arms}
         assert scores[position.choice] == pytest.approx(max(scores.values()), rel=1e-5)
@@ -91,14 +93,14 @@ def test_the_choice_has_the_highest_score_among_those_that_competed(version, see
 def test_with_repeats_the_numbers_are_those_of_the_definition(seed):
     version = parameters(seed, policy="ucbbp", beta=1.5)
     context = np.random.default_rng(seed).standard_normal(3)
-    inverse = np.linalg.inv(dense_matrix(version.posterior.precision))
+    inverse = np.linalg.inv(dense_matrix(version.model.precision))
     ahead = 0.0
     for position in reversed(explain(version, context, NOBODY).positions):
         assert position.continuation == pytest.approx(ahead)
         for one in position.arms:
             k = int(one.arm.removeprefix("arm-"))
             z = np.concatenate([context, np.eye(6)[k]])
-            theta = np.concatenate([version.posterior.theta_context, version.posterior.theta_arms])
+            theta = np.concatenate([version.model.theta_context, version.model.theta_arms])
             chance = 1 / (1 + np.exp(-z @ theta))
             gain = version.arms[k].reward - ahead
             assert one.probability == pytest.approx(chance)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
+from worker.bandit.additive import AdditiveModel
 from worker.bandit.schedule import explore_budget
 from worker.errors import FailedError, InputError
 from worker.stream import folding
@@ -138,7 +139,7 @@ def test_a_window_whose_sessions_answered_nothing_is_a_fold_that_leaves_the_esti
     outcome = learned(opened(), progress(1350))
     (version,) = outcome.versions
     assert (version.folds, version.observations, version.expected_sessions) == (1, 0, 1)
-    assert version.posterior == Parameters.first(SETTINGS, ARMS).posterior
+    assert version.model == Parameters.first(SETTINGS, ARMS).model
 
 
 def test_feedback_that_came_in_the_next_window_belongs_to_the_session_of_the_closed_one() -> None:
@@ -158,7 +159,7 @@ def test_late_records_are_counted_in_the_next_episode_and_never_folded() -> None
 def test_where_only_clicks_are_reported_an_unanswered_slate_is_learned_as_passed() -> None:
     (version,) = learned(opened(), progress(1350), unanswered="passed").versions
     assert version.observations == 3
-    assert (version.posterior.theta_arms < 0).all()
+    assert (version.model.theta_arms < 0).all()
 
 
 # ── the same facts in another order ──────────────────────────────────────────────────────────────────────────────────
@@ -197,7 +198,7 @@ def test_what_is_no_journal_record_is_counted_and_passed_over() -> None:
 def test_slates_with_arms_that_nobody_knows_train_the_known_ones_only() -> None:
     outcome = learned(opened(slate=("a", "ghost")), feedback(2, "ghost", True), progress(1350))
     assert outcome.versions[0].observations == 1
-    assert outcome.versions[0].posterior.theta_arms[0] < 0
+    assert outcome.versions[0].model.theta_arms[0] < 0
     assert outcome.episodes[0].displays == 2
 
 
@@ -207,10 +208,10 @@ def test_slates_with_arms_that_nobody_knows_train_the_known_ones_only() -> None:
 def test_a_new_arm_starts_at_the_prior_and_leaves_the_rest_as_it_is() -> None:
     before, after = learned(*session("x", 10), progress(1350), ArmChange(arm="d", reward=4.0, active=True)).versions
     assert [arm.arm for arm in after.arms] == ["a", "b", "c", "d"]
-    assert after.posterior.theta_arms[3] == 0
-    assert after.posterior.precision.arms[3] == SETTINGS.ridge
-    assert np.array_equal(after.posterior.theta_arms[:3], before.posterior.theta_arms)
-    assert np.array_equal(after.posterior.precision.cross[:3], before.posterior.precision.cross)
+    assert after.model.theta_arms[3] == 0
+    assert after.model.precision.arms[3] == SETTINGS.ridge
+    assert np.array_equal(after.model.theta_arms[:3], before.model.theta_arms)
+    assert np.array_equal(after.model.precision.cross[:3], before.model.precision.cross)
     assert (after.folds, after.observations, after.thresholds) == (before.folds, before.observations, before.thresholds)
     assert (after.window_end, after.journal_offset, after.resume_offset) == (1000, 3, 4)
 
@@ -218,7 +219,7 @@ def test_a_new_arm_starts_at_the_prior_and_leaves_the_rest_as_it_is() -> None:
 def test_a_price_changes_the_reward_alone_and_a_retired_arm_keeps_its_statistics_and_its_place() -> None:
     events = [*session("x", 10), progress(1350), ArmChange(arm="b", reward=9.0, active=True)]
     fold, priced, retired = learned(*events, ArmChange(arm="b", reward=9.0, active=False)).versions
-    assert priced.posterior == retired.posterior == fold.posterior
+    assert priced.model == retired.model == fold.model
     assert priced.arms[1] == Arm(arm="b", reward=9.0)
     assert retired.arms[1] == Arm(arm="b", reward=9.0, active=False)
     assert [arm.arm for arm in retired.arms] == ["a", "b", "c"]
@@ -281,8 +282,8 @@ def test_a_rollback_brings_back_the_estimate_under_the_arms_position_and_state_o
     events = [*session("x", 10), progress(1350), *session("y", 1100, clicked=False), progress(2350)]
     events += [ArmChange(arm="d", reward=4.0, active=True), Command(action="freeze")]
     one, _, _, frozen, back = learned(*events, Command(action="rollback", version=1)).versions
-    assert np.array_equal(back.posterior.theta_arms, [*one.posterior.theta_arms, 0])
-    assert np.array_equal(back.posterior.precision.context, one.posterior.precision.context)
+    assert np.array_equal(back.model.theta_arms, [*one.model.theta_arms, 0])
+    assert np.array_equal(back.model.precision.context, one.model.precision.context)
     assert (back.folds, back.observations, back.expected_sessions) == (1, 2, 1)
     assert (back.arms, back.frozen, back.window_end) == (frozen.arms, True, 2000)
     assert (back.version, back.parent_sha256) == (5, frozen.sha256)
@@ -626,7 +627,7 @@ def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
     (version,) = reader.handle(written([*events, progress(1350)])).versions
     assert version.expected_sessions == 100
     assert version.explore_budget == explore_budget(100, 1, 3) == 40
-    planner = folding.planner_of(version)
+    planner = version.planner()
     assert planner is not None
     contexts = np.array([event.context for event in events if isinstance(event, Opened)])
     slates = folding.Ucbbp(beta=version.beta).slates(planner, contexts)
@@ -663,19 +664,19 @@ def test_the_radius_of_the_theory_grows_with_what_was_seen_and_never_falls() -> 
 def test_forgetting_fades_the_certainty_and_keeps_the_estimate() -> None:
     events = [*session("x", 10), progress(1350), opened("y", 1100), progress(2350)]
     one, two = learned(*events, forgetting=0.5).versions
-    assert np.array_equal(two.posterior.theta_arms, one.posterior.theta_arms)
-    assert np.allclose(two.posterior.precision.arms, (one.posterior.precision.arms + SETTINGS.ridge) / 2)
+    assert np.array_equal(two.model.theta_arms, one.model.theta_arms)
+    assert np.allclose(two.model.precision.arms, (one.model.precision.arms + SETTINGS.ridge) / 2)
 
 
 def test_a_fold_runs_in_one_blas_thread_whatever_the_caller_has_set(monkeypatch) -> None:
     seen = []
 
-    def update(*arguments: Any, **options: Any) -> Any:
+    def fold(*arguments: Any, **options: Any) -> Any:
         seen.extend(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
         return real(*arguments, **options)
 
-    real = folding.update
-    monkeypatch.setattr(folding, "update", update)
+    real = AdditiveModel.fold
+    monkeypatch.setattr(AdditiveModel, "fold", fold)
     learned(*session("x", 10), progress(1350))
     assert seen
     assert set(seen) == {1}

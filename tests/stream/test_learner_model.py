@@ -30,7 +30,7 @@ from msgspec import structs
 
 import worker.stream.learner as learner_module
 import worker.stream.windows as episodes_module
-from worker.bandit.model import Posterior
+from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
 from worker.stream.codec import encode_journal
 from worker.stream.events import ArmChange, Command, FeedbackFact, JournalEvent, Opened, Progress
@@ -369,14 +369,14 @@ class Training:
         ]
         self.trained.update(displays)
         mark = float(Random(repr((sessions, displays))).getrandbits(52))
-        before = parent.posterior
-        posterior = Posterior(
+        before = parent.model
+        posterior = AdditiveModel(
             theta_context=[mark],  # type: ignore[arg-type]
             theta_arms=before.theta_arms,
             precision=before.precision,
         )
         made = replace(
-            parent, posterior=posterior, folds=parent.folds + 1, observations=parent.observations + len(displays)
+            parent, model=posterior, folds=parent.folds + 1, observations=parent.observations + len(displays)
         )
         return Folded(parameters=made, steps=1)
 

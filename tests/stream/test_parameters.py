@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.bandit.model import Posterior
+from worker.bandit.additive import AdditiveModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
 from worker.stream.parameters import (
@@ -45,7 +45,7 @@ def version(**changes: Any) -> Parameters:
         "version": 7,
         "settings": LearningSettings(dim=2, horizon=3, beta=1.5),
         "arms": (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.25, active=False), Arm(arm="ç/☃", reward=3.5)),
-        "posterior": Posterior(
+        "model": AdditiveModel(
             theta_context=np.array([0.1, -0.3]), theta_arms=np.array([1.0, 1 / 3, -2.0]), precision=precision
         ),
         "parent_sha256": "ab" * 32,
@@ -108,15 +108,15 @@ def test_every_number_comes_back_to_the_bit(
     precision = Precision(
         context=np.diag([block, 1.0]), cross=np.array(cross).reshape(3, 2), arms=np.maximum(diagonal, 1e-9)
     )
-    posterior = Posterior(theta_context=np.array(context), theta_arms=np.array(arms), precision=precision)
-    one = version(posterior=posterior, thresholds=tuple(edge), radius=abs(edge[0]))
+    posterior = AdditiveModel(theta_context=np.array(context), theta_arms=np.array(arms), precision=precision)
+    one = version(model=posterior, thresholds=tuple(edge), radius=abs(edge[0]))
     back = decode_parameters(encode_parameters(one))
     for before, after in (
-        (one.posterior.theta_context, back.posterior.theta_context),
-        (one.posterior.theta_arms, back.posterior.theta_arms),
-        (one.posterior.precision.context, back.posterior.precision.context),
-        (one.posterior.precision.cross, back.posterior.precision.cross),
-        (one.posterior.precision.arms, back.posterior.precision.arms),
+        (one.model.theta_context, back.model.theta_context),
+        (one.model.theta_arms, back.model.theta_arms),
+        (one.model.precision.context, back.model.precision.context),
+        (one.model.precision.cross, back.model.precision.cross),
+        (one.model.precision.arms, back.model.precision.arms),
         (np.array([*one.thresholds, one.radius]), np.array([*back.thresholds, back.radius])),
     ):
         assert before.tobytes() == after.tobytes()
@@ -265,7 +265,7 @@ def test_a_change_of_any_byte_is_refused_or_changes_nothing_that_decides(place: 
     except ParametersError:
         return
     assert decoded.sha256 == version().sha256
-    assert decoded.posterior == version().posterior
+    assert decoded.model == version().model
 
 
 @given(st.integers(0, len(RECORD) - 1))
@@ -295,8 +295,8 @@ def decoded_or_refused(value: bytes) -> None:
         except ParametersError as error:
             assert str(error)
         else:
-            assert np.isfinite(decoded.posterior.theta_arms).all()
-            assert decoded.posterior.precision.is_positive_definite
+            assert np.isfinite(decoded.model.theta_arms).all()
+            assert decoded.model.precision.is_positive_definite
             encode_parameters(decoded)
 
 
@@ -363,8 +363,8 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r["arms"][0].update(reward=True), "above zero"),
     (lambda r: r["arms"][0].update(active="no"), "active must be true or false"),
     (lambda r: r["arms"][0].update(arm=5), "id must be a text"),
-    (lambda r: r["arms"].pop(), "theta_arms has 3 numbers for 2 arms"),
-    (lambda r: r.update(dim=3), "theta_context has 2 numbers, dim says 3"),
+    (lambda r: r["arms"].pop(), "the model has 3 arms, the catalogue 2"),
+    (lambda r: r.update(dim=3), "the model has 2 context features, dim says 3"),
     (lambda r: r.update(dim=2.0), "dim must be a whole number"),
     (lambda r: r.update(version=1.5), "version must be a whole number"),
     (lambda r: r.update(version=True), "version must be a whole number"),
@@ -408,7 +408,7 @@ def test_a_file_with_what_planning_needs_is_enough_for_explain() -> None:
     decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
     assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0)
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
-    assert decoded.posterior.precision == Precision(
+    assert decoded.model.precision == Precision(
         context=np.array([[2.0]]), cross=np.array([[0.5], [0.0]]), arms=np.array([2.0, 1.0])
     )
     assert (decoded.version, decoded.beta, decoded.thresholds) == (0, 1.0, ())
@@ -440,7 +440,7 @@ def test_what_is_no_record_is_refused(value: bytes) -> None:
 def test_the_first_version_is_the_prior_under_which_all_explore() -> None:
     learning = LearningSettings(dim=2, horizon=3, ridge=2.0, beta=1.25)
     first = Parameters.first(learning, (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0)))
-    assert first.posterior == Posterior.prior(dim=2, arms=2, ridge=2.0)
+    assert first.model == AdditiveModel.prior(dim=2, arms=2, ridge=2.0)
     assert (first.version, first.effective_at, first.thresholds, first.beta) == (0, 0, (0.0,) * 3, 1.25)
     assert first.rewards.tolist() == [1.0, 2.0]
 
@@ -454,7 +454,7 @@ def test_beta_is_the_radius_under_theory_and_the_setting_otherwise() -> None:
 
 def test_other_settings_leave_the_estimate_and_drop_thresholds_of_another_horizon() -> None:
     changed = with_settings(version(), policy="greedy", beta=3.0)
-    assert changed.posterior is not None
+    assert changed.model is not None
     assert (changed.settings.policy, changed.beta, changed.thresholds) == ("greedy", 3.0, (0.3, 0.2, 0.1))
     assert with_settings(version(), horizon=5).thresholds == ()
     with pytest.raises(InputError, match="unknown bonus"):

@@ -143,8 +143,8 @@ def test_warm_up_shows_every_arm_at_every_position_equally_often() -> None:
 
 def test_an_unusable_version_still_answers_with_the_dearest_ad() -> None:
     broken = parameters()
-    huge = replace(broken.posterior, theta_context=[1e308, 1e308], theta_arms=[-1e308] * 3)
-    task = serving(replace(broken, posterior=huge))
+    huge = replace(broken.model, theta_context=[1e308, 1e308], theta_arms=[-1e308] * 3)
+    task = serving(replace(broken, model=huge))
     (decision,) = decisions(task.handle([arrival(context=(900.0, -300.0))]))
     assert (decision["mode"], decision["arm"], decision["value"]) == ("fallback", "coat", 0.0)
 

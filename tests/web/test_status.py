@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.metrics.episodes import an_episode
-from worker.bandit.model import Posterior
+from worker.bandit.additive import AdditiveModel
 from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
 from worker.simulation.demo.run import Demo, DemoSettings
@@ -159,12 +159,12 @@ def test_the_arms_with_the_highest_revenue_come_first():
 
 def test_more_observations_narrow_the_interval():
     version = a_version(arms=2)
-    belief = version.posterior
+    belief = version.model
     known = belief.precision.plus(
         np.zeros((1, 2)), sessions=np.zeros(500, np.intp), arms=np.ones(500, np.intp), weights=np.full(500, 0.25)
     )
     sharper = replace(
-        version, posterior=Posterior(theta_context=belief.theta_context, theta_arms=belief.theta_arms, precision=known)
+        version, model=AdditiveModel(theta_context=belief.theta_context, theta_arms=belief.theta_arms, precision=known)
     )
     widths = {arm["arm"]: arm["high"] - arm["low"] for arm in top_arms(sharper)}
     assert widths["a1"] < widths["a0"] / 3

@@ -133,7 +133,7 @@ class AdditiveModel:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit:
+    def fold(self, data: Observations, *, estimator: str) -> Fit[AdditiveModel]:
         """Learn from answered displays by the estimator called `estimator`.
 
         A hundred clicks in a hundred displays move an arm's log-odds up, but not to infinity.
@@ -193,6 +193,16 @@ class AdditiveModel:
         )
 
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def biases(self) -> Floats:
+        """θ_k: the log-odds of each arm at x = 0, (K,)."""
+        return self.theta_arms
+
+    @property
+    def bias_deviations(self) -> Floats:
+        """The posterior standard deviation of θ_k, (K,)."""
+        return np.asarray(self.widths(np.zeros((1, self.dim)))[0])
 
     @property
     def effects(self) -> Floats:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -103,7 +103,7 @@ class ClickModel(Protocol):
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit:
+    def fold(self, data: Observations, *, estimator: str) -> Fit[ClickModel]:
         """Learn from answered displays; raise `EstimationError` rather than return a model that cannot be used."""
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
@@ -124,6 +124,14 @@ class ClickModel(Protocol):
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def biases(self) -> Floats:
+        """The log-odds of each arm at x = 0, (K,)."""
+
+    @property
+    def bias_deviations(self) -> Floats:
+        """The posterior standard deviation of `biases`, (K,)."""
+
+    @property
     def effects(self) -> Floats:
         """The shared effect of each context feature on the log-odds, (d,)."""
 
@@ -140,11 +148,14 @@ class ClickModel(Protocol):
         """The smallest eigenvalue of the precision."""
 
 
+Model = TypeVar("Model", bound=ClickModel, covariant=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Generic[Model]):
     """A new belief, and the number of Newton steps that it took."""
 
-    model: ClickModel
+    model: Model
     steps: int
 
 

@@ -274,10 +274,17 @@ class Random(_Plain):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRobin:
+class RoundRobin(_Plain):
     """One active arm after the other, over all displays of a batch: the warm-up of an experiment."""
 
+    name: ClassVar[str] = "round-robin"
+
     start: int = 0
+
+    @classmethod
+    def under(cls, exploration: Exploration) -> RoundRobin:
+        """Return the policy."""
+        return cls()
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worker.bandit.estimators import update
-from worker.bandit.model import Observations, Posterior
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import Floats
+from worker.bandit.click_model import Observations
+from worker.bandit.dense import DensePlanner, dense_laplace, dense_matrix, dense_theta
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores
-from worker.bandit.precision import Floats
-from worker.bench.dense import DensePlanner, dense_laplace, dense_matrix
 from worker.bench.figures import Figure, medians, one_blas_thread, peak_memory
 from worker.errors import FailedError
 from worker.simulation.environments import Environment, make_environment
@@ -50,7 +50,7 @@ class Scene:
 
     size: Size
     world: Environment
-    belief: Posterior
+    belief: AdditiveModel
     generator: np.random.Generator
 
     @classmethod
@@ -58,11 +58,11 @@ class Scene:
         """Set up the opposite environment, with the information of one episode of round-robin."""
         generator = np.random.default_rng(SEED)
         world = make_environment("opposite", dim=size.dim, arms=size.arms, generator=generator)
-        prior = Posterior.prior(dim=size.dim, arms=size.arms, ridge=1.0)
+        prior = AdditiveModel.prior(dim=size.dim, arms=size.arms, ridge=1.0)
         scene = cls(size=size, world=world, belief=prior, generator=generator)
-        learned = update(prior, scene.episode(sessions)).posterior
+        learned = prior.fold(scene.episode(sessions), estimator="laplace").model
         # The true biases all differ, as in a late estimate; after one episode most are still tied.
-        return replace(scene, belief=replace(world.truth, precision=learned.precision))
+        return replace(scene, belief=learned.updated((world.truth.effects, world.truth.biases), learned.precision))
 
     def episode(self, sessions: int) -> Observations:
         """Show all arms in turn to new users, and return their answers."""
@@ -161,14 +161,13 @@ def _growth(medium: Size, large: Size, *, rounds: int) -> Iterator[Figure]:
 def _closing(size: Size, *, sessions: int, rounds: int) -> Iterator[Figure]:
     scene = Scene.of(size)
     data = scene.episode(sessions)
-    theta = np.concatenate([scene.belief.theta_context, scene.belief.theta_arms])
+    theta = dense_theta(scene.belief)
     matrix = dense_matrix(scene.belief.precision)
-    fit = update(scene.belief, data).posterior
-    off = dense_laplace(theta, matrix, data)[0] - np.concatenate([fit.theta_context, fit.theta_arms])
+    off = dense_laplace(theta, matrix, data)[0] - dense_theta(_folded(scene, data))
     if np.abs(off).max() > 1e-8:
         raise FailedError(f"at {size} the structured and the dense fold differ by {np.abs(off).max():.2g}")
     seconds = medians(
-        {"blocks": lambda: update(scene.belief, data), "dense": lambda: dense_laplace(theta, matrix, data)},
+        {"blocks": lambda: _folded(scene, data), "dense": lambda: dense_laplace(theta, matrix, data)},
         rounds=rounds,
     )
     yield Figure(
@@ -177,6 +176,10 @@ def _closing(size: Size, *, sessions: int, rounds: int) -> Iterator[Figure]:
         unit="× dense",
         detail=f"{sessions:,} sessions, {len(data):,} displays in {seconds['blocks'] * 1e3:.3g} ms",
     )
+
+
+def _folded(scene: Scene, data: Observations) -> AdditiveModel:
+    return scene.belief.fold(data, estimator="laplace").model
 
 
 def _closing_alone(size: Size, *, sessions: int) -> Iterator[Figure]:
@@ -197,8 +200,8 @@ def close_large(size: Size, sessions: int) -> tuple[float, float, int]:
     with one_blas_thread():
         scene = Scene.of(size)
         data = scene.episode(sessions)
-        done: list[Posterior] = []
-        fold = medians({"fold": lambda: done.append(update(scene.belief, data).posterior)}, rounds=1)["fold"]
+        done: list[AdditiveModel] = []
+        fold = medians({"fold": lambda: done.append(_folded(scene, data))}, rounds=1)["fold"]
         planner = replace(scene, belief=done[-1]).planner()
 
         def rank() -> None:
@@ -218,16 +221,8 @@ def _versions(*sizes: Size) -> Iterator[Figure]:
         scene = Scene.of(size)
         arms = tuple(Arm(arm=f"arm-{k}", reward=float(e)) for k, e in enumerate(scene.world.rewards))
         settings = LearningSettings(dim=size.dim, horizon=size.horizon)
-        version = Parameters(version=1, settings=settings, arms=arms, posterior=scene.belief)
-        precision = scene.belief.precision
-        arrays = (
-            precision.context,
-            precision.cross,
-            precision.arms,
-            scene.belief.theta_context,
-            scene.belief.theta_arms,
-        )
-        held = sum(array.nbytes for array in arrays)
+        version = Parameters(version=1, settings=settings, arms=arms, model=scene.belief)
+        held = sum(array.nbytes for array in scene.belief.pack().values())
         dense = 8 * (size.dim + size.arms) ** 2
         yield Figure(
             name=f"a version of the parameters, {size}",

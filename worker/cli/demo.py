@@ -11,7 +11,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from worker.bandit.policies import BONUSES, POLICIES
+from worker.bandit.bonuses import BONUSES
+from worker.bandit.policies import POLICIES
 from worker.cli.options.learning import beta
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.console import check_writable, note, say, write_json

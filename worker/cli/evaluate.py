@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.policies import BONUSES, POLICIES
+from worker.bandit.policies import POLICIES
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.learning import beta
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number

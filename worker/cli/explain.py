@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.arrays import Floats, Ints
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.console import check_writable, note, say, table, write_json

@@ -33,8 +33,8 @@ def pick(history: list[Parameters], version: int | None) -> Parameters:
 
 def describe(parameters: Parameters) -> dict[str, Any]:
     """Return a version as the commands show it."""
-    posterior = parameters.posterior
-    deviations = posterior.precision.widths(np.zeros((1, posterior.dim)))[0] if parameters.arms else []
+    model = parameters.model
+    deviations = model.bias_deviations if parameters.arms else np.zeros(0)
     return {
         "version": parameters.version,
         "sha256": parameters.sha256,
@@ -46,10 +46,10 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "folds": parameters.folds,
         "observations": parameters.observations,
         "explore_budget": parameters.explore_budget,
-        "parameter_norm": posterior.norm,
-        "smallest_eigenvalue": posterior.precision.smallest_eigenvalue if parameters.arms else None,
+        "parameter_norm": model.norm,
+        "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "settings": {name: getattr(parameters.settings, name) for name in SETTINGS},
-        "theta_context": posterior.theta_context.tolist(),
+        "theta_context": model.effects.tolist(),
         "arms": [
             {
                 "arm": arm.arm,
@@ -59,7 +59,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
                 "deviation": float(deviation),
                 "probability": float(1 / (1 + np.exp(-bias))),
             }
-            for arm, bias, deviation in zip(parameters.arms, posterior.theta_arms, deviations, strict=True)
+            for arm, bias, deviation in zip(parameters.arms, model.biases, deviations, strict=True)
         ],
     }
 
@@ -180,7 +180,7 @@ def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
             for name in SETTINGS
             if one["settings"][name] != other["settings"][name]
         },
-        "context_moved": float(np.linalg.norm(new.posterior.theta_context - old.posterior.theta_context)),
+        "context_moved": float(np.linalg.norm(new.model.effects - old.model.effects)),
         "arms": arms,
     }
 

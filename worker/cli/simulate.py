@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from worker import __version__
+from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.policies import BONUSES, POLICIES
+from worker.bandit.policies import POLICIES
 from worker.cli.options.learning import beta
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.console import check_writable, note, progress, say, table, write_file, write_json
@@ -67,14 +68,18 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Make all runs; print a table, write JSON and plots."""
-    settings = ExperimentSettings(**{field.name: getattr(options, field.name) for field in fields(ExperimentSettings)})
+    names = [field.name for field in fields(ExperimentSettings) if field.name != "model"]
+    settings = ExperimentSettings(**{name: getattr(options, name) for name in names})
     _check_files(options, settings)
     runs = _make(settings, options.jobs or cores())
     runs.sort(key=lambda r: (settings.policy.index(r.policy), settings.users.index(r.users), r.seed))
     _draw(options, settings, runs)
     write_json(
         options.json,
-        {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}},
+        {
+            "runs": [asdict(one) for one in runs],
+            "settings": {"version": __version__, **{name: getattr(settings, name) for name in names}},
+        },
     )
     if options.json != "-":
         say(_title(settings))

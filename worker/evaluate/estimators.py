@@ -17,8 +17,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from worker.bandit.planning import NO_ARM
-from worker.bandit.precision import Floats
+from worker.bandit.arrays import NO_ARM, Floats
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.model import Judges, ModelError, baseline, model_error, slate_values
 from worker.evaluate.sessions import Rule, Sessions

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from worker.bandit.precision import Floats
+from worker.bandit.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

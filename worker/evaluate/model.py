@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.bandit.estimators import update
-from worker.bandit.model import Observations, Posterior, sigmoid
-from worker.bandit.planning import NO_ARM
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
+from worker.bandit.click_model import ClickModel, Displays, Observations
+from worker.bandit.models import MODELS
 from worker.errors import EstimationError
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported
 
 FOLDS = 5
+MODEL = "additive"
 RIDGE = 0.1  # weak: a prior around even odds would pull rare clicks up
 ROWS = 4096  # sessions × arms are looked at in slices of so many sessions
 PRIOR_DISPLAYS = 10.0  # with which the share of users who leave at a position is pulled to that of all positions
@@ -39,16 +39,13 @@ PRIOR_DISPLAYS = 10.0  # with which the share of users who leave at a position i
 class FittedModel:
     """What was fitted: the click model, and (H,) the probability of leaving at each position and what it rests on."""
 
-    posterior: Posterior
+    clicks: ClickModel
     leaving: Floats
     reached: Floats
 
     def chances(self, contexts: Floats, arms: Ints) -> Floats:
         """Return click probabilities, 0 where there is no arm: (n, d), (n, H) → (n, H)."""
-        belief = self.posterior
-        found = sigmoid((contexts @ belief.theta_context)[:, None] + belief.theta_arms[arms])
-        found[arms == NO_ARM] = 0.0
-        return found
+        return sigmoid(self.clicks.log_odds_of(contexts, arms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,21 +114,24 @@ def _seen(sessions: Sessions) -> Bools:
 
 
 def _fitted(sessions: Sessions) -> FittedModel:
-    rows, places = np.nonzero(_seen(sessions))
-    data = Observations(
-        contexts=sessions.contexts,
-        sessions=rows,
-        arms=sessions.slates[rows, places],
-        clicked=(sessions.clicked[rows] & (places + 1 == sessions.displayed[rows])).astype(np.float64),
-    )
-    prior = Posterior.prior(dim=sessions.contexts.shape[1], arms=sessions.prices.shape[1], ridge=RIDGE)
+    prior = MODELS[MODEL].prior(dim=sessions.contexts.shape[1], arms=sessions.prices.shape[1], ridge=RIDGE)
     left = (sessions.reached & ~_seen(sessions)).sum(axis=0)
     reached = sessions.reached.sum(axis=0)
     overall = left.sum() / max(1, reached.sum())
     return FittedModel(
-        posterior=update(prior, data).posterior,
+        clicks=prior.fold(_observations(sessions), estimator="laplace").model,
         leaving=(left + PRIOR_DISPLAYS * overall) / (reached + PRIOR_DISPLAYS),
         reached=reached.astype(np.float64),
+    )
+
+
+def _observations(sessions: Sessions) -> Observations:
+    rows, positions = np.nonzero(_seen(sessions))
+    return Observations(
+        contexts=sessions.contexts,
+        sessions=rows,
+        arms=sessions.slates[rows, positions],
+        clicked=(sessions.clicked[rows] & (positions + 1 == sessions.displayed[rows])).astype(np.float64),
     )
 
 
@@ -187,24 +187,21 @@ def model_error(judges: Judges, sessions: Sessions, *, after: int = 0) -> ModelE
     gᵀA⁻¹g, plus the binomial variance of the shares who leave, and a session has pulled by gᵀA⁻¹ Σ_h z_h (y_h − p_h).
     """
     model = judges.whole
-    slope_context = np.zeros(sessions.contexts.shape[1])
-    slope_arms = np.zeros(sessions.prices.shape[1])
-    loss = np.zeros(sessions.horizon)
+    slopes, loss = np.zeros(sessions.target_slates.shape), np.zeros(sessions.horizon)
     total = len(sessions) * len(sessions.target_slates)
-    for slates in sessions.target_slates:
+    for draw, slates in enumerate(sessions.target_slates):
         valued = slate_values(model, sessions, slates)
-        slopes = np.where(sessions.positions > after, valued.slopes, 0.0)
-        slope_context += sessions.contexts.T @ slopes.sum(axis=1) / total
-        there = slates != NO_ARM
-        slope_arms += np.bincount(slates[there], weights=slopes[there], minlength=len(slope_arms)) / total
+        slopes[draw] = np.where(sessions.positions > after, valued.slopes, 0.0) / total
         loss[after:] += valued.losses.sum(axis=0)[after:] / total
-    context, arms = model.posterior.precision.solve(slope_context, slope_arms)
+    there = sessions.target_slates != NO_ARM
+    shown = Displays(contexts=sessions.contexts, sessions=np.nonzero(there)[1], arms=sessions.target_slates[there])
+    data = _observations(sessions)
+    variance, leverages = model.clicks.leverage(shown, slopes[there], data)
+    surprise = data.clicked - model.chances(sessions.contexts, sessions.slates)[_seen(sessions)]
     shares = model.leaving * (1 - model.leaving) / np.maximum(model.reached, 1)
-    clicks = sessions.clicked[:, None] & (sessions.positions == sessions.displayed[:, None])
-    surprise = np.where(_seen(sessions), clicks - model.chances(sessions.contexts, sessions.slates), 0.0)
     return ModelError(
-        variance=float(slope_context @ context + slope_arms @ arms + (loss**2 * shares).sum()),
-        pulls=(surprise * ((sessions.contexts @ context)[:, None] + arms[sessions.slates])).sum(axis=1),
+        variance=float(variance + (loss**2 * shares).sum()),
+        pulls=np.asarray(np.bincount(data.sessions, surprise * leverages, len(sessions)), dtype=np.float64),
     )
 
 
@@ -266,9 +263,8 @@ class _Means:
 
 
 def _uniform_means(model: FittedModel, sessions: Sessions) -> _Means:
-    belief = model.posterior
     mask, prices = sessions.can_show(), sessions.prices[sessions.period]
-    chances = sigmoid((sessions.contexts @ belief.theta_context)[:, None] + belief.theta_arms) * mask
+    chances = sigmoid(model.clicks.log_odds(sessions.contexts)) * mask
     sum_chance, sum_earned = chances.sum(axis=1)[:, None], (chances * prices).sum(axis=1)[:, None]
     gone_chance = gone_earned = np.zeros(sessions.slates.shape)
     if not sessions.target.repeats:

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from worker.bandit.planning import NO_ARM, Masked, Planner
-from worker.bandit.policies import Policy, make_policy
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.planning import Masked
+from worker.bandit.policies import Greedy
 from worker.errors import InputError
 from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Rule, Sessions
@@ -23,7 +23,6 @@ from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
 from worker.stream.chance import session_uniforms
 from worker.stream.contexts import stack_packed
-from worker.stream.folding import planner_of
 from worker.stream.parameters import Arm, LearningSettings, Parameters, with_settings
 
 DRAWS: Final = 8  # slates drawn from a target that draws
@@ -174,7 +173,7 @@ def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession],
     rule = Rule(best=planned, epsilon=rule.epsilon, uniform=rule.uniform, repeats=rule.repeats)
     planning = _Planning(target, shape)
     aim = planning.rule(contexts, excluded, 0.0)
-    same = alone.settings == target.settings and alone.posterior is target.posterior
+    same = alone.settings == target.settings and alone.model is target.model
     if same:
         aim = Rule(best=rule.best, epsilon=aim.epsilon, uniform=aim.uniform, repeats=aim.repeats)
     part = _Part(
@@ -266,15 +265,8 @@ class _Planning:
 
     def __init__(self, parameters: Parameters, shape: _Shape) -> None:
         self._parameters, self._shape = parameters, shape
-        self._planner: Planner | None = planner_of(parameters)
-        settings = parameters.settings
-        self._policy: Policy = make_policy(
-            settings.policy,
-            beta=parameters.beta,
-            bonus=settings.bonus,
-            epsilon=settings.epsilon,
-            thresholds=parameters.thresholds or (0.0,) * settings.horizon,
-        )
+        self._planner = parameters.planner()
+        self._policy = parameters.policy()
 
     def rule(self, contexts: Floats, excluded: Sequence[Sequence[int]], uniform: float) -> Rule:
         """Return the rule of the policy for some contexts."""
@@ -283,7 +275,7 @@ class _Planning:
         if self._planner is None or epsilon == 1:
             best = np.full((count, settings.horizon), NO_ARM, dtype=np.intp)
         else:
-            policy = make_policy("greedy") if epsilon else self._policy
+            policy = Greedy() if epsilon else self._policy
             best = policy.slates(self._planner, contexts, self._masked(excluded)).arms
         return Rule(
             best=self._shape.wide(best),

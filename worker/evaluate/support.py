@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.bandit.precision import Floats
+from worker.bandit.arrays import Floats
 from worker.errors import FailedError
 from worker.evaluate.sessions import Rule, Sessions
 

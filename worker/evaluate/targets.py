@@ -23,8 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
-from worker.bandit.model import Posterior
-from worker.bandit.precision import Precision
+from worker.bandit.click_model import ClickModel
 from worker.errors import FailedError, InputError
 from worker.logs.ordered import OrderedLog
 from worker.stream.catalogue import under
@@ -77,33 +76,21 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
     aligned = replace(
         estimate,
         arms=served.arms,
-        posterior=align(estimate.posterior, estimate.arms, served.arms, ridge=estimate.settings.ridge),
+        model=align(estimate.model, estimate.arms, served.arms, ridge=estimate.settings.ridge),
     )
     return under(changed, aligned)
 
 
-def align(posterior: Posterior, known: Sequence[Arm], wanted: Sequence[Arm], *, ridge: float) -> Posterior:
-    """Return what is believed about `wanted` arms: at the prior where they are not known; others are integrated out."""
+def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, ridge: float) -> ClickModel:
+    """Return the belief about `wanted` arms: at the prior where they are not known; others are integrated out."""
     names = [arm.arm for arm in known]
     if names == [arm.arm for arm in wanted]:
-        return posterior
-    places = {name: place for place, name in enumerate(names)}
-    new = sum(arm.arm not in places for arm in wanted)
-    grown = posterior.with_arms(new, ridge=ridge) if new else posterior
+        return model
+    indices = {name: index for index, name in enumerate(names)}
+    new = sum(arm.arm not in indices for arm in wanted)
+    grown = model.with_arms(new, ridge=ridge) if new else model
     fresh = iter(range(len(names), len(names) + new))
-    chosen = [places[arm.arm] if arm.arm in places else next(fresh) for arm in wanted]
-    gone = sorted(set(range(len(names))) - set(chosen))
-    precision = grown.precision
-    lost = precision.centres[gone].T @ precision.cross[gone]
-    return Posterior(
-        theta_context=grown.theta_context,
-        theta_arms=grown.theta_arms[chosen],
-        precision=Precision(
-            context=precision.context - (lost + lost.T) / 2 if gone else precision.context,
-            cross=precision.cross[chosen],
-            arms=precision.arms[chosen],
-        ),
-    )
+    return grown.choose_arms([indices[arm.arm] if arm.arm in indices else next(fresh) for arm in wanted])
 
 
 # ── folded again ─────────────────────────────────────────────────────────────────────────────────────────────────────

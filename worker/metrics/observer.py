@@ -110,7 +110,7 @@ class Metrics:
                 "parameters_timestamp_seconds": parameters.made_at / 1000,
                 "parameters_effective_timestamp_seconds": parameters.effective_at / 1000,
                 "parameters_observations": parameters.observations,
-                "parameter_norm": parameters.posterior.norm,
+                "parameter_norm": parameters.model.norm,
             }
 
     def refused(self) -> None:

@@ -250,14 +250,11 @@ def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
     if len(one.thresholds) != len(other.thresholds):
         return "thresholds", inf
     worst = ("parent_sha256", 0.0)
+    packed = other.model.pack()
     for name, mine, theirs in (
         ("thresholds", one.thresholds, other.thresholds),
         ("radius", one.radius, other.radius),
-        ("theta_context", one.posterior.theta_context, other.posterior.theta_context),
-        ("theta_arms", one.posterior.theta_arms, other.posterior.theta_arms),
-        ("precision", one.posterior.precision.context, other.posterior.precision.context),
-        ("precision", one.posterior.precision.cross, other.posterior.precision.cross),
-        ("precision", one.posterior.precision.arms, other.posterior.precision.arms),
+        *((name.split(".")[0], mine, packed[name]) for name, mine in one.model.pack().items()),
     ):
         a, b = np.asarray(mine, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
         by = float((np.abs(a - b) / np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))).max(initial=0.0))

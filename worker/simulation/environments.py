@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.bandit.model import Posterior, check_rewards, sigmoid
-from worker.bandit.planning import NO_ARM
-from worker.bandit.precision import Floats, Ints, Precision
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import NO_ARM, Floats, Ints, check_rewards, sigmoid
+from worker.bandit.click_model import ClickModel
 from worker.errors import InputError
 from worker.stream.parameters import Arm
 
@@ -48,7 +48,7 @@ class Chance:
 class Environment:
     """A true click model and the revenue e_k of each arm, (K,)."""
 
-    truth: Posterior
+    truth: ClickModel
     rewards: Floats
 
     def contexts(self, generator: np.random.Generator, users: int) -> Floats:
@@ -57,7 +57,7 @@ class Environment:
 
     def answers(self, contexts: Floats, slates: Ints, uniforms: Floats) -> tuple[Ints, Ints]:
         """Return `first_clicks` of users with moods `uniforms` (n, H) in [0, 1) on slates (n, H)."""
-        chances = sigmoid((contexts @ self.truth.theta_context)[:, None] + self.truth.theta_arms[slates])
+        chances = sigmoid(self.truth.log_odds_of(contexts, slates))
         return first_clicks(uniforms < chances, slates != NO_ARM)
 
     def catalogue(self) -> list[Arm]:
@@ -105,7 +105,7 @@ def make_environment(name: str, *, dim: int, arms: int, generator: np.random.Gen
     """
     if arms < 1 or dim < 1:
         raise InputError(f"an environment needs at least one arm and one feature, not {arms} and {dim}")
-    theta_context = generator.standard_normal(dim) / np.sqrt(dim)
+    effects = generator.standard_normal(dim) / np.sqrt(dim)
     match name:
         case "opposite":
             biases = generator.uniform(-4, -1, arms)
@@ -119,9 +119,5 @@ def make_environment(name: str, *, dim: int, arms: int, generator: np.random.Gen
             rewards = generator.uniform(0.1, 1, arms)
         case _:
             raise InputError(f"unknown environment {name!r}; one of {', '.join(ENVIRONMENTS)}")
-    truth = Posterior(
-        theta_context=theta_context,
-        theta_arms=biases,
-        precision=Precision.prior(dim=dim, arms=arms, ridge=1.0),
-    )
+    truth = AdditiveModel.certain(effects, biases)
     return Environment(truth=truth, rewards=check_rewards(rewards))

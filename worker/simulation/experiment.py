@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from worker.bandit.estimators import update
-from worker.bandit.model import Observations, Posterior
-from worker.bandit.planning import NO_ARM, Planner
-from worker.bandit.policies import Policy, RoundRobin, Slates, make_policy
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.bonuses import bonus_named
+from worker.bandit.click_model import ClickModel, Observations
+from worker.bandit.models import MODELS
+from worker.bandit.planning import Planner
+from worker.bandit.policies import Exploration, Policy, RoundRobin, Slates, check_combination, policy_named
 from worker.bandit.regret import pseudo_regret
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import EstimationError, FailedError, InputError
@@ -59,6 +60,7 @@ class ExperimentSettings:
     ridge: float = 0.5
     epsilon: float = EPSILON
     repeats: bool = True
+    model: str = "additive"
 
     def __post_init__(self) -> None:
         for name, values in (("policy", self.policy), ("users", self.users)):
@@ -69,8 +71,8 @@ class ExperimentSettings:
             raise InputError(f"a warmup of {self.warmup} episodes leaves none of {self.episodes} to the policies")
         if self.epsilon != EPSILON and "epsilon-greedy" not in self.policy:
             raise InputError("epsilon applies to the policy epsilon-greedy only")
-        if self.bonus == "paper" and not self.repeats and {"ucbbp", "aucbbp"} & set(self.policy):
-            raise InputError("the bonus paper contradicts no-repeats: there, exploring means optimistic probabilities")
+        for policy in self.policy:
+            check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)
 
     def tasks(self) -> list[ExperimentTask]:
         """Return all runs, seeds outermost: so the first results are of all policies."""
@@ -145,7 +147,7 @@ class _Experiment:
         self.world = make_environment(
             settings.environment, dim=settings.dim, arms=settings.arms, generator=self.chance.environment
         )
-        self.belief = Posterior.prior(dim=settings.dim, arms=settings.arms, ridge=settings.ridge)
+        self.belief = MODELS[settings.model].prior(dim=settings.dim, arms=settings.arms, ridge=settings.ridge)
         self.displays = self.clicks = self.rejected = 0
         self._largest_norm = 1.0
 
@@ -190,12 +192,13 @@ class _Experiment:
         settings = self.settings
         if t <= settings.warmup:
             return RoundRobin(start=(t - 1) * self.task.users * settings.horizon)
-        return make_policy(
-            self.task.policy,
-            beta=self._beta(),
-            bonus=settings.bonus,
-            epsilon=settings.epsilon,
-            budget=explore_budget(self.task.users, t, settings.episodes),
+        return policy_named(self.task.policy).under(
+            Exploration(
+                beta=self._beta(),
+                bonus=bonus_named(settings.bonus),
+                epsilon=settings.epsilon,
+                budget=explore_budget(self.task.users, t, settings.episodes),
+            )
         )
 
     def _beta(self) -> float:
@@ -222,7 +225,7 @@ class _Experiment:
         self.displays += len(seen)
         self.clicks += int(seen.clicked.sum())
         try:
-            self.belief = update(self.belief, seen, estimator=self.settings.estimator).posterior
+            self.belief = self.belief.fold(seen, estimator=self.settings.estimator).model
         except EstimationError:  # as on the stream, the old estimate stays
             self.rejected += 1
 
@@ -232,8 +235,8 @@ class _Experiment:
         return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
 
 
-def _whole(belief: Posterior) -> Floats:
-    return np.concatenate([belief.theta_context, belief.theta_arms])
+def _whole(model: ClickModel) -> Floats:
+    return np.concatenate([model.effects, model.biases])
 
 
 # ── many runs ────────────────────────────────────────────────────────────────────────────────────────────────────────

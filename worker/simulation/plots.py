@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.planning import optimal_values
-from worker.bandit.precision import Floats
 from worker.errors import FailedError, InputError
 from worker.simulation.environments import seeded_environment
 from worker.simulation.experiment import ExperimentSettings, Run
@@ -162,7 +162,7 @@ def plot_structure(settings: ExperimentSettings, path: str) -> bytes:
     """Draw Q_h(k) of the true model over arms, by rising revenue, and steps, with the best arm of each step."""
     world = seeded_environment(settings.environment, dim=settings.dim, arms=settings.arms, seed=settings.seed)
     order = np.argsort(world.rewards, kind="stable")
-    chances = world.truth.probabilities(np.zeros((1, settings.dim)))[0, order]
+    chances = sigmoid(world.truth.biases[order])
     surface = q_surface(chances, world.rewards[order], settings.horizon)
     with drawing():
         from matplotlib.figure import Figure

@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from worker.bandit.planning import NO_ARM
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.errors import InputError
 from worker.simulation.environments import Bools, Environment, first_clicks
 from worker.simulation.poison import KINDS, spoilt

@@ -12,8 +12,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.bandit.planning import Planner
-from worker.bandit.precision import Floats, Ints
 from worker.bandit.regret import best_revenue, slate_revenue
 from worker.simulation.environments import Environment
 
@@ -81,11 +81,10 @@ class Valuer:
     def __init__(self, world: Environment, *, horizon: int, repeats: bool = True) -> None:
         self._truth = world.truth
         self._planner = Planner(world.truth, world.rewards, horizon=horizon, repeats=repeats, dtype=np.float64)
-        self._biases = np.append(world.truth.theta_arms, -np.inf)
         self.rewards = np.append(world.rewards, 0.0)
 
     def worth(self, contexts: Floats, slates: Ints) -> Worth:
         """Value slates (n, H) of arm indices for contexts (n, d); the index K stands for an unknown arm."""
-        best = best_revenue(self._planner, self._truth.probabilities(contexts))
-        served = slate_revenue(self._truth.theta_context, self._biases, self.rewards, contexts, slates)
+        best = best_revenue(self._planner, sigmoid(self._truth.log_odds(contexts)))
+        served = slate_revenue(self._truth, self.rewards, contexts, slates)
         return Worth(sessions=len(contexts), oracle=float(best.sum()), served=float(served.sum()))

@@ -19,12 +19,11 @@ from math import isfinite
 
 import numpy as np
 
-from worker.bandit.planning import NO_ARM
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
 from worker.errors import AdcascadeError
 from worker.stream.contexts import stack_packed
-from worker.stream.folding import one_thread, planner_of, sample
+from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
 from worker.stream.windows import ClosedWindow, Plan
 
@@ -52,7 +51,7 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
     with one_thread(), np.errstate(all="ignore"):
         reward, expected = _revenue(window, parent, kept)
         bound, posterior = _regrets(window, current)
-        norm, eigenvalue = current.posterior.norm, _smallest_eigenvalue(current)
+        norm, eigenvalue = current.model.norm, _smallest_eigenvalue(current)
     return Assessment(
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
@@ -70,7 +69,7 @@ def _finite(number: float | None) -> float | None:
 
 def _smallest_eigenvalue(parameters: Parameters) -> float | None:
     try:
-        return parameters.posterior.precision.smallest_eigenvalue
+        return parameters.model.smallest_eigenvalue
     except (AdcascadeError, ValueError, np.linalg.LinAlgError):
         return None
 
@@ -93,13 +92,12 @@ def _revenue(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parame
 def _expected(version: Parameters, plans: list[Plan]) -> float:
     if not version.arms:
         return 0.0
-    belief = version.posterior
     contexts, slates = _contexts(version, plans), _slates(version, plans)
-    return float(slate_revenue(belief.theta_context, belief.theta_arms, version.rewards, contexts, slates).sum())
+    return float(slate_revenue(version.model, version.rewards, contexts, slates).sum())
 
 
 def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
-    planner = planner_of(current, dtype=np.float64)
+    planner = current.planner(dtype=np.float64)
     if planner is None:
         return None, None
     arms = len(current.arms)

@@ -47,8 +47,8 @@ def change_arm(current: Parameters, change: ArmChange) -> Parameters | Refusal |
     if place is None:
         if not arm.active:
             return Refusal(order=change, reason=f"arm {arm.arm!r} cannot be retired: it is not known")
-        posterior = current.posterior.with_arms(1, ridge=current.settings.ridge)
-        return replace(current, arms=(*current.arms, arm), posterior=posterior)
+        model = current.model.with_arms(1, ridge=current.settings.ridge)
+        return replace(current, arms=(*current.arms, arm), model=model)
     if current.arms[place] == arm:
         return None
     return replace(current, arms=(*current.arms[:place], arm, *current.arms[place + 1 :]))
@@ -74,7 +74,7 @@ def _roll_back(current: Parameters, command: Command, history: Mapping[int, Para
     missing = len(current.arms) - len(target.arms)
     rolled = replace(
         current,
-        posterior=target.posterior.with_arms(missing, ridge=current.settings.ridge) if missing else target.posterior,
+        model=target.model.with_arms(missing, ridge=current.settings.ridge) if missing else target.model,
         folds=target.folds,
         observations=target.observations,
         expected_sessions=target.expected_sessions,

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from worker.bandit.precision import Floats
+from worker.bandit.arrays import Floats
 
 _UNIT = 1.0 / (1 << 53)
 

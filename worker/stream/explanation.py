@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from worker.bandit.model import sigmoid
-from worker.bandit.planning import NO_ARM, Masked, Planner, optimal_values
-from worker.bandit.policies import Greedy, Policy, make_policy
-from worker.bandit.precision import Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
+from worker.bandit.bonuses import bonus_named
+from worker.bandit.planning import Masked, Planner, optimal_values
+from worker.bandit.policies import Greedy, MyopicUcb, Random, policy_named
 from worker.bandit.schedule import theory_radius
 from worker.errors import InputError
 from worker.stream.parameters import Parameters
@@ -64,17 +64,9 @@ class Explanation:
 def explain(parameters: Parameters, context: Floats, excluded: Ints) -> Explanation:
     """Plan one session with this context, (d,), without the arms at the indices `excluded`."""
     parameters = _with_radius(parameters, context)
-    settings = parameters.settings
-    planner = Planner(
-        parameters.posterior,
-        parameters.rewards,
-        horizon=settings.horizon,
-        active=np.array([arm.active for arm in parameters.arms]),
-        repeats=settings.repeats,
-    )
-    eligible = np.setdiff1d(planner.shown, excluded)
-    notes = _notes(parameters)
-    if not len(eligible):
+    planner = parameters.planner()
+    eligible = np.array([], dtype=np.intp) if planner is None else np.setdiff1d(planner.shown, excluded)
+    if planner is None or not len(eligible):
         nothing = Position(position=1, continuation=0.0, choice=None, mode="none", arms=())
         return Explanation(slate=(), positions=(nothing,), notes=("no arm is eligible: the slate is empty",))
     with np.errstate(all="ignore"):
@@ -85,7 +77,7 @@ def explain(parameters: Parameters, context: Floats, excluded: Ints) -> Explanat
     return Explanation(
         slate=tuple(position.choice for position in positions if position.choice is not None),
         positions=tuple(positions),
-        notes=notes,
+        notes=_notes(parameters),
     )
 
 
@@ -94,8 +86,8 @@ def _with_radius(parameters: Parameters, context: Floats) -> Parameters:
     if parameters.settings.beta != "theory" or parameters.radius > 0:
         return parameters
     radius = theory_radius(
-        dim=parameters.posterior.dim,
-        arms=parameters.posterior.arms,
+        dim=parameters.settings.dim,
+        arms=len(parameters.arms),
         largest_reward=float(parameters.rewards.max()),
         largest_norm=math.hypot(1.0, *context.tolist()),
         ridge=parameters.settings.ridge,
@@ -109,10 +101,7 @@ def _served(
 ) -> tuple[list[int], list[bool]]:
     """Return the arms that serving shows and whether each position explores, by the kernel that serves."""
     settings = parameters.settings
-    policy: Policy = Greedy()  # what epsilon-greedy does when it does not draw
-    if settings.policy not in ("epsilon-greedy", "random"):
-        thresholds = parameters.thresholds or (0.0,) * settings.horizon
-        policy = make_policy(settings.policy, beta=parameters.beta, bonus=settings.bonus, thresholds=thresholds)
+    policy = Greedy() if policy_named(settings.policy).draws else parameters.policy()
     slates = policy.slates(planner, context[None, :], masked)
     arms = slates.arms[0].tolist()
     length = arms.index(NO_ARM) if NO_ARM in arms else len(arms)
@@ -127,13 +116,13 @@ def _notes(parameters: Parameters) -> tuple[str, ...]:
             f"warm-up, {parameters.folds} of {settings.warmup} folds: serving draws any eligible arm at random; "
             f"shown is what {settings.policy} would choose"
         )
-    elif settings.policy == "random":
+    elif policy_named(settings.policy) is Random:
         notes.append("random policy: serving draws any eligible arm; shown is what greedy would choose")
-    elif settings.policy == "epsilon-greedy":
+    elif policy_named(settings.policy).draws:
         notes.append(f"epsilon-greedy: with probability {settings.epsilon:g} a position shows any eligible arm instead")
     if settings.random_share > 0:
         notes.append(f"{settings.random_share:.1%} of sessions are drawn at random instead (random_share)")
-    if settings.policy == "aucbbp" and not parameters.thresholds:
+    if policy_named(settings.policy).is_selective and not parameters.thresholds:
         notes.append("no exploration thresholds for this horizon: every position explores")
     return tuple(notes)
 
@@ -149,16 +138,15 @@ class _Scene:
         self.eligible = eligible
         self.place = {int(arm): place for place, arm in enumerate(eligible)}
         self.rewards = rewards[eligible]
-        belief = parameters.posterior
-        self.odds = float(context @ belief.theta_context) + belief.theta_arms[eligible]
+        self.odds = parameters.model.log_odds_of(context[None, :], eligible[None, :])[0]
         self.chances = sigmoid(self.odds)
-        self.widths = np.sqrt(belief.precision.squared_widths_of(context[None, :], eligible[None, :])[0])
+        self.widths = np.sqrt(parameters.model.squared_widths_of(context[None, :], eligible[None, :])[0])
         if not (np.isfinite(self.odds).all() and np.isfinite(self.widths).all()):
             raise InputError("the context is too large: the numbers overflow")
 
     def positions(self, arms: list[int], explored: list[bool]) -> list[Position]:
         """Explain every position of the slate."""
-        if self.settings.policy == "myopic-ucb":
+        if policy_named(self.settings.policy) is MyopicUcb:
             return self._myopic(arms)
         if self.settings.repeats:
             return self._with_repeats(arms, explored)
@@ -187,10 +175,8 @@ class _Scene:
         q = ahead + chances * gains
         if not explore:
             return q, q
-        bonus = self.parameters.beta * self.widths[places]
-        if self.settings.bonus == "value":
-            bonus = bonus * chances * (1 - chances) * np.maximum(gains, 0.0)
-        return q, q + bonus
+        bonus = bonus_named(self.settings.bonus)
+        return q, q + bonus.of(chances, self.parameters.beta * self.widths[places], gains)
 
     def _without_repeats(self, arms: list[int], explored: list[bool]) -> list[Position]:
         horizon, beta = self.settings.horizon, self.parameters.beta
@@ -241,7 +227,7 @@ class _Scene:
     def _mode(self, explore: bool) -> str:
         if self.parameters.folds < self.settings.warmup:
             return "warmup"
-        if self.settings.policy == "random":
+        if policy_named(self.settings.policy) is Random:
             return "random"
         return "explore" if explore else "exploit"
 

@@ -20,14 +20,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from numpy.typing import DTypeLike
 from threadpoolctl import ThreadpoolController
 
-from worker.bandit.estimators import update
-from worker.bandit.model import Observations, Posterior
+from worker.bandit.arrays import Floats
+from worker.bandit.bonuses import bonus_named
+from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Ucbbp, exploration_scores
-from worker.bandit.precision import Floats
+from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.contexts import stack_packed
@@ -66,10 +65,10 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
     try:
         with one_thread(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             data = observations(parent, window)
-            fit = update(_faded(parent), data, estimator=settings.estimator)
+            fit = _faded(parent).fold(data, estimator=settings.estimator)
             folded = replace(
                 parent,
-                posterior=fit.posterior,
+                model=fit.model,
                 folds=parent.folds + 1,
                 observations=parent.observations + len(data),
                 expected_sessions=len(window.plans),
@@ -100,16 +99,10 @@ def observations(parameters: Parameters, window: ClosedWindow) -> Observations:
     )
 
 
-def _faded(parent: Parameters) -> Posterior:
+def _faded(parent: Parameters) -> ClickModel:
     """Return the belief before the fold: under forgetting the estimate is kept, its certainty fades."""
     keep = parent.settings.forgetting
-    if keep == 1:
-        return parent.posterior
-    return Posterior(
-        theta_context=parent.posterior.theta_context,
-        theta_arms=parent.posterior.theta_arms,
-        precision=parent.posterior.precision.forget(keep, ridge=parent.settings.ridge),
-    )
+    return parent.model if keep == 1 else parent.model.forget(keep, ridge=parent.settings.ridge)
 
 
 def _radius(folded: Parameters, data: Observations) -> float:
@@ -135,29 +128,13 @@ def _radius(folded: Parameters, data: Observations) -> float:
 
 def _thresholds(folded: Parameters, plans: list[Plan]) -> tuple[float, ...]:
     settings = folded.settings
-    planner = planner_of(folded)
+    planner = folded.planner()
     planned_for = len(plans) * (1 - settings.random_share)
-    if settings.policy != "aucbbp" or planner is None or folded.explore_budget >= planned_for:
+    if planner is None or not policy_named(settings.policy).is_selective or folded.explore_budget >= planned_for:
         return (0.0,) * settings.horizon
     chosen = sample(plans, max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
     scores = _scores(folded, planner, chosen)
     return tuple(score_of_rank(column, folded.explore_budget * len(chosen) / planned_for) for column in scores.T)
-
-
-def planner_of(parameters: Parameters, dtype: DTypeLike = np.float32) -> Planner | None:
-    """Return a planner under these parameters; None if there is no arm to show."""
-    active = np.array([arm.active for arm in parameters.arms], dtype=bool)
-    if not active.any():
-        return None
-    settings = parameters.settings
-    return Planner(
-        parameters.posterior,
-        parameters.rewards,
-        horizon=settings.horizon,
-        active=active,
-        repeats=settings.repeats,
-        dtype=dtype,
-    )
 
 
 def sample(plans: list[Plan], most: int) -> list[Plan]:
@@ -173,7 +150,7 @@ def sample(plans: list[Plan], most: int) -> list[Plan]:
 
 def _scores(parameters: Parameters, planner: Planner, plans: list[Plan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
-    policy = Ucbbp(beta=parameters.beta, bonus=parameters.settings.bonus)
+    policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(parameters.settings.bonus))
     places = {arm.arm: place for place, arm in enumerate(parameters.arms)}
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):

@@ -9,20 +9,25 @@ from __future__ import annotations
 import hashlib
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
+from numpy.typing import DTypeLike
 
+from worker.bandit.arrays import Floats
+from worker.bandit.bonuses import BONUSES, bonus_named
+from worker.bandit.click_model import ClickModel
 from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.model import Posterior
-from worker.bandit.policies import BONUSES, POLICIES
-from worker.bandit.precision import Floats, Precision
+from worker.bandit.models import MODELS
+from worker.bandit.planning import Planner
+from worker.bandit.policies import POLICIES, Exploration, Policy, check_combination, policy_named
 from worker.errors import InputError, ParametersError
 
 UNANSWERED = ("ignored", "passed")
+FIRST_MODEL = "additive"
 
 T = TypeVar("T")
 
@@ -55,7 +60,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSettings:
-    """How serving and learning go; chosen by the learner's configuration, carried by every version.
+    """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
 
     Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
@@ -79,6 +84,7 @@ class LearningSettings:
     lateness: int = 5_000
     window: int = 60_000
     unanswered: str = "ignored"
+    model: str = FIRST_MODEL
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -86,13 +92,14 @@ class LearningSettings:
             if not _is_whole(value) or value < least:
                 raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
         for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
+            if getattr(self, name) not in tuple(known):
                 raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
         if not isinstance(self.repeats, bool):
             raise InputError(f"repeats must be true or false, not {self.repeats!r}")
         if not isinstance(self.salt, str):
             raise InputError(f"salt must be a text, not {self.salt!r}")
         self._check_numbers()
+        check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
 
     def _check_numbers(self) -> None:
         for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
@@ -124,9 +131,17 @@ _LEAST = {
     "session_timeout": 0,
     "lateness": 0,
 }
-_CHOICES = {"policy": POLICIES, "bonus": BONUSES, "estimator": ESTIMATORS, "unanswered": UNANSWERED}
+_CHOICES: Mapping[str, Collection[str]] = {
+    "policy": POLICIES,
+    "bonus": BONUSES,
+    "estimator": ESTIMATORS,
+    "unanswered": UNANSWERED,
+    "model": MODELS,
+}
 
-SETTINGS = tuple(f.name for f in fields(LearningSettings))
+#: Names of the settings in the record of a version. `model` is written only where it differs from the first model, so
+#: that versions made before there were others keep their hash.
+SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name != "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +151,7 @@ class Parameters:
     version: int
     settings: LearningSettings
     arms: tuple[Arm, ...]
-    posterior: Posterior = field(repr=False)
+    model: ClickModel = field(repr=False)
     parent_sha256: str = ""
     effective_at: int = 0
     made_at: int = 0
@@ -153,10 +168,10 @@ class Parameters:
     radius: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.posterior.dim != self.settings.dim:
-            raise ParametersError(f"theta_context has {self.posterior.dim} numbers, dim says {self.settings.dim}")
-        if self.posterior.arms != len(self.arms):
-            raise ParametersError(f"theta_arms has {self.posterior.arms} numbers for {len(self.arms)} arms")
+        if self.model.dim != self.settings.dim:
+            raise ParametersError(f"the model has {self.model.dim} context features, dim says {self.settings.dim}")
+        if self.model.arms != len(self.arms):
+            raise ParametersError(f"the model has {self.model.arms} arms, the catalogue {len(self.arms)}")
         names = [arm.arm for arm in self.arms]
         if len(set(names)) != len(names):
             raise ParametersError("two arms have the same id")
@@ -175,7 +190,7 @@ class Parameters:
             version=0,
             settings=settings,
             arms=arms,
-            posterior=Posterior.prior(dim=settings.dim, arms=len(arms), ridge=settings.ridge),
+            model=MODELS[settings.model].prior(dim=settings.dim, arms=len(arms), ridge=settings.ridge),
             thresholds=(0.0,) * settings.horizon,
             radius=0.0 if isinstance(settings.beta, str) else settings.beta,
         )
@@ -190,6 +205,32 @@ class Parameters:
         """The number of standard deviations that counts, also under "theory"."""
         beta = self.settings.beta
         return self.radius if isinstance(beta, str) else float(beta)
+
+    def planner(self, dtype: DTypeLike = np.float32) -> Planner | None:
+        """Return a planner under this version; None if there is no arm to show."""
+        active = np.array([arm.active for arm in self.arms], dtype=bool)
+        if not active.any():
+            return None
+        return Planner(
+            self.model,
+            self.rewards,
+            horizon=self.settings.horizon,
+            active=active,
+            repeats=self.settings.repeats,
+            dtype=dtype,
+        )
+
+    def policy(self) -> Policy:
+        """Return the policy of this version."""
+        settings = self.settings
+        return policy_named(settings.policy).under(
+            Exploration(
+                beta=self.beta,
+                bonus=bonus_named(settings.bonus),
+                epsilon=settings.epsilon,
+                thresholds=self.thresholds or (0.0,) * settings.horizon,
+            )
+        )
 
     @property
     def sha256(self) -> str:
@@ -212,8 +253,8 @@ def encode_parameters(parameters: Parameters) -> bytes:
 
 
 def _record(parameters: Parameters) -> dict[str, Any]:
-    posterior = parameters.posterior
-    return {
+    settings = parameters.settings
+    record: dict[str, Any] = {
         "version": parameters.version,
         "parent_sha256": parameters.parent_sha256,
         "effective_at": parameters.effective_at,
@@ -226,19 +267,21 @@ def _record(parameters: Parameters) -> dict[str, Any]:
         "folds": parameters.folds,
         "observations": parameters.observations,
         "expected_sessions": parameters.expected_sessions,
-        **{name: getattr(parameters.settings, name) for name in SETTINGS},
+        **{name: getattr(settings, name) for name in SETTINGS},
         "explore_budget": parameters.explore_budget,
         "thresholds": list(parameters.thresholds),
         "radius": parameters.radius,
         "arms": [{"arm": arm.arm, "reward": arm.reward, "active": arm.active} for arm in parameters.arms],
-        "theta_context": _packed(posterior.theta_context),
-        "theta_arms": _packed(posterior.theta_arms),
-        "precision": {
-            "context": _packed(posterior.precision.context),
-            "cross": _packed(posterior.precision.cross),
-            "arms": _packed(posterior.precision.arms),
-        },
     }
+    if settings.model != FIRST_MODEL:
+        record["model"] = settings.model
+    for name, array in parameters.model.pack().items():
+        *outer, last = name.split(".")
+        target = record
+        for part in outer:
+            target = target.setdefault(part, {})
+        target[last] = _packed(array)
+    return record
 
 
 def _digest(record: Mapping[str, Any]) -> str:
@@ -280,9 +323,11 @@ def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
 
 
 def _parameters(record: Mapping[str, Any], complete: bool) -> Parameters:
-    optional = {} if complete else _planning_defaults(record)
-    known = {**optional, **record}
-    settings = LearningSettings(**{name: known[name] for name in SETTINGS if complete or name in known})
+    kind = record.get("model", FIRST_MODEL)
+    model = _model(kind, record)
+    known = {**({} if complete else _planning_defaults(record, model)), **record}
+    named = {name: known[name] for name in SETTINGS if complete or name in known}
+    settings = LearningSettings(**named, model=kind)
     marks = {} if complete else {"active": True}
     arms = tuple(
         Arm(arm=arm["arm"], reward=arm["reward"], active={**marks, **arm}["active"]) for arm in _of(list, known, "arms")
@@ -291,7 +336,7 @@ def _parameters(record: Mapping[str, Any], complete: bool) -> Parameters:
         version=_whole(known, "version"),
         settings=settings,
         arms=arms,
-        posterior=_posterior(known),
+        model=model,
         parent_sha256=_of(str, known, "parent_sha256"),
         effective_at=_whole(known, "effective_at"),
         made_at=_whole(known, "made_at"),
@@ -322,9 +367,8 @@ def _whole(record: Mapping[str, Any], name: str) -> int:
     return int(record[name])
 
 
-def _planning_defaults(record: Mapping[str, Any]) -> dict[str, Any]:
+def _planning_defaults(record: Mapping[str, Any], model: ClickModel) -> dict[str, Any]:
     """Return what a hand-written file may leave out."""
-    context = _unpacked(record["theta_context"], "theta_context")
     beta = record.get("beta")
     return {
         "version": 0,
@@ -343,23 +387,20 @@ def _planning_defaults(record: Mapping[str, Any]) -> dict[str, Any]:
         "thresholds": [],
         "radius": beta if isinstance(beta, int | float) else 0.0,
         "warmup": 0,
-        "dim": len(context),
+        "dim": model.dim,
     }
 
 
-def _posterior(record: Mapping[str, Any]) -> Posterior:
-    precision = record["precision"]
-    parts = {name: _unpacked(precision[name], f"precision.{name}") for name in ("context", "cross", "arms")}
-    if parts["cross"].size == 0:
-        parts["cross"] = parts["cross"].reshape(len(parts["arms"]), len(parts["context"]))
-    posterior = Posterior(
-        theta_context=_unpacked(record["theta_context"], "theta_context"),
-        theta_arms=_unpacked(record["theta_arms"], "theta_arms"),
-        precision=Precision(**parts),
-    )
-    if not posterior.precision.is_positive_definite:
-        raise ParametersError("the precision is not positive definite")
-    return posterior
+def _model(kind: Any, record: Mapping[str, Any]) -> ClickModel:
+    if kind not in tuple(MODELS):
+        raise ParametersError(f"unknown model {kind!r}; one of {', '.join(MODELS)}")
+    arrays = {}
+    for name in MODELS[kind].fields:
+        value: Any = record
+        for part in name.split("."):
+            value = value[part]
+        arrays[name] = _unpacked(value, name)
+    return MODELS[kind].unpack(arrays)
 
 
 def _unpacked(value: Any, name: str) -> Floats:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from worker.bandit.planning import NO_ARM, Masked, Planner
-from worker.bandit.policies import Policy, Slates, make_policy, random_slates
-from worker.bandit.precision import Floats
-from worker.errors import AdcascadeError
+from worker.bandit.arrays import NO_ARM, Floats
+from worker.bandit.planning import Masked, Planner
+from worker.bandit.policies import Policy, Random, Slates, policy_named, random_slates
+from worker.errors import AdcascadeError, InputError
 from worker.stream.chance import lottery, session_uniforms
 from worker.stream.contexts import stack_packed
 from worker.stream.events import Arrival, Mode
@@ -40,25 +40,14 @@ class SlatePlanner:
 
     @cached_property
     def _planner(self) -> Planner:
-        settings = self.parameters.settings
-        return Planner(
-            self.parameters.posterior,
-            self.parameters.rewards,
-            horizon=settings.horizon,
-            active=np.array([arm.active for arm in self.parameters.arms]),
-            repeats=settings.repeats,
-        )
+        planner = self.parameters.planner()
+        if planner is None:
+            raise InputError("no arm is active")
+        return planner
 
     @cached_property
     def _policy(self) -> Policy:
-        settings = self.parameters.settings
-        return make_policy(
-            settings.policy,
-            beta=self.parameters.beta,
-            bonus=settings.bonus,
-            epsilon=settings.epsilon,
-            thresholds=self.parameters.thresholds or (0.0,) * settings.horizon,
-        )
+        return self.parameters.policy()
 
     def plan(self, arrivals: Sequence[Arrival], contexts: Sequence[bytes]) -> list[Slate]:
         """Plan a batch; `contexts` are the packed contexts of the arrivals. A slate depends on its arrival alone."""
@@ -81,7 +70,7 @@ class SlatePlanner:
         if self.parameters.folds < settings.warmup:
             rest: Mode | None = "warmup"
         else:
-            rest = "random" if settings.policy == "random" else None
+            rest = "random" if policy_named(settings.policy) is Random else None
         if not settings.random_share:
             return [(rest, range(len(arrivals)))]
         drawn = [lottery(settings.salt, arrival.session_id) < settings.random_share for arrival in arrivals]
@@ -93,7 +82,7 @@ class SlatePlanner:
         settings = self.parameters.settings
         try:
             masked = self._masked(arrivals)
-            needed = mode is not None or settings.policy == "epsilon-greedy"
+            needed = mode is not None or self._policy.draws
             names = [arrival.session_id for arrival in arrivals]
             uniforms = session_uniforms(settings.salt, names, settings.horizon) if needed else None
             with np.errstate(all="ignore"):

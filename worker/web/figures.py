@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from worker.bandit.model import sigmoid
+from worker.bandit.arrays import sigmoid
 from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, quantile
@@ -26,14 +26,13 @@ def top_arms(parameters: Parameters) -> list[dict[str, Any]]:
 
     Retired arms come last.
     """
-    belief, rewards = parameters.posterior, parameters.rewards
+    model, rewards = parameters.model, parameters.rewards
     if not len(rewards):
         return []
     try:
-        widths = belief.precision.widths(np.zeros((1, belief.dim)))[0]
+        odds, widths = model.biases, model.bias_deviations
     except AdcascadeError:
         return []
-    odds = belief.theta_arms
     chance, low, high = (sigmoid(odds + side * CONFIDENCE * widths) for side in (0, -1, 1))
     active = np.array([arm.active for arm in parameters.arms])
     order = np.lexsort((-chance * rewards, ~active))[:MOST_ARMS]

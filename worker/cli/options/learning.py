@@ -6,11 +6,11 @@ import argparse
 from dataclasses import fields, replace
 from typing import Any
 
+from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.policies import BONUSES, POLICIES
+from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, grouped, integer, number
 from worker.cli.options.times import Duration, duration
-from worker.errors import InputError
 from worker.stream.codec import Limits
 from worker.stream.parameters import SETTINGS, UNANSWERED, LearningSettings
 
@@ -111,10 +111,7 @@ def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings
     plain: dict[str, Any] = {
         name: int(value) if isinstance(value, Duration) else value for name, value in values.items()
     }
-    settings = LearningSettings(dim=dim, **plain)
-    if settings.bonus == "paper" and not settings.repeats and settings.policy in ("ucbbp", "aucbbp"):
-        raise InputError("--bonus paper contradicts --no-repeats: there, exploring means optimistic probabilities")
-    return settings
+    return LearningSettings(dim=dim, **plain)
 
 
 def limits(options: argparse.Namespace) -> Limits:

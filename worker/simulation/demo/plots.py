@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from worker.bandit.precision import Floats
+from worker.bandit.arrays import Floats
 from worker.simulation.demo.ledger import Row
 from worker.simulation.demo.run import Demo
 from worker.simulation.demo.summary import has_budget
@@ -196,18 +196,16 @@ def exploration(demo: Demo) -> bytes:
 
 def estimates(demo: Demo) -> bytes:
     """Draw the final estimates and the truth."""
-    belief, truth, rewards = demo.parameters.posterior, demo.world.truth, demo.world.rewards
+    belief, truth, rewards = demo.parameters.model, demo.world.truth, demo.world.rewards
     order = np.argsort(rewards, kind="stable")
-    deviations = belief.precision.widths(np.zeros((1, belief.dim)))[0]  # of θ_k alone: z = [0; onehot(k)]
-    context = np.sqrt((belief.precision.whitening**2).sum(axis=0))  # the diagonal of LᵀL
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(2.2, 1.0))
         labels = [f"{demo.arms[k].arm}\n{rewards[k]:.2f}" for k in order]
-        _against_truth(left, belief.theta_arms[order], deviations[order], truth.theta_arms[order], labels)
+        _against_truth(left, belief.biases[order], belief.bias_deviations[order], truth.biases[order], labels)
         left.set(title="Arms, by rising revenue", xlabel="arm and its revenue per click", ylabel="log-odds at x = 0")
         names = [f"x{i}" for i in range(1, belief.dim + 1)]
-        _against_truth(right, belief.theta_context, context, truth.theta_context, names)
+        _against_truth(right, belief.effects, belief.effect_deviations, truth.effects, names)
         right.set(title="Context", xlabel="feature", ylabel="weight")
         left.legend(loc="best")
 

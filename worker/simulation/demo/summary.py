@@ -70,8 +70,8 @@ def has_budget(demo: Demo) -> bool:
 
 def log_odds_error(demo: Demo) -> float:
     """Return the root mean square error of the estimated log-odds over arms, at context x = 0."""
-    truth = demo.world.truth.theta_arms
-    return float(np.sqrt(((demo.parameters.posterior.theta_arms[: len(truth)] - truth) ** 2).mean()))
+    truth = demo.world.truth.biases
+    return float(np.sqrt(((demo.parameters.model.biases[: len(truth)] - truth) ** 2).mean()))
 
 
 def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:

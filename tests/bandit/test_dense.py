@@ -3,11 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.bandit.estimators import update
+from worker.bandit.dense import DensePlanner, dense_laplace, dense_matrix
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp
 from worker.bench.core import Scene, Size
-from worker.bench.dense import DensePlanner, dense_laplace, dense_matrix
 
 sizes = st.builds(Size, dim=st.integers(1, 6), arms=st.integers(1, 12), horizon=st.integers(1, 6))
 
@@ -32,6 +31,6 @@ def test_the_structured_fold_is_the_dense_fold(size):
         dense_matrix(scene.belief.precision),
         data,
     )
-    after = update(scene.belief, data).posterior
+    after = scene.belief.fold(data, estimator="laplace").model
     assert np.concatenate([after.theta_context, after.theta_arms]) == pytest.approx(theta, rel=1e-7, abs=1e-9)
     assert dense_matrix(after.precision) == pytest.approx(matrix, rel=1e-7, abs=1e-9)

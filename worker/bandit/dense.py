@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.bandit.model import Observations, Posterior, sigmoid
-from worker.bandit.precision import Floats, Ints, Precision
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.arrays import Floats, Ints, sigmoid
+from worker.bandit.click_model import Observations
+from worker.bandit.precision import Precision
 
 STEPS = 50
+
+
+def dense_theta(model: AdditiveModel) -> Floats:
+    """Return [θ_x; θ_k], (d+K,)."""
+    return np.concatenate(model.coefficients)
 
 
 def dense_matrix(precision: Precision) -> Floats:
@@ -21,10 +28,10 @@ def dense_matrix(precision: Precision) -> Floats:
 class DensePlanner:
     """UCBBP with the `value` bonus, on a dense inverse that is computed once."""
 
-    def __init__(self, posterior: Posterior, rewards: Floats, *, horizon: int, beta: float) -> None:
-        self.theta = np.concatenate([posterior.theta_context, posterior.theta_arms])
-        self.inverse = np.linalg.inv(dense_matrix(posterior.precision))
-        self.dim, self.rewards, self.horizon, self.beta = posterior.dim, rewards, horizon, beta
+    def __init__(self, model: AdditiveModel, rewards: Floats, *, horizon: int, beta: float) -> None:
+        self.theta = dense_theta(model)
+        self.inverse = np.linalg.inv(dense_matrix(model.precision))
+        self.dim, self.rewards, self.horizon, self.beta = model.dim, rewards, horizon, beta
 
     def slate(self, context: Floats) -> Ints:
         """Plan one session: (d,) → (H,)."""
