@@ -167,7 +167,7 @@ def test_without_matplotlib_the_report_has_no_plots_and_names_the_package(capsys
         (("--beta", "-1"), "--beta"),
         (("--speed", "0"), "--speed: must be above 0"),
         (("--metrics-port", "70000"), "--metrics-port: must be at most 65535"),
-        (("--bonus", "paper", "--no-repeats"), "--bonus paper contradicts --no-repeats"),
+        (("--bonus", "paper", "--no-repeats"), "bonus paper contradicts no repeats"),
         (("--json", "here.json", "--record", "here.json"), "--json and --record must be different"),
         (("--json", "missing/numbers.json"), "missing/numbers.json: the folder"),
         (("--record", "missing/log.gz"), "missing/log.gz: the folder"),

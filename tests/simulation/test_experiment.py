@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from worker.bandit.additive import AdditiveModel
 from worker.bandit.policies import POLICIES
 from worker.simulation import experiment
 from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_all, run_task
@@ -73,7 +74,7 @@ def test_a_fold_without_a_usable_estimate_is_counted_and_keeps_the_old_one(monke
     def fail(*_, **__):
         raise experiment.EstimationError("no")
 
-    monkeypatch.setattr(experiment, "update", fail)
+    monkeypatch.setattr(AdditiveModel, "fold", fail)
     run = run_task(SHORT, ExperimentTask(policy="ucbbp", users=5, seed=0))
     assert run.rejected == SHORT.episodes
     assert run.projection == 0.0

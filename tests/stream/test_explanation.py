@@ -55,9 +55,10 @@ versions = st.builds(
     horizon=st.integers(1, 5),
     repeats=st.booleans(),
     policy=policies,
-    bonus=st.sampled_from(["value", "paper"]),
     beta=st.sampled_from([0.0, 0.5, 2.0]),
 )
+versions |= st.builds(parameters, seed=st.integers(0, 10_000), policy=policies, bonus=st.just("paper"))
+versions |= st.builds(parameters, policy=st.just("myopic-ucb"), bonus=st.just("paper"), repeats=st.just(False))
 
 
 @given(version=versions, seed=st.integers(0, 1000), excluded=st.sets(st.integers(0, 8), max_size=4))

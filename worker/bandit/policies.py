@@ -319,8 +319,7 @@ def check_combination(*, policy: str, bonus: str, repeats: bool) -> None:
     has_bonus = policy_named(policy).has_bonus
     if bonus_named(bonus) is not VALUE and has_bonus[0] and not has_bonus[0 if repeats else 1]:
         raise InputError(
-            f"the {bonus} bonus contradicts showing no ad twice (no repeats): there, {policy} explores by optimistic "
-            "probabilities"
+            f"bonus {bonus} contradicts no repeats: without repeats {policy} explores by optimistic probabilities"
         )
 
 

@@ -115,8 +115,6 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
     """Refuse, before any work, wrong settings and files that could not be written."""
     settings.learning()
-    if settings.bonus == "paper" and not settings.repeats and settings.policy in ("ucbbp", "aucbbp"):
-        raise InputError("--bonus paper contradicts --no-repeats: there, exploring means optimistic probabilities")
     files = [path for path in (options.json, options.record) if path is not None]
     if len(set(files)) < len(files):
         raise InputError("--json and --record must be different files")

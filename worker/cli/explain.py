@@ -114,10 +114,6 @@ def _prepared(data: bytes) -> bytes:
 
 def _overridden(parameters: Parameters, options: argparse.Namespace) -> Parameters:
     changes = {name: getattr(options, name) for name in OVERRIDES if getattr(options, name) is not None}
-    if options.bonus == "paper" and not parameters.settings.repeats and options.policy != "myopic-ucb":
-        raise InputError(
-            "--bonus paper: this record is without repeats, where exploring means optimistic probabilities"
-        )
     if changes.get("beta") == "theory" and parameters.settings.beta != "theory":
         # The radius of the record belongs to its own β; 0 has it computed again.
         parameters = replace(parameters, radius=0.0)

@@ -69,7 +69,8 @@ OPTIONS = (
 def run(options: argparse.Namespace) -> int:
     """Make all runs; print a table, write JSON and plots."""
     names = [field.name for field in fields(ExperimentSettings) if field.name != "model"]
-    settings = ExperimentSettings(**{name: getattr(options, name) for name in names})
+    chosen = {name: getattr(options, name) for name in names}
+    settings = ExperimentSettings(**chosen)
     _check_files(options, settings)
     runs = _make(settings, options.jobs or cores())
     runs.sort(key=lambda r: (settings.policy.index(r.policy), settings.users.index(r.users), r.seed))
