@@ -107,9 +107,9 @@ def test_rounding_of_another_machine_is_a_mismatch_unless_tolerated(plain: Recor
     for line in of(lines, "parameters"):
         there = decode_parameters(line["payload"].encode())
         if there.version > 0 and there.parent_sha256:
-            belief = there.posterior
+            belief = there.model
             moved = replace(belief, theta_arms=belief.theta_arms * (1 + 1e-13))
-            there = replace(there, posterior=moved, parent_sha256=parent)
+            there = replace(there, model=moved, parent_sha256=parent)
         line["payload"] = encode_parameters(there).decode()
         parent = there.sha256
     strict = replayed(lines)
