@@ -28,7 +28,7 @@ from tests.programs import needs
 from worker.cli.options.catalog import read_arms
 from worker.cli.traffic import _settings as traffic_settings
 from worker.kafka.connection import Connection
-from worker.kafka.faust.app import Options
+from worker.kafka.faust.link import FaustOptions
 from worker.web.server import operations
 
 SERVICES: dict[str, Any] = compose()["services"]
@@ -107,7 +107,7 @@ def test_the_catalog_of_a_worker_is_mounted() -> None:
 
 
 def test_the_grace_period_covers_the_shutdown() -> None:
-    patience = 1000 * Options(connection=Connection(servers=("kafka:9092",)), learner=("true",)).stop_patience
+    patience = 1000 * FaustOptions(connection=Connection(servers=("kafka:9092",))).stop_timeout
     for service in WORKERS.values():
         assert patience < milliseconds(service["stop_grace_period"]) < 3 * patience
 

@@ -26,7 +26,7 @@ from tests.deploy.operators import FIELDS, errors
 from worker.cli.options.catalog import read_arms
 from worker.kafka import topics as kafka_topics
 from worker.kafka.connection import Connection
-from worker.kafka.faust.app import Options
+from worker.kafka.faust.link import FaustOptions
 from worker.stream.topology import Topics
 from worker.web.server import operations
 
@@ -140,7 +140,7 @@ def test_probes_and_ports_match_the_web_server() -> None:
 
 
 def test_the_grace_period_covers_the_shutdown() -> None:
-    patience = Options(connection=Connection(servers=("kafka:9092",)), learner=("true",)).stop_patience
+    patience = FaustOptions(connection=Connection(servers=("kafka:9092",))).stop_timeout
     assert patience < POD["terminationGracePeriodSeconds"] < 3 * patience
 
 

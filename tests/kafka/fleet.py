@@ -1,4 +1,4 @@
-"""Real workers (`adcascade worker`) on topics of their own, and what the tests do to them."""
+"""Real workers (`adcascade worker`) on topics of their own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import orjson
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer
 
 from tests.embedded.traffic import ARMS, Sent, settings
-from tests.kafka.world import ROOT, eventually
+from tests.kafka.world import ROOT, eventually, read_topic
 from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
 from worker.kafka.control import KafkaControl
@@ -47,7 +47,7 @@ class Running:
         command = [sys.executable, "-m", "worker", "worker", *fleet.arguments, *arguments]
         clock = {"ADCASCADE_TEST_CLOCK": str(fleet.clock)} if fleet.clock.exists() else {}
         with self.log.open("ab") as log:
-            # In a group of its own with its learner's process, so that both can be stopped or killed at one moment.
+            # A process group with its learner process, so that both can be stopped or killed at one moment.
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -67,7 +67,7 @@ class Running:
         return found[1] if found else ""
 
     def ask(self, path: str) -> tuple[int, str]:
-        """Return status and text of a page; 0 while nobody answers."""
+        """Return status and text of a page; status 0 while there is no answer."""
         assert self.process.poll() is None, f"the worker has ended:\n{self.tail()}"
         if not self.url:
             return 0, ""
@@ -97,7 +97,7 @@ class Running:
 
     @property
     def learner(self) -> int | None:
-        """The process that learns for it."""
+        """The id of its learner process."""
         pid = self.process.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
         return int(children[0]) if children else None
@@ -110,7 +110,7 @@ class Running:
         return "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-20:])
 
     def kill(self, *, alone: bool = False) -> None:
-        """Kill it with its learner's process, or alone: then that has to notice and end."""
+        """Kill it with its learner process, or alone: then that has to end by itself."""
         if alone:
             self.process.kill()
         else:
@@ -140,7 +140,7 @@ class Fleet:
         run_client(self.connection, create(self.connection, self.names, TopicLayout(partitions=partitions)))
 
     def set_clock(self, now: int) -> None:
-        """Tell the workers the time; they must not read half of it."""
+        """Set the clock of the workers; they must not read half of it."""
         partial = self.clock.with_suffix(".new")
         partial.write_text(str(now), encoding="ascii")
         partial.replace(self.clock)
@@ -165,7 +165,7 @@ class Fleet:
 
     def send_raw(self, records: Iterable[tuple[str, bytes | None, bytes | None]]) -> None:
         async def produce() -> None:
-            # Packed, so that a record may be larger than what a broker takes in one piece.
+            # Compressed, so that a record may be larger than the largest batch that a broker takes.
             async with AIOKafkaProducer(
                 bootstrap_servers=self.address, linger_ms=2, compression_type="gzip", max_request_size=64 << 20
             ) as producer:
@@ -175,30 +175,14 @@ class Fleet:
         asyncio.run(produce())
 
     def read(self, topic: str) -> list[Any]:
-        """Return all records of a topic, in the order of each partition."""
-
-        async def fetch() -> list[Any]:
-            async with AIOKafkaConsumer(bootstrap_servers=self.address, fetch_max_wait_ms=50) as consumer:
-                await consumer._client._wait_on_metadata(topic)
-                parts = consumer._client.cluster.partitions_for_topic(topic)
-                tps = [TopicPartition(topic, partition) for partition in sorted(parts)]
-                consumer.assign(tps)
-                await consumer.seek_to_beginning(*tps)
-                ends = await consumer.end_offsets(tps)
-                records: list[Any] = []
-                while any([await consumer.position(tp) < ends[tp] for tp in tps]):
-                    for some in (await consumer.getmany(timeout_ms=200)).values():
-                        records += some
-                return records
-
-        return asyncio.run(fetch())
+        return asyncio.run(read_topic(self.connection, topic))
 
     def facts(self) -> set[bytes]:
         """Return the journal without its progress."""
         return {record.value for record in self.read(self.names.journal) if b'"kind":"progress"' not in record.value}
 
     def answered(self) -> set[str]:
-        """Return the sessions that a decision was made for."""
+        """Return the sessions that have a decision."""
         return {record.key.decode() for record in self.read(self.names.decisions)}
 
     @property

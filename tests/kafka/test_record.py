@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import orjson
 import pytest
 
 from tests.kafka.fleet import Fleet
-from tests.kafka.world import ROOT, World, eventually
+from tests.kafka.world import ROOT, World, eventually, trim_topic
 from worker.cli.main import main
 from worker.logs.format import Line, LogReader
 from worker.stream.events import TOPICS
@@ -175,7 +176,7 @@ def test_the_mark_of_a_transaction_is_no_record_and_holds_nothing_up(world: Worl
 
 def test_versions_that_are_gone_are_told(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(world, rounds=5)
-    world.trim(world.names.parameters, 3)
+    asyncio.run(trim_topic(world.connection, world.names.parameters, 3))
     path, said = tmp_path / "log.jsonl", tmp_path / "said.json"
     assert main(["record", str(path), *options(world, "--json", str(said))]) == 0
     assert orjson.loads(said.read_bytes())["parameters_gone"] == 3

@@ -11,7 +11,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from worker.cli.main import main
-from worker.kafka.topics import known
+from worker.kafka.topics import wait_for_topics
 
 
 class Broker:
@@ -39,7 +39,7 @@ class Broker:
                 configs = {key.replace("_", "."): value for key, value in settings.items()}
                 topic = f"{self.prefix}.{name}"
                 await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
-                await known(admin, [topic])
+                await wait_for_topics(admin, [topic])
             finally:
                 await admin.close()
 

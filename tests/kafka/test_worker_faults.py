@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -12,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.embedded.test_reliability import poison
-from tests.embedded.traffic import START
+from tests.embedded.traffic import START, arrivals
 from tests.kafka.conftest import broker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.golden import Golden, play
-from tests.kafka.world import eventually
+from tests.kafka.world import eventually, trim_topic
 
 pytestmark = pytest.mark.slow
 
@@ -40,10 +41,10 @@ def as_golden(fleet: Fleet, golden: Golden) -> None:
 
 
 def learner(fleet: Fleet) -> Running:
-    def sits() -> Running | None:
+    def learns() -> Running | None:
         return next((worker for worker in fleet.running if worker.metric("adcascade_learning") == 1), None)
 
-    found = eventually(sits, what="somebody learns")
+    found = eventually(learns, what="a worker runs the learner")
     assert found is not None
     return found
 
@@ -106,6 +107,21 @@ def test_a_learner_s_process_that_is_killed_is_started_again_and_ends_with_its_w
     assert successor not in (None, killed[0])
     worker.kill(alone=True)
     eventually(lambda: not Path(f"/proc/{successor}").exists(), what="nobody is left behind")
+
+
+def test_a_journal_trimmed_too_early_stops_the_learner_but_not_the_serving(fleet: Fleet) -> None:
+    first = fleet.serving()
+    fleet.send(arrivals(20, seconds=1))
+    eventually(lambda: len(fleet.facts()) == 20, what="there is a journal")
+    first.kill()
+    end = len(fleet.read(fleet.names.journal))
+    asyncio.run(trim_topic(fleet.connection, fleet.names.journal, end))
+    second = fleet.serving()
+    eventually(lambda: "it was trimmed too early" in second.log.read_text(encoding="utf-8"))
+    eventually(lambda: second.metric("adcascade_learning") == 0)
+    fleet.send(arrivals(20, seconds=1, seed=1))
+    eventually(lambda: len(fleet.answered()) == 40, what="serving continues")
+    assert [version.version for version in fleet.control.history()] == [0]
 
 
 def test_workers_that_come_and_go_leave_the_golden_hash(fleet: Fleet, golden: Golden) -> None:

@@ -1,4 +1,4 @@
-"""What the tests do to workers and topics: a reader needs no asyncio to follow them."""
+"""Topics of their own on a broker, and toy workers on them: tests without asyncio."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from worker.stream.topology import Topics
+from worker.kafka.clients import admin_client, partition_counts, standalone_consumer
+from worker.kafka.connection import Connection
+from worker.stream.topology import ONLY_PARTITION, Topics
 
 ROOT = Path(__file__).parents[2]
 _T = TypeVar("_T")
@@ -35,6 +38,32 @@ def eventually(condition: Callable[[], _T], *, within: float = 60.0, what: str =
             return value
         assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
         pause.wait(0.05)
+
+
+async def end_offsets(connection: Connection, *topics: str) -> dict[TopicPartition, int]:
+    """Return the end offsets of topics."""
+    counts = await partition_counts(connection, *topics)
+    async with standalone_consumer(connection) as consumer:
+        return dict(await consumer.end_offsets([TopicPartition(t, p) for t in topics for p in range(counts[t])]))
+
+
+async def read_topic(connection: Connection, topic: str) -> list[Any]:
+    """Return all records of a topic, in the order of each partition."""
+    ends = await end_offsets(connection, topic)
+    async with standalone_consumer(connection, fetch_max_wait_ms=50) as consumer:
+        consumer.assign(list(ends))
+        await consumer.seek_to_beginning(*ends)
+        records: list[Any] = []
+        while any([await consumer.position(tp) < end for tp, end in ends.items()]):
+            for some in (await consumer.getmany(timeout_ms=200)).values():
+                records += some
+        return records
+
+
+async def trim_topic(connection: Connection, topic: str, before: int) -> None:
+    """Delete the records before an offset from a topic with one partition."""
+    async with admin_client(connection) as admin:
+        await admin.delete_records({TopicPartition(topic, ONLY_PARTITION): RecordsToDelete(before_offset=before)})
 
 
 class Process:
@@ -59,14 +88,14 @@ class Process:
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a group with its learner's process
+                start_new_session=True,  # a process group with its learner process
             )
 
     def status(self) -> dict[str, Any]:
         try:
             return dict(orjson.loads(self.status_file.read_bytes()))
         except FileNotFoundError:
-            return {"open": False, "partitions": [], "learns": False, "generation": -1, "version": -1, "restored": 0}
+            return {"open": False, "partitions": [], "generation": -1, "restored": 0}
 
     def is_open(self, partitions: int | None = None) -> bool:
         """Whether it serves, all partitions or as many as said."""
@@ -107,6 +136,7 @@ class World:
 
     def __init__(self, address: str, prefix: str, folder: Path, partitions: int = 4) -> None:
         self.address = address
+        self.connection = Connection(servers=(address,))
         self.names = Topics(prefix)
         self.folder = folder
         self.partitions = partitions
@@ -116,10 +146,7 @@ class World:
         #: When the broker had acknowledged each (topic, number), and the partition it is in.
         self.acknowledged: dict[tuple[str, int], tuple[int, int]] = {}
         self._number = 0
-        self._run(self._create())
-
-    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run(coroutine)
+        asyncio.run(self._create())
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -127,60 +154,32 @@ class World:
         names = self.names
         many = (names.arrivals, names.clicks, names.decisions, names.changelog)
         one = (names.journal, names.parameters, names.episodes, names.dead_letters)
-        async with _admin(self.address) as admin:
+        async with admin_client(self.connection) as admin:
             await admin.create_topics(
                 [NewTopic(name, self.partitions if name in many else 1, 1) for name in many + one]
             )
 
     def configure(self, topic: str, **settings: str) -> None:
-        from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-
         async def alter() -> None:
             configs = {name.replace("_", "."): value for name, value in settings.items()}
-            async with _admin(self.address) as admin:
+            async with admin_client(self.connection) as admin:
                 await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs)])
 
-        self._run(alter())
-
-    def trim(self, topic: str, before: int) -> None:
-        async def delete() -> None:
-            async with _admin(self.address) as admin:
-                await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=before)})
-
-        self._run(delete())
+        asyncio.run(alter())
 
     def committed(self) -> dict[TopicPartition, int]:
         async def fetch() -> dict[TopicPartition, int]:
-            async with _admin(self.address) as admin:
+            async with admin_client(self.connection) as admin:
                 offsets = await admin.list_consumer_group_offsets(self.names.prefix)
             return {tp: value.offset for tp, value in offsets.items() if tp.topic in self.names.inputs}
 
-        return self._run(fetch())
+        return asyncio.run(fetch())
 
     def ends(self, *topics: str) -> dict[TopicPartition, int]:
-        async def fetch() -> dict[TopicPartition, int]:
-            async with AIOKafkaConsumer(bootstrap_servers=self.address) as consumer:
-                tps = [TopicPartition(t, p) for t in topics for p in await _partitions(consumer, t)]
-                return dict(await consumer.end_offsets(tps))
-
-        return self._run(fetch())
+        return asyncio.run(end_offsets(self.connection, *topics))
 
     def read(self, topic: str) -> list[Any]:
-        """Return all records of a topic, in the order of each partition."""
-
-        async def fetch() -> list[Any]:
-            async with AIOKafkaConsumer(bootstrap_servers=self.address, fetch_max_wait_ms=50) as consumer:
-                tps = [TopicPartition(topic, partition) for partition in await _partitions(consumer, topic)]
-                consumer.assign(tps)
-                await consumer.seek_to_beginning(*tps)
-                ends = await consumer.end_offsets(tps)
-                records: list[Any] = []
-                while any([await consumer.position(tp) < ends[tp] for tp in tps]):
-                    for some in (await consumer.getmany(timeout_ms=200)).values():
-                        records += some
-                return records
-
-        return self._run(fetch())
+        return asyncio.run(read_topic(self.connection, topic))
 
     # ── traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,7 +211,7 @@ class World:
                     await producer.commit_transaction()
                 return [(await future).partition for future in futures]
 
-        return self._run(produce())
+        return asyncio.run(produce())
 
     def rounds(self, first: int, count: int, keys: int = 50, base: int = 0) -> None:
         """Send `count` arrivals and as many clicks, numbered from `first`, for `keys` keys from `base` on."""
@@ -295,21 +294,3 @@ class World:
             }
             assert owed <= seen, f"progress {body} at {record.offset} before {sorted(owed - seen)[:3]}"
         return count
-
-
-def _admin(address: str) -> Any:
-    class Admin:
-        async def __aenter__(self) -> AIOKafkaAdminClient:
-            self.client = AIOKafkaAdminClient(bootstrap_servers=address)
-            await self.client.start()
-            return self.client
-
-        async def __aexit__(self, *_: object) -> None:
-            await self.client.close()
-
-    return Admin()
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
-    await consumer._client._wait_on_metadata(topic)
-    return sorted(consumer._client.cluster.partitions_for_topic(topic))

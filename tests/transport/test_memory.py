@@ -23,7 +23,7 @@ def test_free_memory_goes_back_though_what_lies_above_it_is_still_in_use(monkeyp
     full = resident()
     del blocks
     assert full - resident() < 50e6, "nothing went back by itself"
-    monkeypatch.setattr(memory, "GIVE_BACK", 0.01)
+    monkeypatch.setattr(memory, "RETURN_INTERVAL", 0.01)
     memory.return_memory_periodically()
     deadline = time.monotonic() + 20
     while full - resident() < 50e6:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from aiokafka.producer.message_accumulator import MessageAccumulator
 
+from tests.transport.fake import in_loop
 from worker.kafka.writer import TopicWriter
 
 
@@ -25,51 +25,43 @@ class Producer:
         return [batch for batches in nodes.values() for batch in batches.values()]
 
 
-def test_records_collect_in_one_batch_until_it_is_taken() -> None:
-    async def scene() -> None:
-        producer = Producer()
-        outlet = TopicWriter(producer, "t", 0)
-        first = outlet.write([(b"a", b"1"), (b"b", b"2")])
-        assert outlet.write([(b"c", b"3")]) == first
-        assert [batch.record_count for batch in producer.take()] == [3]
-        # Taken, but not built yet: its sequence numbers are given out, so nothing may be added any more.
-        (second,) = outlet.write([(b"d", b"4")])
-        assert second is not first[0]
-        assert first[0].record_count == 3
-
-    asyncio.run(scene())
+@in_loop
+async def test_records_collect_in_one_batch_until_it_is_taken() -> None:
+    producer = Producer()
+    writer = TopicWriter(producer, "t", 0)
+    first = writer.write([(b"a", b"1"), (b"b", b"2")])
+    assert writer.write([(b"c", b"3")]) == first
+    assert [batch.record_count for batch in producer.take()] == [3]
+    # Taken, but not built yet: its sequence numbers are given out, so nothing may be added any more.
+    (second,) = writer.write([(b"d", b"4")])
+    assert second is not first[0]
+    assert first[0].record_count == 3
 
 
-def test_more_than_a_batch_holds_goes_into_several_that_are_sent_in_order() -> None:
-    async def scene() -> None:
-        producer = Producer(batch_bytes=200)
-        outlet = TopicWriter(producer, "t", 0)
-        batches = outlet.write((b"key-%d" % n, b"x" * 50) for n in range(10))
-        assert len(batches) > 2
-        assert sum(batch.record_count for batch in batches) == 10
-        taken = []
-        while some := producer.take():
-            taken += some
-        assert taken == batches
-
-    asyncio.run(scene())
+@in_loop
+async def test_more_than_a_batch_holds_goes_into_several_that_are_sent_in_order() -> None:
+    producer = Producer(batch_bytes=200)
+    writer = TopicWriter(producer, "t", 0)
+    batches = writer.write((b"key-%d" % n, b"x" * 50) for n in range(10))
+    assert len(batches) > 2
+    assert sum(batch.record_count for batch in batches) == 10
+    taken = []
+    while some := producer.take():
+        taken += some
+    assert taken == batches
 
 
-def test_a_record_larger_than_a_batch_goes_alone() -> None:
-    async def scene() -> None:
-        outlet = TopicWriter(Producer(batch_bytes=200), "t", 0)
-        batches = outlet.write([(b"a", b"1"), (b"b", b"x" * 5000), (b"c", b"3")])
-        assert [batch.record_count for batch in batches] == [1, 1, 1]
-
-    asyncio.run(scene())
+@in_loop
+async def test_a_record_larger_than_a_batch_goes_alone() -> None:
+    writer = TopicWriter(Producer(batch_bytes=200), "t", 0)
+    batches = writer.write([(b"a", b"1"), (b"b", b"x" * 5000), (b"c", b"3")])
+    assert [batch.record_count for batch in batches] == [1, 1, 1]
 
 
-def test_a_batch_that_was_full_already_is_not_among_those_of_the_next_call() -> None:
-    async def scene() -> None:
-        outlet = TopicWriter(Producer(batch_bytes=200), "t", 0)
-        (full,) = outlet.write([(b"a", b"x" * 120)])
-        (other,) = outlet.write([(b"b", b"x" * 120)])  # its future must not wait for the one before
-        assert other is not full
-        assert (full.record_count, other.record_count) == (1, 1)
-
-    asyncio.run(scene())
+@in_loop
+async def test_a_batch_that_was_full_already_is_not_among_those_of_the_next_call() -> None:
+    writer = TopicWriter(Producer(batch_bytes=200), "t", 0)
+    (full,) = writer.write([(b"a", b"x" * 120)])
+    (other,) = writer.write([(b"b", b"x" * 120)])  # its future must not wait for the one before
+    assert other is not full
+    assert (full.record_count, other.record_count) == (1, 1)

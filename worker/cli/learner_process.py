@@ -1,4 +1,4 @@
-"""The process that learns for a worker, who starts it with the options and variables that it has itself.
+"""The entry point of the learner process. The worker starts it with its own options and variables.
 
     python -m worker.cli.learner_process --broker …
 
@@ -14,19 +14,21 @@ from collections.abc import Sequence
 from worker.cli.options.parser import build_parser, resolve
 from worker.cli.worker import COMMAND, read
 from worker.errors import AdcascadeError
-from worker.kafka.learning import run_learner
+from worker.kafka.learner import run_learner
 
 log = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Learn until the worker ends this."""
+    """Learn until the worker ends this process."""
     try:
         options = resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments))
-        told = read(options)
-        return run_learner(told.link, told.names, learning=told.learning, dim=options.dim, arms=told.arms)
+        checked = read(options)
+        return run_learner(
+            checked.connection, checked.topics, learning=checked.learning, dim=options.dim, arms=checked.arms
+        )
     except AdcascadeError as error:
-        log.error("%s", error)  # the worker starts another one
+        log.error("%s", error)  # the worker starts it again
         return 1
 
 

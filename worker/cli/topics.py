@@ -1,24 +1,21 @@
-"""`adcascade topics`: create the topics, or check those that exist."""
+"""`adcascade topics`: create the topics, or check the existing ones."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.cli.options.times import Duration, duration
 from worker.console import check_writable, say, table, write_json
 
-if TYPE_CHECKING:
-    from worker.kafka.topics import Finding, TopicLayout
-
 OPTIONS = (
     Option(
         name="partitions",
-        help="of arrivals, clicks, decisions and sessions [as there are, else 8]",
+        help="partitions of arrivals, clicks, decisions and sessions [as they are where they exist, else 8]",
         parse=integer(least=1, most=10_000),
         metavar="N",
     ),
@@ -30,12 +27,12 @@ OPTIONS = (
     ),
     Option(
         name="retention",
-        help="how long arrivals, clicks and decisions are kept [7d; as it is where they exist]",
+        help="retention of arrivals, clicks and decisions [7d; as it is where they exist]",
         parse=duration,
     ),
     Option(
         name="journal-retention",
-        help="how long journal, episodes and dead letters are kept; longer than any outage of the learner",
+        help="retention of journal, episodes and dead letters; longer than any outage of the learner",
         parse=duration,
         default=Duration(30 * 86_400_000),
     ),
@@ -43,44 +40,40 @@ OPTIONS = (
 
 
 def create(options: argparse.Namespace) -> int:
-    """Create what is missing."""
-    from worker.kafka import topics as kafka_topics
+    """Create the missing topics."""
+    from worker.kafka import topics
 
-    return _run(options, kafka_topics.create)
+    return _run(options, topics.create)
 
 
 def check(options: argparse.Namespace) -> int:
-    """Compare what there is with what has to be."""
-    from worker.kafka import topics as kafka_topics
+    """Compare the topics with their wanted configuration."""
+    from worker.kafka import topics
 
-    return _run(options, kafka_topics.check)
+    return _run(options, topics.check)
 
 
-def _run(options: argparse.Namespace, ask: Any) -> int:
+def _run(options: argparse.Namespace, action: Callable[..., Coroutine[Any, Any, list[Any]]]) -> int:
     from worker.kafka.clients import run_client
-
-    check_writable(options.json)
-    link = connection(options)
-    findings: Sequence[Finding] = run_client(link, ask(link, topic_names(options), _plan(options)))
-    right = all(finding.state in ("right", "created") for finding in findings)
-    write_json(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]})
-    if options.json != "-":
-        _tell(findings, right)
-    return 0 if right else 1
-
-
-def _plan(options: argparse.Namespace) -> TopicLayout:
     from worker.kafka.topics import TopicLayout
 
-    return TopicLayout(
+    check_writable(options.json)
+    layout = TopicLayout(
         partitions=options.partitions,
         replication=options.replication,
         retention=None if options.retention is None else int(options.retention),
         journal_retention=int(options.journal_retention),
     )
+    brokers = connection(options)
+    findings = run_client(brokers, action(brokers, topic_names(options), layout))
+    right = all(finding.state in ("right", "created") for finding in findings)
+    write_json(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]})
+    if options.json != "-":
+        _print(findings, right)
+    return 0 if right else 1
 
 
-def _tell(findings: Sequence[Finding], right: bool) -> None:
+def _print(findings: Sequence[Any], right: bool) -> None:
     rows = [[finding.topic, finding.partitions or "–", finding.replicas or "–", finding.state] for finding in findings]
     say(table(["topic", "partitions", "replicas", "state"], rows))
     if right:
@@ -90,19 +83,19 @@ def _tell(findings: Sequence[Finding], right: bool) -> None:
         for difference in finding.differences:
             say(f"{finding.topic}: {difference}")
     if any(finding.state == "different" for finding in findings):
-        say("What exists is never changed from here: use the tools of Kafka (kafka-configs, kafka-topics).")
+        say("Existing topics are never changed: use the tools of Kafka (kafka-configs, kafka-topics).")
     if any(finding.state == "missing" for finding in findings):
-        say("`adcascade topics create` creates what is missing.")
+        say("`adcascade topics create` creates the missing topics.")
 
 
 COMMAND = CommandSpec(
     name="topics",
-    summary="Create the topics of the workers, or check those that exist.",
+    summary="Create the topics of the workers, or check the existing ones.",
     examples=("adcascade topics create --partitions 12", "adcascade topics check --broker kafka:9092"),
     actions=(
         CommandSpec(
             name="create",
-            summary="Create what is missing; what exists is checked and left alone.",
+            summary="Create the missing topics; check the existing ones and leave them as they are.",
             examples=(
                 "adcascade topics create",
                 "adcascade topics create --broker kafka:9092 --partitions 24 --replication 3 --retention 3d",
@@ -112,7 +105,7 @@ COMMAND = CommandSpec(
         ),
         CommandSpec(
             name="check",
-            summary="Say what differs from what the workers need; exit 1 if anything does.",
+            summary="Compare the topics with what the workers need; exit 1 if they differ.",
             examples=("adcascade topics check", "adcascade topics check --partitions 12 --json -"),
             options=(*OPTIONS, *CONNECTION, JSON),
             run=check,

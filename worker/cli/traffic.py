@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     if options.write_arms is not None:
         return _write_arms(settings, options.write_arms)
     from worker.kafka.clients import run_client
-    from worker.kafka.control import published_versions
+    from worker.kafka.parameters import published_versions
 
     reached, topics = connection(options), Topics(options.prefix)
     versions = run_client(reached, published_versions(reached, topic_names(options)))

@@ -1,4 +1,4 @@
-"""How to reach the brokers, for every client of a worker."""
+"""The brokers and the credentials that every Kafka client of a worker uses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 class Connection:
     """Brokers and credentials.
 
-    Credentials need TLS: aiokafka (and Faust) would send them in clear without a word. `clear_credentials` allows that,
-    for a network that is private in another way.
+    Credentials need TLS: aiokafka (and Faust) would send them in clear without a warning. `clear_credentials` allows
+    that, for a network that is private in another way.
 
     >>> Connection(servers=("kafka:9092",), username="me", password="secret")
     Traceback (most recent call last):

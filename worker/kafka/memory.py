@@ -1,4 +1,4 @@
-"""How the processes of a worker treat their memory."""
+"""Garbage collection and memory of the processes of a worker."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import gc
 import threading
 import time
 
-#: Seconds between two times that what is free is given back to the system.
-GIVE_BACK = 2.0
+#: Seconds between two returns of free memory to the system.
+RETURN_INTERVAL = 2.0
 
 
 def collect_garbage_rarely() -> None:
-    """Look for cycles rarely; there are few.
+    """Search for reference cycles rarely; there are few.
 
-    Every record makes a few containers, and Python goes through all of memory after some thousands of them. With
-    100,000 sessions open that was 12 of 27 µs per event.
+    Every record creates a few containers, and Python searches all of memory after some thousands of them. With 100,000
+    open sessions that was 12 of 27 µs per event.
     """
     gc.collect()
     gc.freeze()
@@ -23,17 +23,17 @@ def collect_garbage_rarely() -> None:
 
 
 def return_memory_periodically() -> None:
-    """Give free memory back to the system every few seconds, where the C library can (glibc).
+    """Return free memory to the system every few seconds, where the C library can (glibc).
 
-    It keeps what a process once needed, for the next time: after a worker was far behind that is a lot.
+    By itself it keeps all that a process once needed: a lot, after a worker was far behind.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return
 
-    def give_back() -> None:
+    def loop() -> None:
         while True:
-            time.sleep(GIVE_BACK)
+            time.sleep(RETURN_INTERVAL)
             trim(0)
 
-    threading.Thread(target=give_back, name="give-back", daemon=True).start()
+    threading.Thread(target=loop, name="return-memory", daemon=True).start()

@@ -1,6 +1,6 @@
-"""The lane of a partition: lists of records through the task, and what comes out of them written in the right order.
+"""The pipeline of one partition: handle lists of records, and write the results in the right order.
 
-Rules that hold here:
+Rules that hold here (docs/design.md §3):
 
 1. Per list: journal, dead letters and changelog; when they are acknowledged, decisions; when those are, the list is
    acknowledged, and only then may its offsets be committed.
@@ -14,56 +14,76 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from faust.types import TP
+from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
-from worker.kafka.transport import Emits, PartitionTask, Record
-from worker.kafka.writer import TopicWriter
-from worker.stream.topology import dead_letter
+from worker.kafka.transport import PartitionWriter, WrittenBatch
+from worker.stream.topology import Emits, Record, dead_letter
 
 log = logging.getLogger(__name__)
 
 
+class PartitionTask(Protocol):
+    """Serves one assigned partition, arrivals and clicks together. Synchronous; called from one thread only."""
+
+    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take a part of the session table; called before anything else."""
+
+    def handle(self, records: Sequence[Record]) -> Emits:
+        """Handle records. Bad input becomes a dead letter, never an exception.
+
+        Also called without records, after each `acknowledged`, so that a silent partition deletes ended sessions.
+        """
+
+    def acknowledged(self, progress_time: int) -> None:
+        """Note that the partition's progress up to this time is durable in the journal."""
+
+    def release(self) -> None:
+        """Give the partition up; called once, at the end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineWriters:
-    """Where a lane writes: the journal is shared by all lanes, changelog and decisions are its own partition."""
+    """Where a pipeline writes: all share the journal and the dead letters, the others are partitions of its own."""
 
-    journal: TopicWriter
-    dead_letters: TopicWriter
-    changelog: TopicWriter
-    decisions: TopicWriter
+    journal: PartitionWriter
+    dead_letters: PartitionWriter
+    changelog: PartitionWriter
+    decisions: PartitionWriter
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
-    """A handled list on its way to the broker; `waiting` counts the batches of its present stage."""
+class _InFlight:
+    """A handled list on its way to the broker; `waiting` counts the unacknowledged batches of its present stage."""
 
-    ends: Mapping[TP, int]
+    ends: Mapping[TopicPartition, int]
     size: int
     since: float
     decisions: list[tuple[bytes, bytes]] = field(default_factory=list)
     waiting: int = 0
 
 
-class Lane:
+class PartitionPipeline:
     """One assigned partition in one or more generations of the group.
 
     Parameters
     ----------
     partition, task
-        The partition number and the processor that serves it.
-    outlets
+        The partition number and the task that serves it.
+    writers
         Where to write.
     starts
-        The committed position of each input partition, where reading begins.
-    moved
-        Called when a list has come a stage further, with how many records are thereby acknowledged.
-    failed
+        The committed position of each input partition, where reading starts.
+    changelog_end
+        The last changelog offset that the task's state contains.
+    on_moved
+        Called when a list has reached the next stage, with the number of records that this acknowledges.
+    on_failure
         Called with the error when a write fails.
     """
 
@@ -72,39 +92,37 @@ class Lane:
         *,
         partition: int,
         task: PartitionTask,
-        outlets: PipelineWriters,
-        starts: Mapping[TP, int],
+        writers: PipelineWriters,
+        starts: Mapping[TopicPartition, int],
         changelog_end: int,
-        moved: Callable[[int], None],
-        failed: Callable[[BaseException], None],
+        on_moved: Callable[[int], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self.partition = partition
-        #: The last changelog offset that the task's state contains.
         self.changelog_end = changelog_end
         #: The position that has to come next, by input partition.
         self.expected = dict(starts)
         #: Everything before this position is acknowledged.
         self.acknowledged = dict(starts)
         self.task = task
-        self._outlets = outlets
-        self._moved = moved
-        self._failed = failed
-        self._writing: deque[_Flight] = deque()
-        self._deciding: deque[_Flight] = deque()
-        self._target: tuple[int, Mapping[TP, int], tuple[bytes | None, bytes]] | None = None
-        self._reporting = False
-        #: Set when the partition has gone; what is still under way then lands unheard.
-        self.retired = False
+        self._writers = writers
+        self._on_moved = on_moved
+        self._on_failure = on_failure
+        self._facts: deque[_InFlight] = deque()
+        self._decisions: deque[_InFlight] = deque()
+        self._target: tuple[int, Mapping[TopicPartition, int], bytes] | None = None
+        self._writing_progress = False
+        self._retired = False
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def step(self, records: Sequence[Record]) -> Emits:
-        """Let the task handle records by themselves."""
+    def handle(self, records: Sequence[Record]) -> Emits:
+        """Let the task handle records, apart from other partitions."""
         try:
             return self.task.handle(records)
         except Exception:
-            # The processor promises not to raise. If it does, find out on what: one bad record costs one dead letter,
-            # not the list and not the worker. Stepping a record again changes nothing, so the others may come twice.
+            # The task promises not to raise. If it does, find the record: one bad record costs one dead letter, not
+            # the list and not the worker. Handling a record again changes nothing, so the others may come twice.
             log.exception("partition %d: the processor raised on %d records", self.partition, len(records))
             return self._isolate(records)
 
@@ -115,8 +133,8 @@ class Lane:
             try:
                 emits = self.task.handle([record])
             except Exception as error:
-                blame = f"the processor raised {type(error).__name__}: {error}"[:500]
-                together.dead_letters.append(dead_letter(record, "invalid", blame))
+                reason = f"the processor raised {type(error).__name__}: {error}"[:500]
+                together.dead_letters.append(dead_letter(record, "invalid", reason))
                 continue
             survived += 1
             together.journal += emits.journal
@@ -124,29 +142,29 @@ class Lane:
             together.changelog += emits.changelog
             together.decisions += emits.decisions
         if not survived and len(records) != 1:
-            # Not a bad record, then. To go on would turn all traffic into dead letters.
+            # The fault is not in a record. Going on would turn all traffic into dead letters.
             raise FailedError(
                 f"partition {self.partition}: the processor failed on every one of {len(records)} records"
             )
         return together
 
-    def launch(self, emits: Emits, ends: Mapping[TP, int], size: int) -> None:
-        """Write what so many records called for; when that is durable, all before `ends` is acknowledged."""
-        outlets = self._outlets
-        flight = _Flight(ends, size, asyncio.get_running_loop().time(), emits.decisions)
-        self._writing.append(flight)
-        batches: list[Any] = []
+    def write(self, emits: Emits, ends: Mapping[TopicPartition, int], size: int) -> None:
+        """Write the results of `size` records; when they are durable, everything before `ends` is acknowledged."""
+        writers = self._writers
+        flight = _InFlight(ends, size, asyncio.get_running_loop().time(), emits.decisions)
+        self._facts.append(flight)
+        batches: list[WrittenBatch] = []
         if emits.journal:
-            batches += outlets.journal.write(emits.journal)
+            batches += writers.journal.write(emits.journal)
         if emits.dead_letters:
-            batches += outlets.dead_letters.write_with_headers(emits.dead_letters)
+            batches += writers.dead_letters.write_with_headers(emits.dead_letters)
         if emits.changelog:
-            changelog = outlets.changelog.write(emits.changelog)
+            changelog = writers.changelog.write(emits.changelog)
             changelog[-1].future.add_done_callback(partial(self._on_changelog, changelog[-1]))
             batches += changelog
         self._follow(flight, batches)
 
-    def _follow(self, flight: _Flight, batches: list[Any]) -> None:
+    def _follow(self, flight: _InFlight, batches: Sequence[WrittenBatch]) -> None:
         flight.waiting = len(batches)
         for batch in batches:
             batch.future.add_done_callback(partial(self._when_durable, partial(self._on_batch, flight)))
@@ -155,46 +173,46 @@ class Lane:
 
     def _when_durable(self, then: Callable[[], None], future: asyncio.Future[Any]) -> None:
         # Called by the loop, which would only log an exception: here it has to reach the worker.
-        if self.retired:
+        if self._retired:
             return
         try:
             future.result()
             then()
         except (Exception, asyncio.CancelledError) as error:
-            self._failed(error)  # the flight stays where it is, and everything behind it with it
+            self._on_failure(error)  # this list stays where it is, and all behind it
 
-    def _on_batch(self, flight: _Flight) -> None:
+    def _on_batch(self, flight: _InFlight) -> None:
         flight.waiting -= 1
         if not flight.waiting:
             self._advance()
 
-    def _on_changelog(self, batch: Any, future: asyncio.Future[Any]) -> None:
+    def _on_changelog(self, batch: WrittenBatch, future: asyncio.Future[Any]) -> None:
         if not future.cancelled() and future.exception() is None:
             self.changelog_end = max(self.changelog_end, future.result().offset + batch.record_count - 1)
 
     def _advance(self) -> None:
-        while self._writing and not self._writing[0].waiting:
-            flight = self._writing.popleft()
-            self._deciding.append(flight)
-            self._moved(0)
+        while self._facts and not self._facts[0].waiting:
+            flight = self._facts.popleft()
+            self._decisions.append(flight)
+            self._on_moved(0)
             if flight.decisions:
-                batches = self._outlets.decisions.write(flight.decisions)
+                batches = self._writers.decisions.write(flight.decisions)
                 flight.decisions = []
                 self._follow(flight, list(batches))
-        while self._deciding and not self._deciding[0].waiting:
-            flight = self._deciding.popleft()
+        while self._decisions and not self._decisions[0].waiting:
+            flight = self._decisions.popleft()
             self.acknowledged.update(flight.ends)
-            self._moved(flight.size)
+            self._on_moved(flight.size)
         self._check_target()
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def wants_target(self) -> bool:
-        """Whether the last progress is written; a lagging partition keeps its target, and so holds time back."""
-        return self._target is None and not self._reporting
+    def needs_target(self) -> bool:
+        """Whether the last progress is written. A lagging partition keeps its target and so holds time back."""
+        return self._target is None and not self._writing_progress
 
-    def aim(self, time: int, ends: Mapping[TP, int], record: tuple[bytes | None, bytes]) -> None:
+    def set_target(self, time: int, ends: Mapping[TopicPartition, int], record: bytes) -> None:
         """Write `record`, the progress up to `time`, once everything before `ends` is acknowledged."""
         self._target = (time, ends, record)
         self._check_target()
@@ -205,39 +223,39 @@ class Lane:
         time, ends, record = self._target
         if any(self.acknowledged[tp] < end for tp, end in ends.items()):
             return
-        self._target, self._reporting = None, True
-        (batch,) = self._outlets.journal.write([record])
+        self._target, self._writing_progress = None, True
+        (batch,) = self._writers.journal.write([(None, record)])
         batch.future.add_done_callback(partial(self._when_durable, partial(self._on_progress, time)))
 
     def _on_progress(self, time: int) -> None:
-        self._reporting = False
+        self._writing_progress = False
         self.task.acknowledged(time)
-        self.launch(self.step([]), {}, 0)
+        self.write(self.handle([]), {}, 0)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def writing(self) -> bool:
+    def writing_facts(self) -> bool:
         """Whether decisions wait for their facts to be durable."""
-        return bool(self._writing)
+        return bool(self._facts)
 
     @property
     def idle(self) -> bool:
         """Whether everything that was handled is acknowledged."""
-        return not (self._writing or self._deciding or self._reporting)
+        return not (self._facts or self._decisions or self._writing_progress)
 
     @property
     def oldest(self) -> float | None:
-        """Since when the oldest list is under way, on the loop's clock."""
-        return (self._deciding or self._writing)[0].since if self._deciding or self._writing else None
+        """The time on the loop's clock at which the oldest list in flight was handled."""
+        return (self._decisions or self._facts)[0].since if self._decisions or self._facts else None
 
     def retire(self) -> None:
-        """End: the partition has gone, or its state is no longer good."""
-        self.retired = True
+        """End: the partition is revoked, or its state is not valid any more. Batches in flight are ignored."""
+        self._retired = True
         self.task.release()
 
-    def rewind(self, starts: Mapping[TP, int]) -> None:
-        """Begin another generation at these positions, with the state as it is."""
+    def rewind(self, starts: Mapping[TopicPartition, int]) -> None:
+        """Start another generation at these positions, with the present state."""
         self.expected = dict(starts)
         self.acknowledged = dict(starts)
         self._target = None

@@ -1,9 +1,9 @@
-"""The lanes of this worker over the generations of its group: what is taken, what is kept, what may be committed.
+"""The partition pipelines of a worker over the generations of its group. Implements `transport.PartitionOwner`.
 
 Faust resumes partitions before it seeks to the committed offsets, clears queues, and cancels polls that then still take
-records from the fetcher: the same records come twice, and holes open. So nothing here trusts the order of arrival. Each
-partition has one position that may come next; what lies before it is cut off, what lies after it is not taken but read
-again from there.
+records from the fetcher: the same records come twice, and holes open. So nothing here relies on the order in which
+lists come. Each partition has one position that may come next. Records before it are dropped; after a hole the
+partition is read again from that position.
 """
 
 from __future__ import annotations
@@ -12,267 +12,275 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
+from typing import Any
 
-from faust.types import TP
+from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
-from worker.kafka.pipeline import Lane, PipelineWriters
-from worker.kafka.records import RecordList
-from worker.kafka.transport import Emits, PartitionTask, Record
-from worker.kafka.writer import TopicWriters
-from worker.stream.topology import Topics
+from worker.kafka.pipeline import PartitionPipeline, PartitionTask, PipelineWriters
+from worker.kafka.transport import RecordList, Transport
+from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at whether this worker is still, or again, a member of its group.
-UNSURE = 0.02
+#: Seconds between two checks of whether this worker is still, or again, a member of its group.
+MEMBERSHIP_CHECK = 0.02
+#: How many sessions a task takes over before the loop may do something else, heartbeats above all.
+RESTORED_AT_ONCE = 10_000
+
+HandleTogether = Callable[[Sequence[tuple[Any, Sequence[Record]]]], Sequence[Emits]]
 
 
-class Serving:
-    """Owns the lanes.
+class PartitionPipelines:
+    """The pipelines of the assigned partitions.
 
     Parameters
     ----------
-    names
-        The topics.
-    step
-        Lets several tasks handle their records.
+    transport
+        Where the records come from and go to.
+    make_task
+        Makes the task of a partition.
+    handle_together
+        Lets several tasks handle their records, with the same results as one by one.
+    parameters_ready
+        Says whether the parameters are known; nothing is read before.
+    assign_journal
+        Called in every generation with whether the journal is assigned to this worker.
     limit
-        How many records may be handled and not yet acknowledged; then no more are taken. Bounds memory, and how much
-        is repeated after a crash.
-    is_member
-        Says whether the group cannot have given the partitions to others yet.
-    reread
-        Called with a partition and the position it has to be read from again.
-    failed
-        Called once, with the error after which nothing may be acknowledged any more.
+        The number of records that may be in flight (handled and not yet acknowledged); then no more are taken. Bounds
+        memory, and the number of records that are repeated after a crash.
     """
 
     def __init__(
         self,
+        transport: Transport,
+        topics: Topics,
         *,
-        names: Topics,
-        step: Callable[[Sequence[tuple[PartitionTask, Sequence[Record]]]], Sequence[Emits]],
-        limit: int,
-        is_member: Callable[[], bool],
-        reread: Callable[[TP, int], None],
-        failed: Callable[[BaseException], None],
+        make_task: Callable[[int], PartitionTask],
+        handle_together: HandleTogether,
+        parameters_ready: Callable[[], bool] = lambda: True,
+        assign_journal: Callable[[bool], None] = lambda mine: None,
+        limit: int = 4_096,
     ) -> None:
-        self.lanes: dict[int, Lane] = {}
+        self.by_partition: dict[int, PartitionPipeline] = {}
         self.failure: BaseException | None = None
         self.generation = -1
         self._member = ""
-        self._names = names
-        self._step = step
+        self._transport = transport
+        self._topics = topics
+        self._make_task = make_task
+        self._handle_together = handle_together
+        self._parameters_ready = parameters_ready
+        self._assign_journal = assign_journal
         self._limit = limit
-        self._is_member = is_member
-        self._reread = reread
-        self._report = failed
-        self._outlets: TopicWriters | None = None
         self._open = False
-        self._clean = False
-        self._rereading: dict[TP, int] = {}
-        self._under_way = 0
-        self._offered = False
+        self._drained = False
+        self._restored: dict[int, tuple[PartitionTask, int]] = {}
+        self._reading_again: dict[TopicPartition, int] = {}
+        self._in_flight = 0
         self._moved = asyncio.Event()
 
     # ── generations ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def close(self) -> None:
-        """Take nothing more: the partitions are about to go."""
-        self._open = self._offered = False
-        self._moved.set()
+    def assign(self, generation: int, member: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the partitions whose state is still valid, with its last changelog offset; drop the others.
 
-    async def drained(self, patience: float) -> bool:
-        """Wait, for so many seconds, until all that was handled is acknowledged; say whether it is."""
-        await self._until(lambda: self.failure is not None or all(lane.idle for lane in self.lanes.values()), patience)
-        self._clean = self.failure is None and all(lane.idle for lane in self.lanes.values())
-        return self._clean
-
-    def keep(self, generation: int, member: str, partitions: Iterable[int]) -> set[int]:
-        """Return the partitions whose state is still good, forget the others.
-
-        It is good if this member owned the partition in the generation right before, so that nobody else can have
-        changed it, and if all it did there is durable, so that no effect hangs on the memory alone. Everything else is
-        read from the changelog again: half a second for 100,000 sessions.
+        A state is valid if this member owned the partition in the generation right before, so that no other worker can
+        have changed it, and if all its effects are durable. Everything else is read from the changelog again: half a
+        second for 100,000 sessions.
         """
-        unbroken = self._clean and bool(member) and member == self._member and generation == self.generation + 1
-        kept = self.lanes.keys() & set(partitions) if unbroken else set()
-        for partition in self.lanes.keys() - kept:
-            self.lanes.pop(partition).retire()
-        self._under_way = 0
-        self._open = self._clean = False
-        return set(kept)
+        unbroken = self._drained and bool(member) and member == self._member and generation == self.generation + 1
+        kept = self.by_partition.keys() & set(partitions) if unbroken else set()
+        for partition in self.by_partition.keys() - kept:
+            self.by_partition.pop(partition).retire()
+        for task, _ in self._restored.values():
+            task.release()  # restored, and revoked before it was used
+        self._restored = {}
+        self._in_flight = 0
+        self._open = self._drained = False
+        return {partition: self.by_partition[partition].changelog_end for partition in kept}
 
-    def open(
-        self,
-        *,
-        generation: int,
-        member: str,
-        outlets: TopicWriters,
-        starts: Mapping[TP, int],
-        restored: Mapping[int, tuple[PartitionTask, int]],
-    ) -> None:
-        """Begin a generation.
+    async def restore(self, tables: dict[int, dict[bytes, bytes]], ends: Mapping[int, int]) -> None:
+        """Make the tasks of partitions from their session tables."""
+        restored = self._restored
+        try:
+            for partition in sorted(tables):
+                task = self._make_task(partition)
+                restored[partition] = task, ends.get(partition, -1)
+                sessions = iter(tables.pop(partition).items())
+                while some := list(islice(sessions, RESTORED_AT_ONCE)):
+                    task.restore(some)
+                    await asyncio.sleep(0)
+                    if self._restored is not restored:
+                        return  # the partitions were assigned anew meanwhile
+        except Exception as error:
+            self.fail(error)  # Faust ignores exceptions here
 
-        `starts` are the committed positions of all input partitions. `restored` has the task, with the sessions of the
-        table, and the last changelog offset of every partition that was not kept.
-        """
-        self._outlets = outlets
+    def open(self, generation: int, member: str, starts: Mapping[TopicPartition, int], *, owns_journal: bool) -> None:
+        """Start reading at the committed positions of all assigned input partitions."""
+        restored, self._restored = self._restored, {}
         for partition in sorted({tp.partition for tp in starts}):
             own = {tp: offset for tp, offset in starts.items() if tp.partition == partition}
-            lane = self.lanes.get(partition)
-            if lane is not None:
-                lane.rewind(own)
+            if (kept := self.by_partition.get(partition)) is not None:
+                kept.rewind(own)
                 continue
-            task, end = restored[partition]
-            self.lanes[partition] = Lane(
+            task, changelog_end = restored[partition]
+            self.by_partition[partition] = PartitionPipeline(
                 partition=partition,
                 task=task,
-                outlets=PipelineWriters(
-                    journal=outlets.writer(self._names.journal, 0),
-                    dead_letters=outlets.writer(self._names.dead_letters, 0),
-                    changelog=outlets.writer(self._names.changelog, partition),
-                    decisions=outlets.writer(self._names.decisions, partition),
-                ),
+                writers=self._writers(partition),
                 starts=own,
-                changelog_end=end,
-                moved=self._on_moved,
-                failed=self.fail,
+                changelog_end=changelog_end,
+                on_moved=self._on_moved,
+                on_failure=self.fail,
             )
         self.generation, self._member = generation, member
-        self._rereading.clear()
+        self._reading_again.clear()
         self._open = True
+        self._assign_journal(owns_journal)
 
-    def is_open(self, generation: int) -> bool:
-        """Whether lists of this generation are taken."""
-        return self._open and generation == self.generation and self.failure is None
+    def _writers(self, partition: int) -> PipelineWriters:
+        writer, topics = self._transport.writer, self._topics
+        return PipelineWriters(
+            journal=writer(topics.journal, ONLY_PARTITION),
+            dead_letters=writer(topics.dead_letters, ONLY_PARTITION),
+            changelog=writer(topics.changelog, partition),
+            decisions=writer(topics.decisions, partition),
+        )
+
+    def accepts(self, generation: int) -> bool:
+        """Whether records of this generation may be read now."""
+        is_open = self._open and generation == self.generation and self.failure is None
+        return is_open and self._transport.can_write and self._parameters_ready()
+
+    def close(self) -> None:
+        """Take no more records: the partitions are about to be revoked."""
+        self._open = False
+        self._moved.set()
+
+    async def drained(self, timeout: float) -> bool:  # noqa: ASYNC109 (running out of time is no error)
+        """Wait until everything that was taken is acknowledged; return whether it is."""
+
+        def idle() -> bool:
+            return all(pipeline.idle for pipeline in self.by_partition.values())
+
+        await self._until(lambda: self.failure is not None or idle(), timeout)
+        self._drained = self.failure is None and idle()
+        return self._drained
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def take(self, lists: Sequence[RecordList]) -> None:
-        """Handle what one poll brought; return when there is room for more."""
-        # Who has slept may have lost what it holds. It finds out soon: the next heartbeat is due.
-        while not self._is_member() and self._open and self.failure is None:  # noqa: ASYNC110 (nobody says when)
-            await asyncio.sleep(UNSURE)
-        work: dict[Lane, list[RecordList]] = {}
+        """Handle the records of one poll; return when there is room for more."""
+        # A process that was stopped for long may have lost its partitions. The next heartbeat will show.
+        while not self._transport.is_member and self._open and self.failure is None:  # noqa: ASYNC110 (no event for it)
+            await asyncio.sleep(MEMBERSHIP_CHECK)
+        work: dict[PartitionPipeline, list[RecordList]] = {}
         for taken in lists:
-            if (lane := self._lane_of(taken)) is not None:
-                fresh = taken.after(lane.expected[taken.tp])
-                lane.expected[taken.tp] = taken.end
-                work.setdefault(lane, []).append(fresh)
+            if (pipeline := self._pipeline_of(taken)) is not None:
+                fresh = taken.after(pipeline.expected[taken.tp])
+                pipeline.expected[taken.tp] = taken.end
+                work.setdefault(pipeline, []).append(fresh)
         if work:
             self._handle(work)
-        await self._until(lambda: self._under_way <= self._limit or not self._open)
-        self._offered = False
-        self._moved.set()
+        await self._until(lambda: self._in_flight <= self._limit or not self._open)
 
-    def offer(self) -> None:
-        """Hear that lists are on their way to `take`."""
-        self._offered = True
+    def _pipeline_of(self, taken: RecordList) -> PartitionPipeline | None:
+        """Return the pipeline that has to handle a list; None if nothing in it can be handled now."""
+        if not self.accepts(taken.generation):
+            return None
+        pipeline = self.by_partition.get(taken.tp.partition)
+        if pipeline is None or taken.tp not in pipeline.expected:
+            return None
+        expected = pipeline.expected[taken.tp]
+        if taken.start > expected:
+            self._read_again(taken, expected)
+            return None
+        self._reading_again.pop(taken.tp, None)
+        return pipeline if taken.end > expected else None
 
-    async def rested(self, patience: float) -> None:
-        """Wait, for so many seconds, until what was offered is handled and there is room for more.
+    def _handle(self, work: Mapping[PartitionPipeline, Sequence[RecordList]]) -> None:
+        records = {
+            pipeline: lists[0].records if len(lists) == 1 else [record for taken in lists for record in taken.records]
+            for pipeline, lists in work.items()
+        }
+        try:
+            emits = self._handle_together([(pipeline.task, some) for pipeline, some in records.items()])
+        except Exception:
+            log.exception("the processors raised on %d records", sum(map(len, records.values())))
+            emits = [pipeline.handle(some) for pipeline, some in records.items()]
+        for (pipeline, lists), emitted in zip(work.items(), emits, strict=True):
+            size = len(records[pipeline])
+            self._in_flight += size
+            pipeline.write(emitted, {taken.tp: taken.end for taken in lists}, size)
 
-        Who reads ahead holds records that have not been answered, and leaves younger ones for the time after.
+    def _read_again(self, taken: RecordList, expected: int) -> None:
+        if self._reading_again.get(taken.tp) == expected:
+            return  # requested already; older lists are still in the queues
+        log.warning("%s-%d: read from %d, but %d comes next", taken.tp.topic, taken.tp.partition, taken.start, expected)
+        self._reading_again[taken.tp] = expected
+        self._transport.read_again(taken.tp, expected)
+
+    def skip(self, tp: TopicPartition, offset: int) -> None:
+        """Continue at `offset`: the records before it were deleted from the topic."""
+        pipeline = self.by_partition.get(tp.partition)
+        if pipeline is None or pipeline.expected.get(tp, offset) >= offset:
+            return
+        expected = pipeline.expected[tp]
+        log.error("%s-%d: records %d to %d were deleted (retention)", tp.topic, tp.partition, expected, offset - 1)
+        self._reading_again.pop(tp, None)
+        pipeline.expected[tp] = offset
+        pipeline.write(Emits(), {tp: offset}, 0)
+
+    async def facts_durable(self, timeout: float) -> None:  # noqa: ASYNC109 (running out of time is no error)
+        """Wait until all facts are acknowledged and the decisions are on their way.
+
+        Handling the next records would delay these decisions.
         """
-        await self._until(lambda: not self._offered, patience)
+        await self._until(lambda: not any(one.writing_facts for one in self.by_partition.values()), timeout)
 
-    async def calm(self, patience: float) -> None:
-        """Wait, for so many seconds, until all facts are durable: then the decisions are on their way.
-
-        The next records to be handled would hold them up for as long as that takes.
-        """
-        await self._until(lambda: not any(lane.writing for lane in self.lanes.values()), patience)
-
-    async def _until(self, condition: Callable[[], bool], patience: float | None = None) -> None:
-        """Wait for something that changes only when a list moves on; for so many seconds, if that is said."""
+    async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Wait for a condition that changes only when a list moves on; at most so many seconds, if given."""
         if condition():
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 while not condition():
                     self._moved.clear()
                     await self._moved.wait()
 
-    def _lane_of(self, taken: RecordList) -> Lane | None:
-        """Return the lane that has to handle a list; None if there is nothing in it that could be handled now."""
-        if not self.is_open(taken.generation):
-            return None
-        lane = self.lanes.get(taken.tp.partition)
-        if lane is None or taken.tp not in lane.expected:
-            return None
-        expected = lane.expected[taken.tp]
-        if taken.start > expected:
-            self._refuse(taken, expected)
-            return None
-        self._rereading.pop(taken.tp, None)
-        return lane if taken.end > expected else None
-
-    def _handle(self, work: Mapping[Lane, Sequence[RecordList]]) -> None:
-        records = {lane: lists[0].records if len(lists) == 1 else _together(lists) for lane, lists in work.items()}
-        try:
-            emits = self._step([(lane.task, some) for lane, some in records.items()])
-        except Exception:
-            log.exception("the processors raised on %d records", sum(map(len, records.values())))
-            emits = [lane.step(some) for lane, some in records.items()]
-        for (lane, lists), emitted in zip(work.items(), emits, strict=True):
-            size = len(records[lane])
-            self._under_way += size
-            lane.launch(emitted, {taken.tp: taken.end for taken in lists}, size)
-
-    def _refuse(self, taken: RecordList, expected: int) -> None:
-        if self._rereading.get(taken.tp) == expected:
-            return  # asked for already; what is still in the queues comes first
-        log.warning("%s-%d: read from %d, but %d comes next", taken.tp.topic, taken.tp.partition, taken.start, expected)
-        self._rereading[taken.tp] = expected
-        self._reread(taken.tp, expected)
-
-    def skip(self, tp: TP, offset: int) -> None:
-        """Go on at `offset`: what came before it was deleted from the topic and cannot be read any more."""
-        lane = self.lanes.get(tp.partition)
-        if lane is None or lane.expected.get(tp, offset) >= offset:
-            return
-        log.error("%s-%d: records %d to %d are gone (retention)", tp.topic, tp.partition, lane.expected[tp], offset - 1)
-        self._rereading.pop(tp, None)
-        lane.expected[tp] = offset
-        lane.launch(Emits(), {tp: offset}, 0)
-
     def _on_moved(self, size: int) -> None:
-        self._under_way -= size
+        self._in_flight -= size
         self._moved.set()
 
     # ── acknowledgement ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def committable(self) -> dict[TP, int]:
+    def committable(self) -> dict[TopicPartition, int]:
         """Return the positions before which everything is acknowledged; none after a failure."""
         if self.failure is not None:
             return {}
-        return {tp: offset for lane in self.lanes.values() for tp, offset in lane.acknowledged.items()}
+        return {tp: offset for one in self.by_partition.values() for tp, offset in one.acknowledged.items()}
 
     def fail(self, error: BaseException) -> None:
-        """Stop for good: nothing is taken, nothing is committed any more."""
+        """Stop for good: take nothing and commit nothing any more."""
         if self.failure is not None:
             return
         self.failure = error
         self._open = False
         self._moved.set()
-        self._report(error)
+        self._transport.fail(error)
 
-    def check_stalled(self, now: float, patience: float) -> None:
-        """Fail if a list has been under way for longer than `patience` seconds.
+    def check_stalled(self, now: float, timeout: float) -> None:
+        """Fail if a list has been in flight for longer than `timeout` seconds.
 
         The idempotent producer retries for ever, also to a topic that was deleted.
         """
-        oldest = min((lane.oldest for lane in self.lanes.values() if lane.oldest is not None), default=now)
-        if now - oldest > patience:
+        oldest = min((one.oldest for one in self.by_partition.values() if one.oldest is not None), default=now)
+        if now - oldest > timeout:
             self.fail(FailedError(f"Kafka has not acknowledged a write for {now - oldest:.0f} s"))
 
     @property
-    def under_way(self) -> int:
-        """How many records are handled and not yet acknowledged."""
-        return self._under_way
-
-
-def _together(lists: Sequence[RecordList]) -> list[Record]:
-    return [record for taken in lists for record in taken.records]
+    def in_flight(self) -> int:
+        """The number of records that are handled and not yet acknowledged."""
+        return self._in_flight

@@ -1,55 +1,65 @@
-"""Tells each partition, about once a second, up to which time it could be done."""
+"""The progress of each partition: the time up to which everything it got is in the journal."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
 
 from aiokafka.errors import KafkaError
-from mode import Service
 
-from worker.kafka.transport import Ports
-
-if TYPE_CHECKING:
-    from worker.kafka.faust.app import WorkerApp
+from worker.kafka.pipelines import PartitionPipelines
+from worker.kafka.transport import Transport
+from worker.stream.codec import encode_progress
+from worker.stream.events import Progress
 
 log = logging.getLogger(__name__)
 
 
-class Progress(Service):
-    """Reads the clock, then the end offsets: what comes before those was sent before that time, or is late.
+class ProgressReporter:
+    """Reads the clock, then the end offsets: records before those were sent before that time, or are late.
 
-    The order matters. The lanes write the record when everything before these offsets is acknowledged.
+    The order matters. A pipeline writes its progress when everything before these offsets is acknowledged.
     """
 
-    def __init__(self, app: WorkerApp, ports: Ports, *, interval: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._app = app
-        self._ports = ports
+    def __init__(
+        self,
+        pipelines: PartitionPipelines,
+        transport: Transport,
+        *,
+        partitions: int,
+        clock: Callable[[], int],
+        interval: float,
+        write_timeout: float,
+    ) -> None:
+        self._pipelines = pipelines
+        self._transport = transport
+        self._partitions = partitions
+        self._clock = clock
         self._interval = interval
+        self._write_timeout = write_timeout
 
-    @Service.task
-    async def _tick(self) -> None:
-        while not self.should_stop:
-            await self.sleep(self._interval)
+    async def run(self) -> None:
+        """Set targets until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval)
             try:
-                await self._aim()
+                await self.set_targets()
             except KafkaError as error:
                 log.warning("end offsets cannot be read: %r; trying again", error)
-            serving = self._app.serving
-            serving.check_stalled(asyncio.get_running_loop().time(), self._app.options.write_patience)
+            self._pipelines.check_stalled(asyncio.get_running_loop().time(), self._write_timeout)
 
-    async def _aim(self) -> None:
-        serving = self._app.serving
-        generation = self._app.consumer_generation_id
-        lanes = [lane for lane in serving.lanes.values() if lane.wants_target]
-        if not lanes or not self._app.may_read:
+    async def set_targets(self) -> None:
+        """Give a target to every pipeline that has reached its last one."""
+        generation = self._pipelines.generation
+        pipelines = [pipeline for pipeline in self._pipelines.by_partition.values() if pipeline.needs_target]
+        if not pipelines or not self._pipelines.accepts(generation):
             return
-        time = self._ports.clock()
-        ends = await self._app.batch_consumer.highwaters(*(tp for lane in lanes for tp in lane.expected))
-        if not serving.is_open(generation):
+        time = self._clock()
+        ends = await self._transport.end_offsets([tp for pipeline in pipelines for tp in pipeline.expected])
+        if not self._pipelines.accepts(generation):
             return
-        for lane in lanes:
-            record = self._ports.progress(lane.partition, self._app.partitions, time)
-            lane.aim(time, {tp: ends[tp] for tp in lane.expected}, record)
+        for pipeline in pipelines:
+            progress = Progress(partition=pipeline.partition, partitions=self._partitions, time=time)
+            own = {tp: ends[tp] for tp in pipeline.expected}
+            pipeline.set_target(time, own, encode_progress(progress))

@@ -1,6 +1,6 @@
-"""The topics as they have to be: what is wanted, what is there, and what differs.
+"""The wanted configuration of the topics: create them, check them, refuse to start on others.
 
-Nothing that exists is ever changed: the partition count of a topic decides which worker sees a session, and a policy
+Existing topics are never changed: the partition count of a topic decides which worker serves a session, and a policy
 decides what is deleted. Both are the operator's to change.
 """
 
@@ -26,19 +26,19 @@ DEFAULT_RETENTION = 7 * DAY
 DEFAULT_PARTITIONS = 8
 MOST_REPLICAS = 3
 
-#: What a broker accepts if nothing is said: 1 MiB and the overhead of a batch.
-USUAL_BYTES = 1_048_588
+#: The default of brokers: 1 MiB and the overhead of a batch.
+DEFAULT_BYTES = 1_048_588
 LARGE_BYTES = 16 << 20
-# A record packed with others can be larger than the batch that brought it; as a dead letter it stands alone, unpacked.
+# A record compressed with others can be larger than their batch; as a dead letter it is alone and not compressed.
 DEAD_LETTER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A topic as it has to be.
+class WantedTopic:
+    """The wanted configuration of a topic.
 
-    It is created with all of this. One that exists must have the same policy and at least these `message_bytes`; how
-    long it is kept (`retention`, milliseconds) is its owner's business, unless that is `checked`.
+    A new topic gets all of it. An existing one must have the same policy and at least these `message_bytes`; its
+    `retention` (milliseconds) is its owner's business, unless `checked`.
     """
 
     name: str
@@ -46,36 +46,36 @@ class Wanted:
     policy: str = "delete"
     retention: int = 0
     checked: bool = False
-    message_bytes: int = USUAL_BYTES
+    message_bytes: int = DEFAULT_BYTES
     extra: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings to create it with."""
+        """The settings of a new topic."""
         settings = {"cleanup.policy": self.policy, "max.message.bytes": str(self.message_bytes), **self.extra}
         if self.policy == "delete":
             settings["retention.ms"] = str(self.retention)
         return settings
 
-    def differences(self, found: Found) -> list[str]:
-        """Say in what an existing topic is not as it has to be."""
-        told = []
+    def differences(self, found: FoundTopic) -> list[str]:
+        """Return the differences of an existing topic, one line each."""
+        lines = []
         if found.partitions != self.partitions:
-            told.append(f"has {found.partitions} partitions, not {self.partitions}")
+            lines.append(f"has {found.partitions} partitions, not {self.partitions}")
         if found.settings.get("cleanup.policy") != self.policy:
-            told.append(f"cleanup.policy is {found.settings.get('cleanup.policy')}, not {self.policy}")
-        size = int(found.settings.get("max.message.bytes", USUAL_BYTES))
+            lines.append(f"cleanup.policy is {found.settings.get('cleanup.policy')}, not {self.policy}")
+        size = int(found.settings.get("max.message.bytes", DEFAULT_BYTES))
         if size < self.message_bytes:
-            told.append(f"max.message.bytes is {size}, less than {self.message_bytes}")
+            lines.append(f"max.message.bytes is {size}, less than {self.message_bytes}")
         kept = int(found.settings.get("retention.ms", -1))
         if self.checked and 0 <= kept < self.retention:
-            told.append(f"retention.ms is {kept}, less than {self.retention}")
-        return told
+            lines.append(f"retention.ms is {kept}, less than {self.retention}")
+        return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A topic as it is."""
+class FoundTopic:
+    """The configuration of an existing topic."""
 
     name: str
     partitions: int
@@ -85,15 +85,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLayout:
-    """What was asked for. Times in milliseconds; None leaves the choice to what is there, or to the defaults."""
+    """The requested layout. Times in milliseconds; None: as it is where the topics exist, else the default."""
 
     partitions: int | None = None
     replication: int | None = None
     retention: int | None = None
     journal_retention: int = 30 * DAY
 
-    def topics(self, names: Topics, partitions: int) -> tuple[Wanted, ...]:
-        """Return all topics, with so many partitions of the inputs."""
+    def topics(self, names: Topics, partitions: int) -> tuple[WantedTopic, ...]:
+        """Return all topics, where the inputs have so many partitions."""
         traffic: dict[str, Any] = {
             "partitions": partitions,
             "retention": DEFAULT_RETENTION if self.retention is None else self.retention,
@@ -101,20 +101,20 @@ class TopicLayout:
         }
         long: dict[str, Any] = {"partitions": 1, "retention": self.journal_retention}
         return (
-            Wanted(name=names.arrivals, **traffic),
-            Wanted(name=names.clicks, **traffic),
-            Wanted(name=names.decisions, **traffic),
-            # Trimmed before it was folded, it takes what was not learned with it.
-            Wanted(name=names.journal, message_bytes=LARGE_BYTES, checked=True, **long),
-            Wanted(name=names.parameters, partitions=1, policy="compact", message_bytes=LARGE_BYTES),
-            Wanted(name=names.episodes, **long),
-            Wanted(name=names.dead_letters, message_bytes=DEAD_LETTER_BYTES, **long),
-            Wanted(
+            WantedTopic(name=names.arrivals, **traffic),
+            WantedTopic(name=names.clicks, **traffic),
+            WantedTopic(name=names.decisions, **traffic),
+            # If it is trimmed before it is folded, that feedback is lost to the learner.
+            WantedTopic(name=names.journal, message_bytes=LARGE_BYTES, checked=True, **long),
+            WantedTopic(name=names.parameters, partitions=1, policy="compact", message_bytes=LARGE_BYTES),
+            WantedTopic(name=names.episodes, **long),
+            WantedTopic(name=names.dead_letters, message_bytes=DEAD_LETTER_BYTES, **long),
+            WantedTopic(
                 name=names.changelog,
                 partitions=partitions,
                 policy="compact",
                 message_bytes=LARGE_BYTES,
-                # A session lives for minutes. Old values have to go soon, or a recovery reads days of them.
+                # A session lives for minutes. Without early compaction a recovery reads days of old values.
                 extra={"segment.ms": str(HOUR), "min.cleanable.dirty.ratio": "0.2"},
             ),
         )
@@ -122,7 +122,7 @@ class TopicLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What became of one topic: `created`, `right`, `different` or `missing`, and why."""
+    """The state of one topic, `created`, `right`, `different` or `missing`, and why."""
 
     topic: str
     state: str
@@ -131,46 +131,46 @@ class Finding:
     differences: tuple[str, ...] = ()
 
 
-async def create(connection: Connection, names: Topics, plan: TopicLayout) -> list[Finding]:
-    """Create what is missing; say of the rest how it is."""
+async def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
+    """Create the missing topics; compare the others."""
     async with admin_client(connection) as admin:
         found = await _find(admin, names)
-        wanted = plan.topics(names, _partitions(plan, names, found))
+        wanted = layout.topics(names, _partitions(layout, names, found))
         missing = [topic for topic in wanted if topic.name not in found]
-        replicas = plan.replication or min(MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
+        replicas = layout.replication or min(MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
         if missing:
             await _create(admin, missing, replicas)
-            await known(admin, [topic.name for topic in missing])
+            await wait_for_topics(admin, [topic.name for topic in missing])
         created = {topic.name for topic in missing}
         return [
             Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
             if topic.name in created
-            else _compare(topic, found[topic.name], plan.replication)
+            else _compare(topic, found[topic.name], layout.replication)
             for topic in wanted
         ]
 
 
-async def check(connection: Connection, names: Topics, plan: TopicLayout) -> list[Finding]:
-    """Say of every topic whether it is as it has to be."""
+async def check(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
+    """Compare every topic with its wanted configuration."""
     async with admin_client(connection) as admin:
         found = await _find(admin, names)
     return [
-        _compare(topic, found[topic.name], plan.replication)
+        _compare(topic, found[topic.name], layout.replication)
         if topic.name in found
         else Finding(topic=topic.name, state="missing", partitions=0, replicas=0, differences=("does not exist",))
-        for topic in plan.topics(names, _partitions(plan, names, found))
+        for topic in layout.topics(names, _partitions(layout, names, found))
     ]
 
 
-def _partitions(plan: TopicLayout, names: Topics, found: Mapping[str, Found]) -> int:
-    """Return how many partitions the inputs have to have: as asked for, else as they have already."""
-    if plan.partitions is not None:
-        return plan.partitions
+def _partitions(layout: TopicLayout, names: Topics, found: Mapping[str, FoundTopic]) -> int:
+    """Return the wanted partition count of the inputs: the requested one, else the present one."""
+    if layout.partitions is not None:
+        return layout.partitions
     there = (found[name].partitions for name in (names.arrivals, names.clicks) if name in found)
     return next(there, DEFAULT_PARTITIONS)
 
 
-def _compare(wanted: Wanted, found: Found, replication: int | None) -> Finding:
+def _compare(wanted: WantedTopic, found: FoundTopic, replication: int | None) -> Finding:
     differences = wanted.differences(found)
     if replication is not None and found.replicas != replication:
         differences.append(f"has {found.replicas} replicas, not {replication}")
@@ -183,7 +183,7 @@ def _compare(wanted: Wanted, found: Found, replication: int | None) -> Finding:
     )
 
 
-async def _find(admin: AIOKafkaAdminClient, names: Topics) -> dict[str, Found]:
+async def _find(admin: AIOKafkaAdminClient, names: Topics) -> dict[str, FoundTopic]:
     topics = [topic.name for topic in TopicLayout().topics(names, 1)]
     partitions = await partitions_of(admin, topics)
     if not partitions:
@@ -196,7 +196,7 @@ async def _find(admin: AIOKafkaAdminClient, names: Topics) -> dict[str, Found]:
                 raise FailedError(f"the settings of {name} cannot be read: {message or for_code(code).__name__}")
             settings[name] = {entry[0]: entry[1] for entry in entries}
     return {
-        name: Found(
+        name: FoundTopic(
             name=name,
             partitions=len(parts),
             replicas=min((len(part["replicas"]) for part in parts), default=0),
@@ -206,7 +206,7 @@ async def _find(admin: AIOKafkaAdminClient, names: Topics) -> dict[str, Found]:
     }
 
 
-async def _create(admin: AIOKafkaAdminClient, topics: Iterable[Wanted], replicas: int) -> None:
+async def _create(admin: AIOKafkaAdminClient, topics: Iterable[WantedTopic], replicas: int) -> None:
     # With a spare replica, an acknowledged write survives a broker and a broker's absence stops nothing.
     durable = {"min.insync.replicas": "2"} if replicas >= MOST_REPLICAS else {}
     answer = await admin.create_topics(
@@ -221,11 +221,32 @@ async def _create(admin: AIOKafkaAdminClient, topics: Iterable[Wanted], replicas
             raise FailedError(f"{name} could not be created: {reason}")
 
 
-async def known(admin: AIOKafkaAdminClient, topics: Sequence[str], *, patience: float = 10.0) -> None:
-    """Wait until new topics are known to the brokers: a worker started right away must find them."""
+async def wait_for_topics(admin: AIOKafkaAdminClient, topics: Sequence[str], *, seconds: float = 10.0) -> None:
+    """Wait until the brokers know new topics: a worker started right away must find them."""
     try:
-        async with asyncio.timeout(patience):
-            while len(await partitions_of(admin, topics)) < len(topics):  # noqa: ASYNC110 (nobody sets an event)
+        async with asyncio.timeout(seconds):
+            while len(await partitions_of(admin, topics)) < len(topics):  # noqa: ASYNC110 (there is no event)
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise FailedError(f"the topics are created, but not known to all brokers after {patience:g} s") from None
+        raise FailedError(f"the topics are created, but not known to all brokers after {seconds:g} s") from None
+
+
+async def input_partitions(connection: Connection, names: Topics) -> int:
+    """Return the partition count of the inputs; raise `FailedError` if a topic is missing or has a wrong count."""
+    wanted = {topic.name: topic for topic in TopicLayout().topics(names, 0)}
+    async with admin_client(connection) as admin:
+        counts = {name: len(parts) for name, parts in (await partitions_of(admin, list(wanted))).items()}
+    # Faust creates the changelog if it is missing.
+    missing = [name for name in wanted if name not in counts and name != names.changelog]
+    if missing:
+        raise FailedError(f"no topic {', '.join(missing)}: create them first (adcascade topics create)")
+    count = counts[names.arrivals]
+    for name in (names.clicks, names.decisions, names.changelog):
+        if counts.get(name, count) != count:
+            raise FailedError(
+                f"{name} has {counts[name]} partitions and {names.arrivals} has {count}: the counts must be equal"
+            )
+    for name in (names.journal, names.parameters):
+        if counts[name] != 1:
+            raise FailedError(f"{name} has {counts[name]} partitions: it must have one, for a total order")
+    return count

@@ -1,131 +1,152 @@
-"""What the transport asks of the processors, and what it hands them: bytes, offsets, times. It decides nothing."""
+"""The seam between the worker and Kafka: lists of records in, batches of records out, positions acknowledged.
+
+`Transport` is what the worker calls, `PartitionOwner` is what a transport calls. There are two transports: the one in
+`worker.kafka.faust`, and one in memory for tests. Both call from a single event loop.
+
+A transport goes through these steps in every generation of the consumer group:
+
+1. `assign`: the group has given out its partitions. The answer says which of them keep their state.
+2. `restore`: the changelogs of the others are read.
+3. `open`: reading starts at the committed positions.
+4. `take` for every poll; what `committable` returns is committed from time to time.
+5. `close` and `drained`: the group rebalances. What is acknowledged by then is committed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-import msgspec
+from aiokafka.structs import TopicPartition
 
-from worker.stream.topology import DeadLetter, Emits, Record
+from worker.stream.topology import DeadLetter, Record
 
-__all__ = [
-    "DeadLetter",
-    "Emits",
-    "Learner",
-    "Lessons",
-    "ParametersSink",
-    "PartitionTask",
-    "Ports",
-    "Publication",
-    "Record",
-    "Report",
-]
-
-
-class PartitionTask(Protocol):
-    """Serves one assigned partition, arrivals and clicks together. Synchronous; called from one thread only."""
-
-    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take the contents of the session table; called once, before anything else."""
-
-    def handle(self, records: Sequence[Record]) -> Emits:
-        """Step all records. Bad input becomes a dead letter, never an exception.
-
-        Also called with no records, after each `acknowledged`, so that a silent partition can delete what has ended.
-        """
-
-    def acknowledged(self, progress_time: int) -> None:
-        """Hear that the partition's progress up to this time is durable in the journal."""
-
-    def release(self) -> None:
-        """Give the partition away: it has gone, or is read from the changelog anew; called once, at the end."""
-
-
-class Publication(NamedTuple):
-    """A parameters record to be published."""
-
-    version: int
-    key: bytes
-    value: bytes
-
-
-@dataclass(slots=True)
-class Lessons:
-    """What the learner made of a list of journal records. Episodes are written before the parameters."""
-
-    episodes: list[tuple[bytes, bytes]] = field(default_factory=list)
-    parameters: list[Publication] = field(default_factory=list)
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the learner's process tells its worker: a line of JSON.
-
-    `position` is the journal offset that is folded next. After a `failure` it has ended, and would end the same way
-    again.
-    """
-
-    position: int = -1
-    watermark: int = 0
-    episodes: tuple[msgspec.Raw, ...] = ()
-    failure: str = ""
-
-
-class Learner(Protocol):
-    """Folds the journal, in a process of its own: a long fold must not hold up the decisions."""
-
-    @property
-    def watermark(self) -> int:
-        """Up to which event time the journal is complete, 0 while that is not known."""
-
-    @property
-    def resume_offset(self) -> int:
-        """Where in the journal to start reading: the oldest record still needed, 0 without any parameters."""
-
-    def check_start(self, first: int, end: int) -> None:
-        """Hear that the journal has the offsets from `first` up to `end`; raise `FailedError` if that will not do.
-
-        May move `resume_offset`.
-        """
-
-    def begin(self) -> Lessons:
-        """Return what is to be published before anything is read (version 0, when there is none)."""
-
-    def handle(self, records: Sequence[Record]) -> Lessons:
-        """Fold records that follow each other in the journal, without a gap since `resume_offset`."""
-
-
-class ParametersSink(Protocol):
-    """Takes every record of the parameters topic, on every worker, from its beginning and in order."""
-
-    @property
-    def version(self) -> int:
-        """The highest version seen, -1 before the first."""
-
-    def handle(self, records: Sequence[Record]) -> None:
-        """Take records; bad ones are counted and left out, never raised."""
-
-    def wants(self, publication: Publication) -> bool:
-        """Return whether to write it, the topic having been read to its end just now.
-
-        Raise `FailedError` if it contradicts what is there: two learners disagree.
-        """
+#: A coroutine that runs as long as the transport does.
+Background = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """The processors of one worker.
+class RecordList:
+    """The records that one poll took from a partition: all between the positions `start` and `end`.
 
-    `serve` makes the task of a partition from (partition, how many there are); `step` lets several of them handle their
-    records, as if each did by itself. `heard` is told what the learner
-    reports, if it sits at this worker. `progress` encodes a progress record from (partition, how many there are, time).
-    `clock` tells the time in milliseconds since the epoch.
+    The positions are the consumer's, not those of the first and last record. Offsets may be missing between them
+    (transaction markers, compaction), and a list without records can still move the position on.
     """
 
-    serve: Callable[[int, int], PartitionTask]
-    step: Callable[[Sequence[tuple[Any, Sequence[Record]]]], Sequence[Emits]]
-    parameters: ParametersSink
-    heard: Callable[[Report], None]
-    progress: Callable[[int, int, int], tuple[bytes | None, bytes]]
-    clock: Callable[[], int]
+    tp: TopicPartition
+    generation: int
+    start: int
+    end: int
+    records: Sequence[Record]
+
+    def after(self, offset: int) -> RecordList:
+        """Return the part from `offset` on.
+
+        >>> records = [Record("t", 0, offset, 0, None, b"") for offset in (4, 6)]
+        >>> taken = RecordList(tp=TopicPartition("t", 0), generation=1, start=4, end=7, records=records)
+        >>> taken.after(5).start, [record.offset for record in taken.after(5).records]
+        (5, [6])
+        """
+        if offset <= self.start:
+            return self
+        kept = [record for record in self.records if record.offset >= offset]
+        return replace(self, start=min(offset, self.end), records=kept)
+
+    def followed_by(self, later: RecordList) -> RecordList:
+        """Return this list and a later one as one; the later alone if it does not start where this one ends.
+
+        >>> first = RecordList(tp=TopicPartition("t", 0), generation=1, start=4, end=7, records=())
+        >>> first.followed_by(replace(first, start=7, end=9)).start
+        4
+        >>> first.followed_by(replace(first, start=5, end=9)).start
+        5
+        """
+        if later.start != self.end or later.generation != self.generation:
+            return later  # a seek came in between; `PartitionOwner.take` detects what is missing
+        return replace(later, start=self.start, records=[*self.records, *later.records])
+
+
+class WrittenBatch(Protocol):
+    """Records on their way to a partition.
+
+    `future` resolves when all replicas have them, to a value whose `offset` is that of the first.
+    """
+
+    future: asyncio.Future[Any]
+    record_count: int
+
+
+class PartitionWriter(Protocol):
+    """Writes to one partition of a topic, in the order of the calls. Each call returns the batches it wrote to."""
+
+    def write(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> Sequence[WrittenBatch]:
+        """Append keys with values."""
+
+    def write_with_headers(self, records: Iterable[DeadLetter]) -> Sequence[WrittenBatch]:
+        """Append keys with values and headers."""
+
+
+class PartitionOwner(Protocol):
+    """The worker, as a transport sees it: the owner of the partitions that the group assigns to it."""
+
+    def assign(self, generation: int, member: str, partitions: Iterable[int]) -> Mapping[int, int]:
+        """Start a generation; return the partitions that keep their state, with the last changelog offset of each."""
+
+    async def restore(self, tables: dict[int, dict[bytes, bytes]], ends: Mapping[int, int]) -> None:
+        """Take the session tables of the other partitions, and the last changelog offset of each that has one."""
+
+    def open(self, generation: int, member: str, starts: Mapping[TopicPartition, int], *, owns_journal: bool) -> None:
+        """Start reading at the committed positions of all assigned input partitions."""
+
+    def accepts(self, generation: int) -> bool:
+        """Whether records of this generation may be read now."""
+
+    async def take(self, lists: Sequence[RecordList]) -> None:
+        """Handle the records of one poll; return when there is room for more."""
+
+    async def facts_durable(self, timeout: float) -> None:  # noqa: ASYNC109 (running out of time is no error)
+        """Wait until all facts are acknowledged and the decisions are on their way."""
+
+    def skip(self, tp: TopicPartition, offset: int) -> None:
+        """Continue at `offset`: the records before it were deleted from the topic."""
+
+    def committable(self) -> Mapping[TopicPartition, int]:
+        """Return the positions before which everything is acknowledged."""
+
+    def close(self) -> None:
+        """Take no more records: the partitions are about to be revoked."""
+
+    async def drained(self, timeout: float) -> bool:  # noqa: ASYNC109 (running out of time is no error)
+        """Wait until everything that was taken is acknowledged; return whether it is."""
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for good: take nothing and commit nothing any more."""
+
+
+class Transport(Protocol):
+    """Kafka, as the worker sees it."""
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the group cannot have assigned the partitions of this worker to others yet."""
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the metadata of the output topics is loaded."""
+
+    def writer(self, topic: str, partition: int) -> PartitionWriter:
+        """Return the writer of a partition."""
+
+    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return the end offsets of assigned partitions."""
+
+    def read_again(self, tp: TopicPartition, offset: int) -> None:
+        """Continue reading a partition at `offset`: records from there on were lost on the way."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the process with an error and commit nothing."""
+
+    def run(self, owner: PartitionOwner, *, partitions: int, background: Sequence[Background]) -> int:
+        """Run until SIGTERM or SIGINT (return 0) or a failure (return 1); the inputs have so many partitions."""

@@ -1,27 +1,30 @@
-"""The worker on Kafka: the processors behind the transport, watched, with a small web server beside them."""
+"""The worker on Kafka: partition pipelines, the learner process, and what else runs beside them, on a transport."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from aiokafka.errors import KafkaError
-from faust.types import TP
-from mode import Service
+from aiokafka.structs import TopicPartition
 
 from worker.kafka.clients import run_client
-from worker.kafka.control import published_versions
-from worker.kafka.faust.app import Options, WorkerApp, build, partition_count, run
-from worker.kafka.learning import fitting
-from worker.kafka.processors import Partition, Published, clock_of, progress_record, step
-from worker.kafka.transport import Ports, Report
+from worker.kafka.connection import Connection
+from worker.kafka.learner_process import LearnerProcess
+from worker.kafka.memory import collect_garbage_rarely, return_memory_periodically
+from worker.kafka.parameters import ParametersReader, PublishedParameters, published_versions, with_dimension
+from worker.kafka.pipelines import PartitionPipelines
+from worker.kafka.processors import StreamProcessors, clock_of
+from worker.kafka.progress import ProgressReporter
+from worker.kafka.topics import input_partitions
+from worker.kafka.transport import Background, Transport
 from worker.metrics import Metrics
 from worker.secret import Secret
-from worker.stream.codec import Limits, decode_episode
+from worker.stream.codec import Limits
 from worker.stream.parameters import Arm, LearningSettings, Parameters
-from worker.stream.serving import Serving
+from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.web.server import LOOPBACK, WebServer, operations
 from worker.web.status import status_routes
 
@@ -29,14 +32,27 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """All that a worker is told.
+class PipelineSettings:
+    """How a worker is connected and paced; times are in seconds."""
 
-    `learning` has everything but the dimension; that is `dim`, or what the published parameters say. `clock_file` is
-    for tests (see `clock_of`).
+    connection: Connection
+    topics: Topics = field(default_factory=Topics)
+    #: The command line of the learner process (see `worker.kafka.learner`).
+    learner: tuple[str, ...]
+    progress_interval: float = 1.0
+    write_timeout: float = 120.0
+    in_flight: int = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """The settings of a worker.
+
+    `learning` has everything but the dimension; that is `dim`, or that of the published parameters. `clock_file` is for
+    tests (see `clock_of`).
     """
 
-    transport: Options
+    pipelines: PipelineSettings
     learning: LearningSettings
     dim: int | None = None
     arms: tuple[Arm, ...] = ()
@@ -47,43 +63,99 @@ class WorkerSettings:
     clock_file: str | None = None
 
 
-def run_worker(settings: WorkerSettings) -> int:
+class Worker:
+    """The parts of a worker, on a transport whose inputs have so many partitions."""
+
+    def __init__(
+        self, settings: PipelineSettings, processors: StreamProcessors, transport: Transport, *, partitions: int
+    ) -> None:
+        self.topics = settings.topics
+        self.processors = processors
+        self.transport = transport
+        self.parameters_reader = ParametersReader(settings.connection, settings.topics, processors.parameters)
+        self.learner = LearnerProcess(settings.learner, processors.on_learner_status)
+        self.pipelines = PartitionPipelines(
+            transport,
+            settings.topics,
+            make_task=processors.make_task,
+            handle_together=processors.handle_together,
+            parameters_ready=lambda: self.parameters_reader.ready,
+            assign_journal=self.learner.assign,
+            limit=settings.in_flight,
+        )
+        self._progress = ProgressReporter(
+            self.pipelines,
+            transport,
+            partitions=partitions,
+            clock=processors.clock,
+            interval=settings.progress_interval,
+            write_timeout=settings.write_timeout,
+        )
+        self._partitions = partitions
+
+    def run(self, *background: Background) -> int:
+        """Run until SIGTERM or SIGINT (0) or a failure (1). The caller configures logging."""
+        collect_garbage_rarely()
+        return_memory_periodically()
+        own = (self.parameters_reader.run, self.learner.run, self._progress.run)
+        return self.transport.run(self.pipelines, partitions=self._partitions, background=(*own, *background))
+
+    @property
+    def serves(self) -> bool:
+        """Whether records are read."""
+        return self.pipelines.accepts(self.pipelines.generation)
+
+    def unready(self) -> str | None:
+        """Return why this worker does not serve at present, or None if it does."""
+        if self.pipelines.failure is not None:
+            return "it has failed and ends"
+        if not self.parameters_reader.ready:
+            return "the parameters are being read"
+        if not self.serves:
+            return "it joins its group, or recovers its sessions"
+        if self.processors.parameters.version < 0:
+            return "no parameters are published yet"
+        return None
+
+
+def run_worker(settings: WorkerSettings, transport: Transport) -> int:
     """Run until SIGTERM or SIGINT (0) or a failure (1).
 
     Raises `FailedError` or `InputError` before anything is started if the broker, the topics or the settings will not
     do.
     """
-    transport = settings.transport
-    connection, names = transport.connection, transport.names
-    partitions = run_client(connection, partition_count(connection, names))
-    history = run_client(connection, published_versions(connection, names))
-    learning = fitting(settings.learning, settings.dim, history)
+    connection, topics = settings.pipelines.connection, settings.pipelines.topics
+    partitions = run_client(connection, input_partitions(connection, topics))
+    history = run_client(connection, published_versions(connection, topics))
+    learning = with_dimension(settings.learning, settings.dim, history)
     warn(settings, learning, history)
     metrics = Metrics()
-    processors = Processors(settings, learning, history, metrics)
-    app = build(transport, processors.ports(), partitions=partitions)
-    app.companions = (*app.companions, Watch(app, processors, metrics))
-
-    def why_not() -> str | None:
-        return unready(app, processors.published)
-
+    processors = StreamProcessors(
+        PublishedParameters(Parameters.first(learning, settings.arms), history, metrics),
+        topics,
+        metrics,
+        clock=clock_of(settings.clock_file),
+        limits=settings.limits,
+        secret=settings.secret,
+    )
+    worker = Worker(settings.pipelines, processors, transport, partitions=partitions)
     routes = {
-        **operations(metrics.registry, why_not),
-        **status_routes(metrics, runner="worker", unready=why_not, clock=processors.clock),
+        **operations(metrics.registry, worker.unready),
+        **status_routes(metrics, runner="worker", unready=worker.unready, clock=processors.clock),
     }
     with WebServer(routes, host=settings.web_host, port=settings.web_port) as server:
         log.info(
             "worker: %s.* on %s, status page, metrics and health at %s",
-            *(names.prefix, ",".join(connection.servers), server.url),
-            extra={"fields": {"url": server.url, "partitions": partitions, "group": transport.group}},
+            *(topics.prefix, ",".join(connection.servers), server.url),
+            extra={"fields": {"url": server.url, "partitions": partitions}},
         )
-        code = run(app)
+        code = worker.run(WorkerMonitor(worker, metrics).run)
     log.info("worker: stopped", extra={"fields": {"code": code}})
     return code
 
 
 def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence[Parameters]) -> None:
-    """Say what may surprise in what the worker was told."""
+    """Log settings that may surprise."""
     newest = history[-1] if history else None
     if newest is not None and learning != newest.settings:
         changed = [f.name for f in fields(learning) if getattr(learning, f.name) != getattr(newest.settings, f.name)]
@@ -97,123 +169,42 @@ def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence
         )
 
 
-class Processors:
-    """Makes the processors of one worker, and knows those that live."""
-
-    def __init__(
-        self,
-        settings: WorkerSettings,
-        learning: LearningSettings,
-        history: Sequence[Parameters],
-        metrics: Metrics,
-    ) -> None:
-        self._settings = settings
-        self._metrics = metrics
-        self.clock = clock_of(settings.clock_file)
-        self._partitions: list[Partition] = []
-        self.published = Published(Parameters.first(learning, settings.arms), history, metrics)
-
-    def ports(self) -> Ports:
-        """Return them as the transport wants them."""
-        return Ports(
-            serve=self._serve,
-            step=step,
-            parameters=self.published,
-            heard=self._heard,
-            progress=progress_record,
-            clock=self.clock,
-        )
-
-    def _serve(self, partition: int, partitions: int) -> Partition:
-        settings, names = self._settings, self._settings.transport.names
-        task = Partition(
-            Serving(
-                self.published.versions,
-                partition=partition,
-                topics=names,
-                limits=settings.limits,
-                secret=settings.secret,
-            ),
-            arrivals=names.arrivals,
-            clock=self.clock,
-            metrics=self._metrics,
-            released=self._partitions.remove,
-        )
-        self._partitions.append(task)
-        return task
-
-    def _heard(self, report: Report) -> None:
-        for episode in report.episodes:
-            self._metrics.episode(decode_episode(bytes(episode)))
-        if report.watermark:
-            self._metrics.watermark(report.watermark)
-
-    @property
-    def progress(self) -> int:
-        """How far the partitions of this worker are; 0 before all of them have said it."""
-        return min((task.progress for task in self._partitions), default=0)
-
-    def census(self) -> None:
-        """Compare the accounts with what is in the tables; in the thread of the tasks."""
-        broken = self._metrics.census(
-            open_sessions=sum(task.serving.open_sessions for task in self._partitions),
-            parked=sum(task.serving.parked for task in self._partitions),
-        )
-        wrong = {name: value for name, value in broken.items() if value}
-        if wrong:
-            log.error("the accounts do not balance: %s", wrong)
-
-
-def unready(app: WorkerApp, parameters: Published) -> str | None:
-    """Say why this worker does not serve at present, or None if it does."""
-    if app.serving.failure is not None:
-        return "it has failed and ends"
-    if not app.broadcast.ready.is_set():
-        return "the parameters are being read"
-    if not app.may_read:
-        return "it joins its group, or recovers its sessions"
-    if parameters.version < 0:
-        return "no parameters are published yet"
-    return None
-
-
-class Watch(Service):
-    """Counts, every few seconds, what only looking can tell: lag, tables, who learns."""
+class WorkerMonitor:
+    """Measures every few seconds what no event reports: lag, balance of the accounts, whether the learner is here."""
 
     interval = 2.0
 
-    def __init__(self, app: WorkerApp, processors: Processors, metrics: Metrics, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._app = app
-        self._processors = processors
+    def __init__(self, worker: Worker, metrics: Metrics) -> None:
+        self._worker = worker
+        self._processors = worker.processors
         self._metrics = metrics
 
-    @Service.task
-    async def _look(self) -> None:
-        while not self.should_stop:
-            self._processors.census()
-            learns = self._app.seat.taken
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            self._processors.check_accounts()
+            learns = self._worker.learner.running
             self._metrics.learning(learns)
             if not learns and self._processors.progress:
-                self._metrics.watermark(self._processors.progress)  # its own part; the learner knows the whole
+                self._metrics.watermark(self._processors.progress)  # of its own partitions; the learner has the whole
             try:
-                await self._measure_lag()
+                await self.measure_lag()
             except KafkaError as error:
                 log.debug("lag cannot be measured: %r", error)
-            await self.sleep(self.interval)
+            await asyncio.sleep(self.interval)
 
-    async def _measure_lag(self) -> None:
-        app, names = self._app, self._app.names
-        if not app.may_read:
+    async def measure_lag(self) -> None:
+        """Count the records between the acknowledged positions and the ends of the topics."""
+        worker, topics = self._worker, self._worker.topics
+        if not worker.serves:
             return
-        behind = {"arrivals": 0, "clicks": 0, "journal": 0}
-        reached = {tp: place for lane in app.serving.lanes.values() for tp, place in lane.acknowledged.items()}
-        journal = TP(names.journal, 0)
-        if app.seat.taken and app.seat.position >= 0:
-            reached[journal] = app.seat.position
+        lag = {"arrivals": 0, "clicks": 0, "journal": 0}
+        reached = worker.pipelines.committable()
+        if worker.learner.running and worker.learner.position >= 0:
+            reached[TopicPartition(topics.journal, ONLY_PARTITION)] = worker.learner.position
         if reached:
-            ends = await app.batch_consumer.highwaters(*reached)
-            for tp, place in reached.items():
-                behind[tp.topic.removeprefix(f"{names.prefix}.")] += max(0, ends[tp] - place)
-        for topic, records in behind.items():
+            ends = await worker.transport.end_offsets(reached)
+            for tp, position in reached.items():
+                lag[tp.topic.removeprefix(f"{topics.prefix}.")] += max(0, ends[tp] - position)
+        for topic, records in lag.items():
             self._metrics.consumer_lag(topic, records)

@@ -1,8 +1,8 @@
-"""Writing in batches, in order, through one idempotent producer.
+"""Write in batches, in order, through one idempotent producer.
 
-An outlet is one partition of one topic. Records are appended to the batch that waits for its request; a new batch is
-opened only when that one is full or on its way. So while a request is under way (aiokafka has one at a time per broker)
-everything that comes up collects in the next one, and a busy worker writes few large batches by itself: no linger.
+Records are appended to the batch that waits for its request; a new batch is opened only when that one is full or on its
+way. So while a request is in flight (aiokafka has one at a time per broker) all new records collect in the next one,
+and a busy worker writes few large batches without a linger time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_HEADERS: list[tuple[str, bytes]] = []
 
 
 class TopicWriter:
-    """One partition of one topic, written in the order of the calls.
+    """Writes to one partition of a topic, in the order of the calls.
 
     Each call returns the batches that its records are in. A batch's `future` resolves when all replicas have it.
     """
@@ -33,8 +33,8 @@ class TopicWriter:
 
     def write(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> list[MessageBatch]:
         """Append keys with values."""
-        # As `records`, but written out and past aiokafka's own `append`, to what that calls in the end: two or three
-        # records for each event come through here, and this halves what an append takes.
+        # Calls the function below aiokafka's own `append`, in one loop: this halves the time per record, and there are
+        # two or three records for each event.
         now = int(time.time() * 1000)
         used: list[MessageBatch] = []
         batch = self._open()
@@ -82,14 +82,14 @@ class TopicWriter:
             raise ProducerClosed
         if accumulator._exception is not None:
             raise copy.copy(accumulator._exception)
-        # What `send_batch` does, without its waiting for the batch before: the queue of a partition keeps the order,
-        # and how much may be under way at all is limited by `Serving`.
+        # As `send_batch`, but without waiting for the batch before: the queue of a partition keeps the order, and
+        # `PartitionPipelines` limits the number of records in flight.
         self._batch = accumulator._append_batch(accumulator.create_builder(), self._tp)
         return self._batch
 
 
 def _inside(batch: Any) -> tuple[Any, Any, int]:
-    """Return the builder of a batch, the function that appends to it, and the offset within it that comes next."""
+    """Return the builder of a batch, the function that appends to it, and the next offset within it."""
     if batch is None or batch._builder.closed():
         return None, None, 0
     builder = batch._builder
@@ -97,14 +97,14 @@ def _inside(batch: Any) -> tuple[Any, Any, int]:
 
 
 class TopicWriters:
-    """The outlets of one producer by topic and partition."""
+    """The topic writers of one producer, by topic and partition."""
 
     def __init__(self, producer: AIOKafkaProducer) -> None:
         self._producer = producer
-        self._outlets: dict[tuple[str, int], TopicWriter] = {}
+        self._writers: dict[tuple[str, int], TopicWriter] = {}
 
     async def load_metadata(self, *topics: str) -> None:
-        """Have the metadata of topics before the first write to them, and keep it.
+        """Load the metadata of topics before the first write to them, and keep it up to date.
 
         Waiting for it is not enough: the first answer of a broker is about all topics, the later ones only about those
         that were asked for, and then the leader of the others is unknown for ever.
@@ -116,8 +116,8 @@ class TopicWriters:
             await client._wait_on_metadata(topic)
 
     def writer(self, topic: str, partition: int) -> TopicWriter:
-        """Return the outlet of a partition."""
-        outlet = self._outlets.get((topic, partition))
-        if outlet is None:
-            outlet = self._outlets[topic, partition] = TopicWriter(self._producer, topic, partition)
-        return outlet
+        """Return the writer of a partition."""
+        writer = self._writers.get((topic, partition))
+        if writer is None:
+            writer = self._writers[topic, partition] = TopicWriter(self._producer, topic, partition)
+        return writer

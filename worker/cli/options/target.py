@@ -38,4 +38,4 @@ def control(options: argparse.Namespace) -> LearnerControl:
     # Importing the Kafka client takes a while, and a state folder needs none.
     from worker.kafka.control import KafkaControl
 
-    return KafkaControl(connection(options), topic_names(options), patience=options.wait / 1000)
+    return KafkaControl(connection(options), topic_names(options), timeout=options.wait / 1000)

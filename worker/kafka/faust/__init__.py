@@ -1,4 +1,4 @@
-"""Faust and nothing else: the app, the transport driver, the session store, checks of pinned versions.
+"""The transport on Faust, and nothing else: app, transport driver, session store, checks of pinned versions.
 
-Faust keeps group membership, assignment, recovery and lifecycle; decisions are made outside of this package.
+Faust keeps group membership, assignment, recovery and life cycle. Only this package imports Faust and mode.
 """

@@ -1,4 +1,4 @@
-"""The client of a worker: the consumer of aiokafka in the worker's own loop, and what one poll takes from it."""
+"""The Kafka client of a worker: an aiokafka consumer in the worker's own loop, and how a poll collects records."""
 
 from __future__ import annotations
 
@@ -6,59 +6,60 @@ import asyncio
 import time
 from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiokafka
 from aiokafka.errors import ConsumerStoppedError
 from faust.types import TP
 
+from worker.kafka.faust.link import Link, link_of
 from worker.kafka.faust.same_loop import SameLoopConsumer
-from worker.kafka.records import RecordList, unpack_lean
+from worker.kafka.records import unpack_lean
+from worker.kafka.transport import RecordList
 
-if TYPE_CHECKING:
-    from worker.kafka.faust.driver import Consumer
-
-#: Seconds that a poll waits for the one before to be handled. It may also have got lost in a rebalance.
-REST = 1.0
+#: Seconds that a poll waits until the records of the one before are handled. A rebalance may have lost them.
+HANDLING_TIMEOUT = 1.0
 
 
 class Client(SameLoopConsumer):
-    """Talks to the broker."""
+    """The connection to the broker, and the membership in the group."""
 
-    consumer: Consumer
-    _paced_until = 0.0
-    _heard_at = -inf
+    _paused_until = 0.0
+    _last_heartbeat = -inf
+
+    @property
+    def _link(self) -> Link:
+        return link_of(self.app)
 
     async def on_start(self) -> None:
-        """Connect, and note from then on when the group has heard of this member."""
+        """Connect, and note the time of every heartbeat that the group accepts."""
         await super().on_start()
         coordinator = self._ensure_consumer()._coordinator
         beat = coordinator._do_heartbeat
 
         async def noted() -> bool:
             sent = time.monotonic()
-            if heard := await beat():
-                self._heard_at = sent
-            return bool(heard)
+            if accepted := await beat():
+                self._last_heartbeat = sent
+            return bool(accepted)
 
         coordinator._do_heartbeat = noted
 
-    def join(self) -> None:
-        """Note that the group has just given out its partitions."""
-        self._heard_at = time.monotonic()
+    def note_membership(self) -> None:
+        """Note that the group has just assigned its partitions."""
+        self._last_heartbeat = time.monotonic()
 
     @property
     def is_member(self) -> bool:
-        """Whether the group cannot have given the partitions of this worker to others yet.
+        """Whether the group cannot have assigned the partitions of this worker to others yet.
 
-        A process that was stopped for long, and goes on, has lost them and knows nothing of it; what it still has
-        fetched, others have answered.
+        A process that continues after a long stop has lost them without notice; other workers have handled the records
+        that it still holds.
         """
-        return time.monotonic() < self._heard_at + self.consumer.worker.options.session_timeout
+        return time.monotonic() < self._last_heartbeat + self._link.options.session_timeout
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
-        app = self.consumer.worker
-        options, conf = app.options, self.app.conf
+        options, conf = self._link.options, self.app.conf
         self._assignor = self.app.assignor
         return aiokafka.AIOKafkaConsumer(
             **options.connection.arguments(),
@@ -69,7 +70,7 @@ class Client(SameLoopConsumer):
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=options.fetch_bytes,
-            # Faust says 1500 ms. A fetch is for the partitions without unread data when it is sent; one that has just
+            # Faust has 1500 ms. A fetch is for the partitions without unread data when it is sent; one that has just
             # been read waits for the next fetch, so up to this long if the others are silent.
             fetch_max_wait_ms=options.fetch_wait_ms,
             request_timeout_ms=int(conf.broker_request_timeout * 1000),
@@ -90,23 +91,23 @@ class Client(SameLoopConsumer):
         timeout: float | None = None,  # noqa: ASYNC109 (Faust's)
         max_records: int | None = None,
     ) -> Any:
-        """Return what has been fetched, or wait for it."""
-        options, serving = self.consumer.worker.options, self.consumer.worker.serving
+        """Return the fetched records, or wait for some."""
+        link, options = self._link, self._link.options
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout or 0.0)
-        # After a poll with records, the next comes a little later: what arrives meanwhile comes in one list. Unread
-        # data also keeps aiokafka from sending the next fetch, so this paces the fetches too; small ones cost up to
-        # 260 µs a record. The first record after a silence does not wait.
-        if (pause := self._paced_until - loop.time()) > 0:
+        # After a poll with records, the next waits a little: records that arrive meanwhile come in one list. Unread
+        # data also keeps aiokafka from sending the next fetch, so this limits the rate of fetches too; small ones cost
+        # up to 260 µs a record. The first record after a silence does not wait.
+        if (pause := self._paused_until - loop.time()) > 0:
             await asyncio.sleep(pause)
-        await serving.rested(REST)
+        await link.handled(HANDLING_TIMEOUT)
         fetcher = consumer._fetcher
         subscriptions = fetcher._subscriptions
         assignment = subscriptions.subscription and subscriptions.subscription.assignment
         found_waiting = True
         with subscriptions.fetch_context():
-            # A poll may outlive the generation it began in. What it then took from the fetcher its caller would throw
-            # away, and a changelog so robbed never ends its recovery.
+            # A poll may outlive the generation it began in. Its caller would drop the records, and the recovery of a
+            # changelog with dropped records never ends.
             while self._still_in(subscriptions, assignment):
                 if consumer._closed or fetcher._closed:
                     raise ConsumerStoppedError
@@ -114,12 +115,12 @@ class Client(SameLoopConsumer):
                 if lists:
                     if self._is_small(lists):
                         if found_waiting:
-                            await self._await_fetch(fetcher, options.freshness)
-                        # Else the decisions on what was handled last would be sent only after these are handled.
-                        await serving.calm(options.calm)
+                            await self._await_fetch(fetcher, options.second_fetch_timeout)
+                        # Else the decisions of the list before would be sent only after these records are handled.
+                        await link.owner.facts_durable(options.facts_timeout)
                         if self._still_in(subscriptions, assignment):
                             lists = self._joined(lists, await self._drain(fetcher, assignment, active_partitions))
-                    self._paced_until = loop.time() + options.pace
+                    self._paused_until = loop.time() + options.poll_pause
                     return lists
                 remaining = deadline - loop.time()
                 if remaining <= 0:
@@ -138,7 +139,7 @@ class Client(SameLoopConsumer):
 
     @staticmethod
     async def _await_fetch(fetcher: Any, seconds: float) -> None:
-        """Wait for the answer to the next fetch, at most so long."""
+        """Wait for the answer to the next fetch, at most so many seconds."""
         waiter = fetcher._create_fetch_waiter()
         done, _ = await asyncio.wait([waiter], timeout=seconds)
         if not done:
@@ -147,16 +148,16 @@ class Client(SameLoopConsumer):
             waiter.result()  # the coordinator passes its errors this way
 
     def _is_small(self, lists: dict[TP, RecordList]) -> bool:
-        """Say whether there are only inputs, and not so many of them that the worker must be behind."""
-        records = sum(len(taken.records) for taken in lists.values())
-        return records < self.consumer.worker.options.poll_records and all(map(self.consumer.is_input, lists))
+        """Whether these are only inputs, and so few that the worker cannot be behind."""
+        link, records = self._link, sum(len(taken.records) for taken in lists.values())
+        return records < link.options.poll_records and all(tp.topic in link.inputs for tp in lists)
 
     def _joined(self, lists: dict[TP, RecordList], later: dict[TP, RecordList]) -> dict[TP, RecordList]:
-        # A busy worker comes back for more only some time after the last fetch was answered: what it finds waiting is
-        # as old as that. Taking it lets the next fetch go, and what that brings at once is younger by a whole round.
+        # A busy worker polls only some time after the last fetch was answered: the records it finds are as old as that.
+        # Taking them starts the next fetch, and its records are younger by a whole round.
         for tp, more in later.items():
             lists[tp] = lists[tp].followed_by(more) if tp in lists else more
-        return dict(sorted(lists.items(), key=lambda item: self.consumer.is_behind_arrivals(item[0])))
+        return dict(sorted(lists.items(), key=lambda item: item[0].topic != self._link.arrivals))
 
     async def _drain(self, fetcher: Any, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
         waiting = [
@@ -164,21 +165,21 @@ class Client(SameLoopConsumer):
             for tp in fetcher._records
             if tp in active and (state := assignment.state_value(tp)) and state.has_valid_position
         ]
-        behind = {tp for tp in waiting if self.consumer.is_behind_arrivals(tp)}
+        arrivals = {tp for tp in waiting if tp.topic == self._link.arrivals}
         unpack_lean(fetcher)
         lists: dict[TP, RecordList] = {}
         # Arrivals first: feedback that is handled before its arrival has to be parked, stored and read again.
-        for part in (set(waiting) - behind, behind):
+        for part in (arrivals, set(waiting) - arrivals):
             if part:  # to aiokafka no partitions means all of them
                 lists |= await self._drain_part(fetcher, assignment, part)
         return lists
 
     async def _drain_part(self, fetcher: Any, assignment: Any, part: set[TP]) -> dict[TP, RecordList]:
-        # With no timeout `fetched_records` does not give way to the loop, so the positions before and after belong to
-        # what it returns. At most so much: until all that comes from here is handled, the worker does nothing else.
+        # Without a timeout `fetched_records` does not yield to the loop, so the positions before and after belong to
+        # the returned records. Their number is limited: the worker does nothing else until they are handled.
         states = {tp: assignment.state_value(tp) for tp in part}
         before = {tp: state.position for tp, state in states.items()}
-        drained = await fetcher.fetched_records(part, timeout=0, max_records=self.consumer.worker.options.poll_records)
+        drained = await fetcher.fetched_records(part, timeout=0, max_records=self._link.options.poll_records)
         generation = self.app.consumer_generation_id
         return {
             tp: RecordList(
@@ -190,11 +191,11 @@ class Client(SameLoopConsumer):
         }
 
     def member(self) -> str:
-        """Return the name of this member in the group."""
+        """Return the id of this member in the group."""
         return str(self._ensure_consumer()._coordinator.member_id)
 
     def seek_to(self, positions: Mapping[TP, int]) -> None:
-        """Read on from other positions."""
+        """Continue reading at these positions."""
         consumer = self._ensure_consumer()
         for tp, offset in positions.items():
             consumer.seek(tp, offset)

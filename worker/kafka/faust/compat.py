@@ -1,8 +1,8 @@
-"""Checks, before anything is started, that the libraries below are the ones this package was written against.
+"""Check, before anything is started, that the installed libraries are the ones this package was written against.
 
 The batch path overrides and calls private names of Faust, mode and aiokafka. A release that renames one would at best
-crash, at worst commit what was not processed. So the versions are pinned, and the signatures are compared as well: a
-fork or a patched wheel has the same number.
+crash, at worst commit records that were not processed. So the versions are pinned, and the signatures are compared as
+well: a fork or a patched wheel has the same number.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SIGNATURES = {
 
 
 def check() -> None:
-    """Raise `FailedError` if a library is not the one that is needed."""
+    """Raise `FailedError` if a library is not the required one."""
     for name, wanted in VERSIONS.items():
         try:
             found = metadata.version(name)
@@ -78,7 +78,7 @@ def check() -> None:
         found = signature(name)
         if found != wanted:
             raise FailedError(
-                f"{name} takes ({found}) where ({wanted}) was expected: this is not the release it says it is"
+                f"{name} takes ({found}) where ({wanted}) was expected: the installed library was modified"
             )
 
 

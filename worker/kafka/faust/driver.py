@@ -1,12 +1,12 @@
-"""A Faust transport on aiokafka that hands over one message per poll instead of one per record.
+"""A Faust transport driver on aiokafka that yields one message per poll instead of one per record.
 
-Faust's own consumer spends 130 µs and more on each message before an agent sees it; this spends that on all that a poll
-has brought. What it changes, and nothing else:
+Faust's own consumer spends 130 µs and more on each message before an agent sees it; this spends that once per poll. It
+changes this, and nothing else:
 
-- What was read comes as `RecordList`: all inputs of a poll in one message, each changelog partition in one. Inputs are
-  read only while `Serving` is open, that is between the end of one rebalance and the start of the next. Partitions of
-  the topics in `owned_only` are never read: they are assigned to say who is in charge.
-- What `Serving` has acknowledged is merged into Faust's commits. Faust itself acks nothing on those topics
+- Records come as `RecordList`: all inputs of a poll in one message, each changelog partition in one. Inputs are read
+  only while the owner accepts them, that is between the end of one rebalance and the start of the next. Partitions of
+  the topics in `Link.assigned_only` are never read: their assignment selects the worker that runs the learner.
+- The committable positions of the owner are merged into Faust's commits. Faust itself acks nothing on those topics
   (``acks=False``): its ack happens when an iteration ends, however it ends.
 - The client runs in the app's own loop (see `client`).
 - The producer is idempotent with ``acks=all``.
@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import aiokafka
 from aiokafka.errors import IllegalStateError
@@ -26,49 +25,45 @@ from faust.transport.drivers import aiokafka as stock
 from faust.types import TP, ConsumerMessage
 
 from worker.kafka.faust.client import Client
-from worker.kafka.records import RecordList
-
-if TYPE_CHECKING:
-    from worker.kafka.faust.app import WorkerApp
+from worker.kafka.faust.link import link_of
+from worker.kafka.transport import RecordList
 
 log = logging.getLogger(__name__)
 
 #: The scheme of broker addresses that selects this driver.
 SCHEME = "adcascade"
-TRANSPORTS.aliases[SCHEME] = f"{__name__}:Transport"
+TRANSPORTS.aliases[SCHEME] = f"{__name__}:BatchTransport"
 
 
-class Consumer(stock.Consumer):
+class BatchConsumer(stock.Consumer):
     """The Faust side of the consumer."""
 
     _thread: Client
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._link = link_of(self.app)
         #: Where this generation starts to read each input partition.
         self.starts: dict[TP, int] = {}
-
-    @property
-    def worker(self) -> WorkerApp:
-        """The app, by its own type."""
-        return cast("WorkerApp", self.app)
 
     def _new_consumer_thread(self) -> Client:
         return Client(self, loop=self.loop, beacon=self.beacon)
 
     def member(self) -> str:
-        """Return the name of this member in the group."""
+        """Return the id of this member in the group."""
         return self._thread.member()
 
     @property
     def is_member(self) -> bool:
-        """Whether the group cannot have given the partitions of this worker to others yet."""
+        """Whether the group cannot have assigned the partitions of this worker to others yet."""
         return self._thread.is_member
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:  # noqa: ASYNC109 (Faust's)
-        skipped = self.worker.owned_only if self.worker.may_read else self.worker.owned_only | self._inputs
+        link = self._link
+        accepts = link.owner.accepts(self.app.consumer_generation_id)
+        skipped = link.assigned_only if accepts else link.assigned_only | link.inputs
         readable = {tp for tp in active_partitions or () if tp.topic not in skipped}
         if not readable:
             # To aiokafka no partitions means all of them.
@@ -76,44 +71,28 @@ class Consumer(stock.Consumer):
             return {}
         return await self._thread.getmany(readable, timeout)
 
-    def is_behind_arrivals(self, tp: TP) -> bool:
-        """Say whether a partition has no arrivals."""
-        return tp.topic != self._arrivals
-
-    def is_input(self, tp: TP) -> bool:
-        """Say whether a partition has arrivals or feedback."""
-        return tp.topic in self._inputs
-
-    @cached_property
-    def _arrivals(self) -> str:
-        return self.worker.names.arrivals
-
-    @cached_property
-    def _inputs(self) -> frozenset[str]:
-        return self.worker.names.inputs
-
     async def getmany(
         self,
         timeout: float,  # noqa: ASYNC109 (Faust's)
     ) -> AsyncIterator[tuple[TP, ConsumerMessage]]:
-        """Yield one message for all inputs that have news, and one per partition of the changelog that has."""
+        """Yield one message for the records of all inputs, and one per changelog partition that has records."""
         lists, active = await self._wait_next_records(timeout)
         if not lists or self.should_stop:
             return
         inputs: list[RecordList] = []
         for tp, taken in cast(Mapping[TP, RecordList], lists).items():
-            # What is dropped here was taken from the fetcher for good. For inputs `Serving` notices that and reads it
-            # again; a changelog is read again by the recovery that follows every rebalance.
+            # Lists that are dropped here have left the fetcher for good. For inputs, `PartitionPipelines` detects the
+            # hole and reads it again; a changelog is read again by the recovery that follows every rebalance.
             if not self.flow_active or taken.generation != self.app.consumer_generation_id:
                 return
             if active is None or tp in active or tp in self._buffered_partitions:
                 self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
-                if self.is_input(tp):
+                if tp.topic in self._link.inputs:
                     inputs.append(taken)
                 else:
                     yield tp, self._message(taken, taken)
         if inputs:
-            self.worker.serving.offer()
+            self._link.offer()
             # Under the name of any of them: Faust sends it to the one agent that all inputs have.
             yield inputs[-1].tp, self._message(inputs[-1], inputs)
 
@@ -138,7 +117,7 @@ class Consumer(stock.Consumer):
     async def seek_to_committed(self) -> Mapping[TP, int]:
         """Seek to the committed offsets; where there is none that exists, to the first record."""
         offsets = dict(await super().seek_to_committed())
-        inputs = [tp for tp in self.assignment() if self.is_input(tp)]
+        inputs = [tp for tp in self.assignment() if tp.topic in self._link.inputs]
         if not inputs:
             return offsets
         first, last = await self.earliest_offsets(*inputs), await self.highwaters(*inputs)
@@ -153,20 +132,20 @@ class Consumer(stock.Consumer):
                 )
                 start = first[tp]
             starts[tp] = offsets[tp] = start
-        # Also those where nothing is committed: then the position is known here and not only to aiokafka, some time.
+        # Also where nothing is committed: aiokafka would find the position only later, and not report it.
         self._thread.seek_to(starts)
         self.starts = starts
         return offsets
 
-    def reread(self, tp: TP, offset: int) -> None:
-        """Read a partition again from a position that was skipped."""
-        self.add_future(self._reread(tp, offset))
+    def read_again(self, tp: TP, offset: int) -> None:
+        """Continue reading a partition at a position that was skipped."""
+        self.add_future(self._read_again(tp, offset))
 
-    async def _reread(self, tp: TP, offset: int) -> None:
+    async def _read_again(self, tp: TP, offset: int) -> None:
         try:
             first = (await self.earliest_offsets(tp))[tp]
             if first > offset:
-                self.worker.serving.skip(tp, first)
+                self._link.owner.skip(tp, first)
                 offset = first
             self._thread.seek_to({tp: offset})
             # Faust drops what ends before the last message it saw.
@@ -177,43 +156,43 @@ class Consumer(stock.Consumer):
     # ── rebalance and commit ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        """Begin a generation."""
-        self._thread.join()
+        """Start a generation."""
+        self._thread.note_membership()
         await super().on_partitions_assigned(assigned, generation_id)
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
-        """Stop taking records, then let Faust wait for what is under way, commit it, and go on."""
-        self.worker.serving.close()
+        """Stop taking records, then let Faust wait for those in flight, commit them, and continue."""
+        self._link.close()
         await super().on_partitions_revoked(revoked)
 
     async def wait_empty(self) -> None:
-        """Wait for everything under way to be acknowledged, then commit it."""
-        self.worker.serving.close()
-        if not await self.worker.serving.drained(self.worker.options.drain_timeout):
-            log.warning("not everything could be written in time; it will be read and written again")
+        """Wait for everything in flight to be acknowledged, then commit it."""
+        self._link.close()
+        if not await self._link.owner.drained(self._link.options.drain_timeout):
+            log.warning("not all records were written in time; they will be read and written again")
         await super().wait_empty()
 
     def _filter_committable_offsets(self, tps: Iterable[TP]) -> dict[TP, int]:
         offsets: dict[TP, int] = super()._filter_committable_offsets(tps)
-        for tp, offset in self.worker.serving.committable().items():
+        for tp, offset in self._link.owner.committable().items():
             if offset > self.starts.get(tp, -1) and self._should_commit(tp, offset):
                 offsets[tp] = offset
         return offsets
 
     def verify_event_path(self, now: float, tp: TP) -> None:
-        """Do without Faust's livelock detector: it takes lists for a stall, and partitions that are not read too."""
+        """Disable Faust's livelock detector: it takes lists, and partitions that are never read, for a stall."""
 
 
-class Producer(stock.Producer):
+class BatchProducer(stock.Producer):
     """Writes each record once, in order, to all replicas."""
 
     def _settings_default(self) -> Mapping[str, Any]:
-        options = cast("WorkerApp", self.app).options
+        options = link_of(self.app).options
         settings = {**super()._settings_default(), **options.connection.arguments()}
         return {**settings, "linger_ms": 0, "max_batch_size": options.batch_bytes, "acks": "all"}
 
     def _settings_auth(self) -> Mapping[str, Any]:
-        return {}  # with the connection, above
+        return {}  # in the arguments of the connection, above
 
     def _settings_extra(self) -> Mapping[str, Any]:
         return {"enable_idempotence": True}
@@ -224,8 +203,8 @@ class Producer(stock.Producer):
         return self._ensure_producer()
 
 
-class Transport(stock.Transport):
-    """The transport that Faust finds by the scheme."""
+class BatchTransport(stock.Transport):
+    """The driver that Faust selects by the scheme."""
 
-    Consumer = Consumer
-    Producer = Producer
+    Consumer = BatchConsumer
+    Producer = BatchProducer

@@ -1,4 +1,4 @@
-"""When a recovery has ended: the condition itself, not the moment at which somebody said so."""
+"""The end of a recovery as a condition, not as an event that can be missed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from faust.tables.recovery import Recovery
 class RecoveryEnd(asyncio.Event):
     """Takes the place of the event with which Faust signals the end of a recovery.
 
-    Faust sets that event and clears it again at once. If the last changelog record is applied before anybody waits, and
-    in bulk it is soon applied, the signal is lost and the worker stays in its rebalance for good. To set the event once
-    more from outside is worse: it stays set, and the next recovery ends before it has read anything.
+    Faust sets that event and clears it again at once. If the last changelog record is applied before anything waits for
+    the event, which is likely in bulk, the signal is lost and the worker stays in its rebalance for ever. Setting the
+    event once more from outside is worse: it stays set, and the next recovery ends before it has read anything.
     """
 
     def __init__(self, recovery: Recovery) -> None:
@@ -22,7 +22,7 @@ class RecoveryEnd(asyncio.Event):
         self._recovery = recovery
 
     async def wait(self) -> Literal[True]:
-        """Return when nothing is left to be read; the event only shortens the time until it is looked at again."""
+        """Return when nothing is left to read; the event only shortens the time until the next check."""
         while self._recovery.in_recovery or self._recovery.need_recovery():
             self.clear()
             with suppress(TimeoutError):

@@ -1,12 +1,12 @@
 """Faust's consumer thread without the thread.
 
-Faust runs the Kafka client in a thread and a loop of its own, so that agents which block do not keep it from sending
-heartbeats. Ours do not block for longer than a poll takes to handle. Two loops in one interpreter, on the other hand,
-take the lock from each other all the time, and every poll and commit has to be handed over and back: on two cores, one
-loop took half as much again from a backlog, and at 23,000 events/s answered in a third of the time.
+Faust runs the Kafka client in a thread and a loop of its own, so that agents which block do not delay its heartbeats.
+Ours block no longer than it takes to handle a poll. Two loops in one interpreter compete for its lock, and every poll
+and commit crosses between them: on two cores, one loop read a backlog half as fast again, and at 23,000 events/s
+answered in a third of the time.
 
-What then has to stay true: nothing in the worker holds the loop up for as long as the session lasts. A worker that does
-loses its partitions, which is what should happen to one that hangs.
+So nothing in the worker may block the loop for as long as the session timeout. A worker that does loses its partitions,
+as one that hangs should.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mode.utils.futures import maybe_async
 
 
 class SameLoopConsumer(stock.AIOKafkaConsumerThread):
-    """A service like any other: what Faust would send to the thread is called right here."""
+    """A service like any other: calls to the thread are made in place."""
 
     wait_for_shutdown = False
 
@@ -38,9 +38,9 @@ class SameLoopConsumer(stock.AIOKafkaConsumerThread):
     _stop_exit_stacks = Service._stop_exit_stacks
 
     async def on_stop(self) -> None:
-        """Leave the group and end the client."""
+        """Leave the group and stop the client."""
         await self.on_thread_stop()
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call what belongs to the client."""
+        """Call a function of the client."""
         return await maybe_async(fun(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""How a list of records travels through Faust as one message."""
+"""The schema of messages that are lists of records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from faust.serializers.schemas import Schema
 
 
 class ListSchema(Schema):  # type: ignore[type-arg]
-    """Hands the list through: nothing is decoded here, so nothing can fail here.
+    """Pass the list through: nothing is decoded here, so nothing can fail here.
 
     A decode error inside Faust would ack the message, that is lose the whole list.
     """

@@ -1,0 +1,159 @@
+"""The real processors on the transport in memory: crashes and rebalances leave the journal of an embedded run."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import orjson
+import pytest
+from aiokafka.structs import TopicPartition
+
+from tests.embedded.traffic import ARMS, SECOND, START, arrivals, deliver, finish, settings
+from tests.transport.fake import FakeTransport, in_loop
+from worker.embedded.runner import Embedded
+from worker.kafka.parameters import PublishedParameters
+from worker.kafka.pipelines import PartitionPipelines
+from worker.kafka.processors import StreamProcessors
+from worker.kafka.progress import ProgressReporter
+from worker.metrics import Metrics
+from worker.stream.codec import Limits
+from worker.stream.learner import Learner
+from worker.stream.parameters import Parameters
+from worker.stream.topology import Record, Topics
+
+PARTITIONS = 2
+TOPICS = Topics("t")
+
+
+class Golden:
+    """An embedded run of one window, whose only fold makes version 1."""
+
+    def __init__(self, users: int = 60) -> None:
+        self.facts: set[bytes] = set()
+        self.decisions: list[bytes] = []
+        runner = Embedded(settings(), ARMS, partitions=PARTITIONS, topics=TOPICS, tap=self._tap)
+        self.sent = deliver(runner, arrivals(users, seconds=8), live=True)
+        self.partition_of = runner.partition_of
+        finish(runner)
+        self.sha256 = runner.versions.newest.sha256
+
+    def _tap(self, record: Record, headers: Any) -> None:
+        if record.topic == TOPICS.journal and b'"progress"' not in (record.value or b""):
+            self.facts.add(record.value or b"")
+        if record.topic == TOPICS.decisions:
+            self.decisions.append(record.value or b"")
+
+    def produce(self, kafka: FakeTransport) -> None:
+        for one in self.sent:
+            key = one.session.encode()
+            tp = TopicPartition(getattr(TOPICS, one.topic), self.partition_of(key))
+            kafka.append(tp, key, one.value, timestamp=one.at)
+
+
+class WorkerOnFake:
+    """A worker without learner process and web server."""
+
+    def __init__(self, kafka: FakeTransport) -> None:
+        self.metrics = Metrics()
+        self.now = START
+        zero = Parameters.first(settings(), ARMS)
+        self.processors = StreamProcessors(
+            PublishedParameters(zero, [zero], self.metrics),
+            TOPICS,
+            self.metrics,
+            clock=lambda: self.now,
+            limits=Limits(),
+        )
+        self.pipelines = PartitionPipelines(
+            kafka,
+            TOPICS,
+            make_task=self.processors.make_task,
+            handle_together=self.processors.handle_together,
+        )
+        self.progress = ProgressReporter(
+            self.pipelines,
+            kafka,
+            partitions=PARTITIONS,
+            clock=lambda: self.now,
+            interval=0.0,
+            write_timeout=60.0,
+        )
+
+    def imbalance(self) -> float:
+        self.processors.check_accounts()
+        value = self.metrics.registry.get_sample_value
+        return sum(
+            abs(value("adcascade_accounting_imbalance", {"identity": name}) or 0.0)
+            for name in ("arrivals", "sessions", "feedback")
+        )
+
+
+@pytest.fixture(scope="module")
+def golden() -> Golden:
+    return Golden()
+
+
+def is_golden(kafka: FakeTransport, golden: Golden) -> bool:
+    """Whether the journal holds the facts of the golden run, and folds to its parameters."""
+    journal = kafka.values(TOPICS.journal)
+    assert {value for value in journal if b'"progress"' not in value} == golden.facts
+    versions = Learner(settings(), ARMS).handle(enumerate(journal)).versions
+    return [version.sha256 for version in versions] == [golden.sha256]
+
+
+def by_position(decisions: list[bytes]) -> dict[tuple[str, int], bytes]:
+    """Return the last decision of every session and position."""
+    return {(body["session_id"], body["position"]): value for value in decisions if (body := orjson.loads(value))}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@in_loop
+async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journal(golden: Golden, seed: int) -> None:
+    chance, kafka = random.Random(seed), FakeTransport(TOPICS)
+    golden.produce(kafka)
+    worker, members = WorkerOnFake(kafka), 0
+    await kafka.rebalance(worker.pipelines, range(PARTITIONS), "member-0")
+    inputs = [tp for tp in kafka.durable if tp.topic in TOPICS.inputs]
+    for step in range(10**5):
+        if all(kafka.committed.get(tp, 0) == len(kafka.durable[tp]) for tp in inputs):
+            break
+        action = chance.random()
+        if action < 0.3:
+            await kafka.poll(worker.pipelines, most=chance.randrange(1, 8))
+        elif pending := {batch.tp: batch for batch in reversed(kafka.pending())}:
+            await kafka.persist(pending[chance.choice(sorted(pending))])  # the oldest of any partition
+        if action > 0.97:
+            kafka.commit(worker.pipelines)
+        if action > 0.99 and step < 2_000:
+            if chance.random() < 0.5:  # kill -9: a new process joins
+                kafka.lose_pending()
+                worker, members = WorkerOnFake(kafka), members + 1
+            await kafka.rebalance(worker.pipelines, range(PARTITIONS), f"member-{members}")
+    worker.now = golden.sent[-1].at + 60 * SECOND
+    await worker.progress.set_targets()
+    await kafka.persist_all()
+    assert is_golden(kafka, golden)
+    assert worker.imbalance() == 0
+    # Feedback of several positions in one batch is answered once, and the batches differ.
+    ours, theirs = by_position(kafka.values(TOPICS.decisions)), by_position(golden.decisions)
+    common = ours.keys() & theirs.keys()
+    assert len(common) > 50
+    assert {key: ours[key] for key in common} == {key: theirs[key] for key in common}
+
+
+def test_progress_in_the_background_ends_all_sessions(golden: Golden) -> None:
+    kafka = FakeTransport(TOPICS)
+    golden.produce(kafka)
+    worker = WorkerOnFake(kafka)
+    worker.now = golden.sent[-1].at + 60 * SECOND
+    sessions = {one.session.encode() for one in golden.sent}
+
+    def deleted() -> bool:
+        changelog = [record for tp, log in kafka.durable.items() if tp.topic == TOPICS.changelog for record in log]
+        return {record.key for record in changelog if record.value is None} == sessions
+
+    kafka.finished = deleted
+    assert kafka.run(worker.pipelines, partitions=PARTITIONS, background=[worker.progress.run]) == 0
+    assert is_golden(kafka, golden)
+    assert worker.imbalance() == 0
