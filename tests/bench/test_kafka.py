@@ -15,7 +15,7 @@ import worker
 from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from tests.programs import needs
 from worker.bench.kafka import comparison, open_sessions, soak
-from worker.bench.kafka.baselines import BaselineTask, CodecBaseline, WireBaseline
+from worker.bench.kafka.baselines import BaselineTask, CodecBaseline, OutputSizes, WireBaseline
 from worker.bench.kafka.broker import broker_script, running_broker
 from worker.bench.kafka.live import LiveRun
 from worker.bench.kafka.processes import ChildProcess
@@ -72,7 +72,7 @@ def test_records_are_in_the_order_of_their_times_and_sizes_are_those_of_the_outp
         assert [one.time for one in records] == sorted(one.time for one in records)
     opened = [len(value) for _, value in handled(recording.arrivals).journal]
     assert recording.sizes.opened == round(sum(opened) / len(opened))
-    assert 0 < recording.sizes.decisions_per_click < 1
+    assert 0 < recording.decisions_per_click < 1
 
 
 def test_the_part_of_the_first_sessions_has_their_clicks_and_no_others(recording):
@@ -137,8 +137,8 @@ class Producer:
 
 def task(**changes):
     given = {"kind": "wire", "broker": "", "inputs": "i", "outputs": "o", "partitions": 1, "state": b""}
-    sizes = {"opened": 50, "feedback": 30, "changelog": 20, "decision": 40}
-    return BaselineTask(**{**given, **sizes, "changes": (1.0, 0.5), "decisions": (1.0, 0.25), **changes})
+    sizes = OutputSizes(opened=50, feedback=30, changelog=20, decision=40)
+    return BaselineTask(**{**given, "sizes": sizes, "changes": (1.0, 0.5), "decisions": (1.0, 0.25), **changes})
 
 
 def fetched(records):

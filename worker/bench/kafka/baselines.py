@@ -14,7 +14,7 @@ import asyncio
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -28,11 +28,20 @@ from worker.stream.session import Session, decode_state, encode_state
 Pair = tuple[bytes, bytes]
 
 
+class OutputSizes(NamedTuple):
+    """Mean sizes of the records that the worker writes, in bytes."""
+
+    opened: int
+    feedback: int
+    changelog: int
+    decision: int
+
+
 class BaselineTask(msgspec.Struct, frozen=True, kw_only=True):
     """Task of a baseline.
 
-    Sizes are in bytes; `state` is the table value of a session. `changes` and `decisions` are how many of them an
-    arrival and a click lead to, on average.
+    `state` is the table value of a session. `changes` and `decisions` are how many of them an arrival and a click lead
+    to, on average.
     """
 
     kind: str
@@ -40,10 +49,7 @@ class BaselineTask(msgspec.Struct, frozen=True, kw_only=True):
     inputs: str
     outputs: str
     partitions: int
-    opened: int
-    feedback: int
-    changelog: int
-    decision: int
+    sizes: OutputSizes
     changes: tuple[float, float]
     decisions: tuple[float, float]
     state: bytes
@@ -59,8 +65,8 @@ class WireBaseline:
         self._task = task
         self._producer = producer
         self._owed = {"changes": 0.0, "decisions": 0.0}
-        self._opened, self._feedback = bytes(task.opened), bytes(task.feedback)
-        self._changed = bytes(task.changelog)
+        self._opened, self._feedback = bytes(task.sizes.opened), bytes(task.sizes.feedback)
+        self._changed = bytes(task.sizes.changelog)
         self._first, self._next = (_decision(task, position) for position in (1, 2))
 
     async def handle(self, fetched: dict[TopicPartition, list[Any]]) -> None:
@@ -144,7 +150,7 @@ class CodecBaseline(WireBaseline):
 
 
 def _decision(task: BaselineTask, position: int) -> bytes:
-    return (b'{"position":%d,' % position).ljust(task.decision, b" ")
+    return (b'{"position":%d,' % position).ljust(task.sizes.decision, b" ")
 
 
 async def raw(task: BaselineTask) -> None:

@@ -133,17 +133,13 @@ class Comparison:
         return ChildProcess("the worker", ["worker", "worker", *flags], self._folder)
 
     def _baseline(self, kind: str, read: Topics, written: Topics, changes: Shares, decisions: Shares) -> ChildProcess:
-        sizes = self._recording.sizes
         task = BaselineTask(
             kind=kind,
             broker=self._address,
             inputs=read.prefix,
             outputs=written.prefix,
             partitions=self._scale.partitions,
-            opened=sizes.opened,
-            feedback=sizes.feedback,
-            changelog=sizes.changelog,
-            decision=sizes.decision,
+            sizes=self._recording.sizes,
             changes=changes,
             decisions=decisions,
             state=self._recording.states[0],
@@ -319,7 +315,7 @@ class Comparison:
     async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> LiveRun:
         names = self._names()
         await self._created(names, self._recording)
-        decisions = 1.0, self._recording.sizes.decisions_per_click
+        decisions = 1.0, self._recording.decisions_per_click
         with self._worker(names) if kind == "worker" else self._baseline(kind, names, names, _EACH, decisions) as child:
             return await live(
                 self._connection, names, child, self._recording, rates, seconds, self._folder, self._scale.partitions

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from worker.bench.kafka.baselines import OutputSizes
 from worker.embedded.runner import Embedded
 from worker.simulation.environments import Environment, make_environment
 from worker.simulation.users import TIDY, Sent, Users
@@ -37,21 +38,10 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Output of the worker: mean bytes of its records, and decisions per click if every click comes alone."""
-
-    opened: int
-    feedback: int
-    changelog: int
-    decision: int
-    decisions_per_click: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     """Arrivals and clicks in the order of their times, with the output of a worker.
 
-    `states` are the table values of open sessions.
+    `states` are the table values of open sessions. `decisions_per_click` holds if every click comes alone.
     """
 
     parameters: Parameters
@@ -59,7 +49,8 @@ class Recording:
     clicks: tuple[Sent, ...]
     scripts: tuple[Script, ...]
     states: tuple[bytes, ...]
-    sizes: Sizes
+    sizes: OutputSizes
+    decisions_per_click: float
 
     @property
     def events(self) -> int:
@@ -117,13 +108,8 @@ def record(sessions: int, start: int) -> Recording:
         clicks=tuple(sorted(clicks, key=lambda sent: sent.time)),
         scripts=tuple(_scripts(arrivals, clicks)),
         states=tuple(states),
-        sizes=Sizes(
-            opened=_mean(opened),
-            feedback=_mean(feedback),
-            changelog=_mean(states + changes),
-            decision=_mean(decisions),
-            decisions_per_click=(len(decisions) - len(arrivals)) / len(clicks),
-        ),
+        sizes=OutputSizes(_mean(opened), _mean(feedback), _mean(states + changes), _mean(decisions)),
+        decisions_per_click=(len(decisions) - len(arrivals)) / len(clicks),
     )
 
 
