@@ -1,4 +1,4 @@
-"""The decision core against the plain dense way, growth with the number of arms, and memory."""
+"""The decision core against a plain dense implementation, growth with the number of arms, and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIGURES = 8  # number of figures that `measure` yields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size of a problem."""
+    """Size of a problem."""
 
     dim: int
     arms: int

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from worker.bandit.arrays import Floats, Ints
+from worker.bandit.policies import policy_named
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.console import check_writable, note, say, table, write_json
@@ -171,10 +172,10 @@ def report(parameters: Parameters, reasons: Explanation) -> str:
     """Return the best arms of every position, and the reason for the choice in words."""
     settings = parameters.settings
     active = sum(arm.active for arm in parameters.arms)
-    explores = settings.policy in ("ucbbp", "aucbbp", "myopic-ucb")
-    bonus = f", {settings.bonus} bonus" if settings.repeats or settings.policy == "myopic-ucb" else ", no repeats"
-    spread = f"{bonus}, β = {settings.beta}" if explores else ""
-    lines = [f"version {parameters.version}: {settings.policy}{spread}; {active} of {len(parameters.arms)} arms active"]
+    with_repeats, without = policy_named(settings.policy).has_bonus
+    bonus = f"{settings.bonus} bonus" if (with_repeats if settings.repeats else without) else "no repeats"
+    policy = f"{settings.policy}, {bonus}, β = {settings.beta}" if with_repeats else settings.policy
+    lines = [f"version {parameters.version}: {policy}; {active} of {len(parameters.arms)} arms active"]
     lines += [f"note: {text}" for text in reasons.notes]
     if reasons.slate:
         lines.append(f"slate: {' → '.join(reasons.slate)}")
