@@ -3,7 +3,6 @@ import json
 import signal
 import struct
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import orjson
@@ -315,11 +314,6 @@ def test_a_running_child_is_measured(tmp_path):
     assert child.process.returncode == -signal.SIGKILL
 
 
-def test_a_given_broker_is_used_if_it_answers(address):  # noqa: F811
-    with running_broker(address) as connection:
-        assert connection.servers == (address,)
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables", "reason"),
     [
@@ -340,10 +334,8 @@ def test_wrong_surroundings_are_one_clear_line_before_any_work(
     def no_work(*_, **__):
         raise AssertionError("work was begun")
 
-    needs("mvn", package="maven")
-    java = Path(needs("java", package="default-jre-headless"))
     (tmp_path / "java").mkdir()
-    (tmp_path / "java/java").symlink_to(java)
+    (tmp_path / "java/java").symlink_to(needs("java", package="default-jre-headless"))
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(java=tmp_path / "java", folder=tmp_path))
     if "TMPDIR" in variables:

@@ -74,18 +74,9 @@ def run(options: argparse.Namespace) -> int:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-#: Types of the fields that planning needs, in a record that may be written by hand. A bool is no number here.
-_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("dim", "horizon", "version", "folds", "observations", "warmup"), ("a whole number", (int,))),
-    **dict.fromkeys(("ridge", "epsilon", "radius", "random_share"), ("a number", (int, float))),
-    "beta": ("a number or theory", (int, float, str)),
-    "repeats": ("true or false", (bool,)),
-}
-
-
 def _read_parameters(path: str) -> Parameters:
     try:
-        parameters = decode_parameters(_prepared(_read(path, "--parameters")), complete=False)
+        parameters = decode_parameters(_read(path, "--parameters"), complete=False)
         if not parameters.arms:
             raise ParametersError("there is no arm")
         if parameters.settings.horizon > LONGEST:
@@ -93,24 +84,6 @@ def _read_parameters(path: str) -> Parameters:
     except ParametersError as error:
         raise ParametersError(f"--parameters {path}: {error}") from None
     return parameters
-
-
-def _prepared(data: bytes) -> bytes:
-    """Check the types of fields; in a record without a hash, arms are active by default."""
-    try:
-        record = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return data  # decoding has a better message
-    if not isinstance(record, dict):
-        return data
-    for name, (noun, kinds) in _KINDS.items():
-        value = record.get(name, kinds[0]())
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ParametersError(f"{name} must be {noun}, not {_kind(value)}")
-    if "sha256" in record or not isinstance(record.get("arms"), list):
-        return data
-    record["arms"] = [{"active": True, **arm} if isinstance(arm, dict) else arm for arm in record["arms"]]
-    return orjson.dumps(record)
 
 
 def _overridden(parameters: Parameters, options: argparse.Namespace) -> Parameters:
