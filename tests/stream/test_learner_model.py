@@ -49,7 +49,7 @@ END = 10_000  # after this time everything is closed
 
 
 def slate_of(session: int, version: int) -> tuple[str, ...]:
-    """Plan a session: some order of some arms, as a version has it."""
+    """SessionPlan a session: some order of some arms, as a version has it."""
     mixed = Random(session * 1009 + version)
     return tuple(mixed.sample("abc", mixed.choice((2, 3))))
 
@@ -518,8 +518,8 @@ class FoldsLateRecords(OpenWindows):
 class DropsFeedbackEarly(OpenWindows):
     """Forgets all feedback with every window that it closes."""
 
-    def _forget(self, window: Any, end: int) -> None:
-        self._reports.clear()
+    def _expire(self, window: Any, end: int) -> None:
+        self._answers.clear()
 
 
 class KeepsFirstSlate(OpenWindows):

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.stream.events import FeedbackFact, Opened
-from worker.stream.windows import ClosedWindow, OpenWindows, Plan, Report, agreed, answered
+from worker.stream.session import answered
+from worker.stream.windows import Answer, ClosedWindow, OpenWindows, SessionPlan, agreed
 
 WINDOW, TIMEOUT = 1000, 300
 
@@ -33,7 +34,7 @@ def feedback(position, arm, clicked, occurred_at=150, session_id="s") -> Feedbac
 def closed(*events, end=WINDOW, whole_slates=False) -> ClosedWindow:
     windows = OpenWindows(window=WINDOW)
     for offset, event in enumerate(events):
-        assert windows.open(offset, event) if isinstance(event, Opened) else windows.report(offset, event)
+        assert windows.open(offset, event) if isinstance(event, Opened) else windows.answer(offset, event)
     return windows.close(end, session_timeout=TIMEOUT, whole_slates=whole_slates)
 
 
@@ -110,8 +111,8 @@ def test_sessions_with_one_id_are_told_apart_by_their_arrival() -> None:
     windows = OpenWindows(window=WINDOW)
     for offset, at in enumerate((100, 900, 1900)):
         windows.open(offset, opened(arrived_at=at))
-    windows.report(3, feedback(1, "a", CLICK, occurred_at=950))
-    windows.report(4, feedback(1, "a", PASS, occurred_at=2000))
+    windows.answer(3, feedback(1, "a", CLICK, occurred_at=950))
+    windows.answer(4, feedback(1, "a", PASS, occurred_at=2000))
     assert displays(windows.close(1000, session_timeout=TIMEOUT, whole_slates=False)) == [(1, "a", True)]
     assert displays(windows.close(2000, session_timeout=TIMEOUT, whole_slates=False)) == [(0, "a", False)]
 
@@ -127,9 +128,9 @@ def test_a_record_for_a_closed_window_is_late_and_leaves_nothing_behind() -> Non
     windows.open(0, opened())
     windows.close(1000, session_timeout=TIMEOUT, whole_slates=False)
     assert not windows.open(1, opened(arrived_at=999))
-    assert not windows.report(2, feedback(1, "a", CLICK, occurred_at=999))
+    assert not windows.answer(2, feedback(1, "a", CLICK, occurred_at=999))
     assert windows.open(3, opened(arrived_at=1000))
-    assert windows.report(4, feedback(1, "a", CLICK, occurred_at=1000))
+    assert windows.answer(4, feedback(1, "a", CLICK, occurred_at=1000))
     assert windows.needed_from == 3
 
 
@@ -145,14 +146,14 @@ def test_the_oldest_offset_needed_is_that_of_the_first_record_of_an_open_window(
     windows = OpenWindows(window=WINDOW)
     assert windows.needed_from is None
     windows.open(5, opened("x", 100))
-    windows.report(6, feedback(1, "a", PASS, occurred_at=1200, session_id="x"))
+    windows.answer(6, feedback(1, "a", PASS, occurred_at=1200, session_id="x"))
     windows.open(7, opened("y", 1300))
     assert windows.needed_from == 5
     windows.close(1000, session_timeout=TIMEOUT, whole_slates=False)
     assert windows.needed_from == 6, "feedback is kept until the window of its own time is closed"
     windows.close(2000, session_timeout=TIMEOUT, whole_slates=False)
     assert windows.needed_from is None
-    assert not windows._reports
+    assert not windows._answers
 
 
 def test_windows_of_another_length_hold_the_same_sessions_and_what_is_closed_stays_closed() -> None:
@@ -160,14 +161,14 @@ def test_windows_of_another_length_hold_the_same_sessions_and_what_is_closed_sta
     windows.open(0, opened("x", 100))
     windows.open(1, opened("y", 1100))
     windows.open(2, opened("z", 1900))
-    windows.report(3, feedback(1, "a", CLICK, occurred_at=1950, session_id="z"))
+    windows.answer(3, feedback(1, "a", CLICK, occurred_at=1950, session_id="z"))
     windows.close(1000, session_timeout=TIMEOUT, whole_slates=False)
     windows.resize(700)
     assert windows.due(9999) == [1400, 2100]
     assert not windows.open(4, opened("w", 950))
     assert len(windows.close(1400, session_timeout=TIMEOUT, whole_slates=False).plans) == 1
     assert displays(windows.close(2100, session_timeout=TIMEOUT, whole_slates=False)) == [(0, "a", True)]
-    assert not windows._reports
+    assert not windows._answers
 
 
 # ── several slates for one session ───────────────────────────────────────────────────────────────────────────────────
@@ -215,7 +216,7 @@ def test_two_users_under_one_key_train_nothing() -> None:
 
 ARMS = st.sampled_from("abc")
 SLATES = st.lists(ARMS, max_size=4).map(tuple)
-REPORTS = st.builds(Report, occurred_at=st.integers(0, 9), position=st.integers(1, 5), arm=ARMS, clicked=st.booleans())
+REPORTS = st.builds(Answer, occurred_at=st.integers(0, 9), position=st.integers(1, 5), arm=ARMS, clicked=st.booleans())
 EVENTS = st.lists(
     st.one_of(
         st.builds(
@@ -247,7 +248,7 @@ def test_neither_order_nor_repetition_changes_what_a_window_holds(events, data, 
 
 
 @given(SLATES, st.lists(REPORTS), st.lists(REPORTS), st.booleans())
-def test_reports_join_commutatively_associatively_and_idempotently(slate, some, others, whole_slate) -> None:
+def test_answers_join_commutatively_associatively_and_idempotently(slate, some, others, whole_slate) -> None:
     def join(reports):
         return answered(slate, reports, whole_slate=whole_slate)
 
@@ -272,8 +273,8 @@ def test_nothing_counts_that_was_not_displayed_whatever_else_was_planned(slates,
     click = data.draw(st.integers(1, len(true) + 1))  # after the end: none
     seen = true[:click]
     told = data.draw(st.sets(st.integers(1, len(seen)))) if seen else set()
-    reports = [Report(0, h, seen[h - 1], h == click) for h in told]
-    plans = [Plan(version, slate, b"", (), 0) for version, slate in enumerate(slates)]
+    reports = [Answer(0, h, seen[h - 1], h == click) for h in told]
+    plans = [SessionPlan(version, slate, b"", (), 0) for version, slate in enumerate(slates)]
     _, counted = agreed(plans, reports, whole_slate=whole_slate and click not in range(1, len(true) + 1))
     for position, arm, clicked in counted:
         assert position <= len(seen)
@@ -284,7 +285,7 @@ def test_nothing_counts_that_was_not_displayed_whatever_else_was_planned(slates,
 @given(st.lists(SLATES, min_size=1, max_size=4), st.lists(REPORTS), st.booleans())
 def test_one_slate_is_the_simplest_case_of_several(slates, reports, whole_slate) -> None:
     slate = slates[0]
-    plan, counted = agreed([Plan(0, slate, b"", (), 0)] * 2, reports, whole_slate=whole_slate)
+    plan, counted = agreed([SessionPlan(0, slate, b"", (), 0)] * 2, reports, whole_slate=whole_slate)
     shown, clicked = answered(slate, reports, whole_slate=whole_slate)
     assert plan.slate == slate
     assert counted == [(h, slate[h - 1], clicked and h == shown) for h in range(1, shown + 1)]

@@ -22,7 +22,7 @@ from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Arm, LearningSettings, Parameters, decode_parameters, encode_parameters
 from worker.stream.serving import Serving
 from worker.stream.topology import Emits, Record, Tally, Topics
-from worker.stream.versions import KEPT, Versions
+from worker.stream.versions import KEPT, Versions, version_key
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -213,7 +213,7 @@ class Embedded:
     def _publish(self, versions: Iterable[Parameters]) -> None:
         for parameters in versions:
             value = encode_parameters(parameters)
-            self._emit(self.topics.parameters, b"%d" % (parameters.version % KEPT), value)
+            self._emit(self.topics.parameters, version_key(parameters.version), value)
             if self._state:
                 self._state.put_parameters(
                     parameters.version, value, kept=KEPT, needed=min(parameters.resume_offset, self._journal_end)

@@ -22,7 +22,7 @@ from worker.logs.ordered import Entry, OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.stream.contexts import pack_context
 from worker.stream.events import Mode
-from worker.stream.windows import Report, answered
+from worker.stream.session import answered
 
 #: Why a session is left out.
 OPEN: Final = "not over at the end of the log"
@@ -94,12 +94,13 @@ class LoggedSessions:
         if until > latest:
             self.left_out[OPEN] += 1
             return
-        reports = [
-            Report(event.occurred_at, event.position, event.arm, event.clicked)
-            for event in (trace.facts if trace.openings else trace.clicks)
-            if event.occurred_at <= until
-        ]
-        shown, clicked = answered(opening.slate, reports, whole_slate=settings.unanswered == "passed")
+        shown, clicked = answered(
+            opening.slate,
+            trace.facts if trace.openings else trace.clicks,
+            whole_slate=settings.unanswered == "passed",
+            first=trace.arrived_at,
+            last=until,
+        )
         self.by_version.setdefault(opening.version, []).append(
             LoggedSession(trace.session_id, trace.arrived_at, opening, propensity, shown, clicked)
         )

@@ -36,7 +36,7 @@ from worker.stream.codec import encode_episode
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
 from worker.stream.topology import ONLY_PARTITION, Topics
-from worker.stream.versions import KEPT
+from worker.stream.versions import version_key
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +169,7 @@ class JournalPublisher:
             if not self._published.wants(version):
                 log.info("version %d is published already", version.version)
                 continue
-            # Eight keys, so that the compacted topic keeps the last eight versions.
-            key = b"%d" % (version.version % KEPT)
+            key = version_key(version.version)
             await self._producer.send_and_wait(self._topics.parameters, encode_parameters(version), key=key)
         raw = tuple(map(msgspec.Raw, episodes))
         _report(LearnerStatus(position=position, watermark=learner.watermark, episodes=raw))

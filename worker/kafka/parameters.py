@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from aiokafka.errors import KafkaError
@@ -18,7 +18,7 @@ from worker.metrics import Metrics
 from worker.stream.learner import should_publish
 from worker.stream.parameters import LearningSettings, Parameters, decode_parameters
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
-from worker.stream.versions import KEPT, Versions
+from worker.stream.versions import Versions, keep
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +48,6 @@ def last_versions(versions: Iterable[Parameters]) -> list[Parameters]:
     for parameters in versions:
         kept = keep(kept, parameters)
     return [kept[number] for number in sorted(kept)]
-
-
-def keep(kept: Mapping[int, Parameters], parameters: Parameters) -> dict[int, Parameters]:
-    """Add a version to the last ones: each with its first content, from the newest position it was published with."""
-    number = parameters.version
-    known = kept.get(number)
-    if known is None or (known.sha256 == parameters.sha256 and known.journal_offset < parameters.journal_offset):
-        kept = {**kept, number: parameters}
-    newest = max(kept)
-    return {version: one for version, one in kept.items() if version > newest - KEPT}
 
 
 def with_dimension(learning: LearningSettings, dim: int | None, history: Sequence[Parameters]) -> LearningSettings:

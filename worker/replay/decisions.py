@@ -25,6 +25,7 @@ from worker.logs.ordered import Entry, OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Decision, Opened
+from worker.stream.session import answered
 from worker.stream.slates import Slate
 
 BATCH: Final = 1024  # sessions planned at once
@@ -202,28 +203,21 @@ class DecisionAudit:
         )
         slates = planned.get((trace, version), ())
         shown = trace.openings[0][1].slate if trace.openings else slates[0].arms if slates else ()
-        arm = clicked_arm(shown, trace, self._timeout)
-        if arm is not None:
+        position, clicked = answered(
+            shown,
+            trace.feedback,
+            whole_slate=False,
+            first=trace.arrived_at,
+            last=trace.arrived_at + self._timeout,
+        )
+        if clicked:
             self.audit.clicks += 1
             newest = self._versions.newest
             known = version if version in self._versions.known else newest.version if newest else None
             if known is not None:
                 planner = self._versions.planner(known)
-                index = planner.index.get(arm)
+                index = planner.index.get(shown[position - 1])
                 self.audit.revenue += 0.0 if index is None else planner.parameters.arms[index].reward
-
-
-def clicked_arm(slate: tuple[str, ...], trace: SessionTrace, timeout: int) -> str | None:
-    """Return the arm that ended the session: the first of the slate that was clicked in time."""
-    positions = [
-        feedback.position
-        for feedback in trace.feedback
-        if feedback.clicked
-        and feedback.position <= len(slate)
-        and slate[feedback.position - 1] == feedback.arm
-        and trace.arrived_at <= feedback.occurred_at <= trace.arrived_at + timeout
-    ]
-    return slate[min(positions) - 1] if positions else None
 
 
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ from worker.errors import AdcascadeError
 from worker.stream.contexts import stack_packed
 from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
-from worker.stream.windows import ClosedWindow, Plan
+from worker.stream.windows import ClosedWindow, SessionPlan
 
 #: Contexts looked at for the two regrets, and contexts × arms (× draws) that bound memory and time.
 MOST_BOUNDED, BOUNDED_ELEMENTS = 2000, 4_000_000
@@ -89,7 +89,7 @@ def _revenue(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parame
     return reward, expected
 
 
-def _expected(version: Parameters, plans: list[Plan]) -> float:
+def _expected(version: Parameters, plans: list[SessionPlan]) -> float:
     if not version.arms:
         return 0.0
     contexts, slates = _contexts(version, plans), _slates(version, plans)
@@ -115,11 +115,11 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
     return float(gaps.mean()), float(losses.mean())
 
 
-def _contexts(version: Parameters, plans: list[Plan]) -> Floats:
+def _contexts(version: Parameters, plans: list[SessionPlan]) -> Floats:
     return stack_packed([plan.context for plan in plans], version.settings.dim)
 
 
-def _slates(version: Parameters, plans: list[Plan]) -> Ints:
+def _slates(version: Parameters, plans: list[SessionPlan]) -> Ints:
     """Return the slates as places in the version's arms, NO_ARM after their end: (n, longest)."""
     places = {arm.arm: place for place, arm in enumerate(version.arms)}
     longest = max(1, max(len(plan.slate) for plan in plans))

@@ -31,7 +31,7 @@ from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters
-from worker.stream.windows import ClosedWindow, Plan
+from worker.stream.windows import ClosedWindow, SessionPlan
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
 MOST_SCORED = 20_000_000
@@ -126,7 +126,7 @@ def _radius(folded: Parameters, data: Observations) -> float:
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _thresholds(folded: Parameters, plans: list[Plan]) -> tuple[float, ...]:
+def _thresholds(folded: Parameters, plans: list[SessionPlan]) -> tuple[float, ...]:
     settings = folded.settings
     planner = folded.planner()
     planned_for = len(plans) * (1 - settings.random_share)
@@ -137,10 +137,10 @@ def _thresholds(folded: Parameters, plans: list[Plan]) -> tuple[float, ...]:
     return tuple(score_of_rank(column, folded.explore_budget * len(chosen) / planned_for) for column in scores.T)
 
 
-def sample(plans: list[Plan], most: int) -> list[Plan]:
+def sample(plans: list[SessionPlan], most: int) -> list[SessionPlan]:
     """Return at most `most` of the plans, evenly spread over the order of the keys: no chance in it.
 
-    >>> [plan.parameters_version for plan in sample([Plan(n, (), b"", (), 0) for n in range(10)], 4)]
+    >>> [plan.parameters_version for plan in sample([SessionPlan(n, (), b"", (), 0) for n in range(10)], 4)]
     [0, 2, 5, 7]
     """
     if len(plans) <= most:
@@ -148,7 +148,7 @@ def sample(plans: list[Plan], most: int) -> list[Plan]:
     return [plans[index * len(plans) // most] for index in range(most)]
 
 
-def _scores(parameters: Parameters, planner: Planner, plans: list[Plan]) -> Floats:
+def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
     policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(parameters.settings.bonus))
     places = {arm.arm: place for place, arm in enumerate(parameters.arms)}

@@ -35,7 +35,7 @@ from worker.stream.codec import Rejected, decode_journal
 from worker.stream.events import ArmChange, Command, Episode, FeedbackFact, Opened, Progress
 from worker.stream.folding import fold
 from worker.stream.parameters import Arm, LearningSettings, Parameters
-from worker.stream.versions import KEPT
+from worker.stream.versions import KEPT, keep
 from worker.stream.windows import ClosedWindow, OpenWindows
 
 #: Windows without a version after which the newest one is published again.
@@ -226,7 +226,7 @@ class Learner:
                 elif not self._windows.open(offset, event):
                     self._late += self._live
             elif isinstance(event, FeedbackFact):
-                if not self._windows.report(offset, event):
+                if not self._windows.answer(offset, event):
                     self._late += self._live
             elif self._live:
                 self._act(offset, event, outcome)
@@ -324,8 +324,7 @@ class Learner:
         if should_publish(parameters, self._newest_known):
             outcome.versions.append(parameters)
         self._current = parameters
-        self._kept[parameters.version] = parameters
-        self._kept.pop(parameters.version - KEPT, None)
+        self._kept = keep(self._kept, parameters)
         self._windows.resize(self.settings.window)
 
 

@@ -14,21 +14,81 @@ Rules that hold in this file; everything that affects a session's state lives he
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from worker.stream.events import Feedback, Mode
+from worker.stream.events import MOST, Mode
 
-#: How a session ended, told when its value is deleted.
+#: How a session ended, counted when its value is deleted.
 ENDINGS = ("clicked", "exhausted", "expired", "empty")
 Ending: TypeAlias = Literal["clicked", "exhausted", "expired", "empty"]
 
-#: What became of a feedback record that was not a dead letter.
-FEEDBACK_CLASSES = ("applied", "redundant", "outside", "late", "parked")
-Verdict: TypeAlias = Literal["applied", "redundant", "outside", "arm-mismatch", "position"]
+Objection: TypeAlias = Literal["outside", "arm-mismatch", "position"]
+Verdict: TypeAlias = Literal["applied", "redundant"] | Objection
+
+
+# ── the join ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Reaction(Protocol):
+    """A click or a pass: a feedback record, its fact in the journal, or what is kept of it."""
+
+    @property
+    def occurred_at(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def arm(self) -> str: ...
+    @property
+    def clicked(self) -> bool: ...
+
+
+def objection(slate: tuple[str, ...], first: int, last: int, reaction: Reaction) -> Objection | None:
+    """Return why a reaction does not count for a slate shown from `first` to `last`; None if it does."""
+    position = reaction.position
+    if not 0 < position <= len(slate):
+        return "position"
+    if slate[position - 1] != reaction.arm:
+        return "arm-mismatch"
+    return None if first <= reaction.occurred_at <= last else "outside"
+
+
+def joined(clicked: int, passed: int, reaction: Reaction) -> tuple[int, int]:
+    """Join a reaction that counts to (lowest clicked, highest passed); 0 means none."""
+    position = reaction.position
+    if not reaction.clicked:
+        return clicked, max(passed, position)
+    return min(clicked or position, position), max(passed, position - 1)
+
+
+def answered(
+    slate: tuple[str, ...], reactions: Iterable[Reaction], *, whole_slate: bool, first: int = 0, last: int = MOST
+) -> tuple[int, bool]:
+    """Return how many displays of a slate count, from the first on, and whether the last of them was clicked.
+
+    Nothing after a click counts. With `whole_slate`, a session without a click has passed over its whole slate.
+
+    >>> from worker.stream.events import FeedbackFact
+    >>> passed, clicked = (FeedbackFact(session_id="s", occurred_at=9, position=h, arm=arm, clicked=h == 2)
+    ...                    for h, arm in ((3, "c"), (2, "b")))
+    >>> answered(("a", "b", "c"), [passed], whole_slate=False)
+    (3, False)
+    >>> answered(("a", "b", "c"), [passed, clicked], whole_slate=False)
+    (2, True)
+    """
+    lowest_clicked = highest_passed = 0
+    for reaction in reactions:
+        if objection(slate, first, last, reaction) is None:
+            lowest_clicked, highest_passed = joined(lowest_clicked, highest_passed, reaction)
+    if lowest_clicked:
+        return lowest_clicked, True
+    return (len(slate) if whole_slate else highest_passed), False
+
+
+# ── the state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
@@ -63,24 +123,14 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
             return "empty"
         return "exhausted" if self.passed >= len(self.slate) else "expired"
 
-    def apply(self, feedback: Feedback) -> Verdict:
-        """Join one feedback record; say what it was."""
-        position = feedback.position
-        if position > len(self.slate):
-            return "position"
-        if self.slate[position - 1] != feedback.arm:
-            return "arm-mismatch"
-        if not self.arrived_at <= feedback.occurred_at <= self.deadline:
-            return "outside"
-        changed = False
-        if feedback.clicked and (not self.clicked or position < self.clicked):
-            self.clicked = position
-            changed = True
-        passed = position - 1 if feedback.clicked else position
-        if passed > self.passed:
-            self.passed = passed
-            changed = True
-        return "applied" if changed else "redundant"
+    def apply(self, feedback: Reaction) -> Verdict:
+        """Join one feedback record; return what became of it."""
+        wrong = objection(self.slate, self.arrived_at, self.deadline, feedback)
+        if wrong is not None:
+            return wrong
+        before = self.clicked, self.passed
+        self.clicked, self.passed = after = joined(*before, feedback)
+        return "redundant" if after == before else "applied"
 
     def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> dict[str, Any]:
         """Return what to show now, as it is to be written; `tokens` are those of the positions from here on."""

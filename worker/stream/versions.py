@@ -21,6 +21,20 @@ from worker.stream.slates import SlatePlanner
 KEPT = 8
 
 
+def version_key(version: int) -> bytes:
+    """Return the key of a version's record: KEPT keys, so that the compacted topic keeps the last KEPT versions."""
+    return b"%d" % (version % KEPT)
+
+
+def keep(kept: Mapping[int, Parameters], parameters: Parameters) -> dict[int, Parameters]:
+    """Add a version to the last KEPT: each with its first content, from the newest position it was published with."""
+    known = kept.get(parameters.version)
+    if known is None or (known.sha256 == parameters.sha256 and known.journal_offset < parameters.journal_offset):
+        kept = {**kept, parameters.version: parameters}
+    newest = max(kept)
+    return {version: one for version, one in kept.items() if version > newest - KEPT}
+
+
 class Versions:
     """Known versions, the newest last.
 
