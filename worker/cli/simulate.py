@@ -68,8 +68,7 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Make all runs; print a table, write JSON and plots."""
-    names = [field.name for field in fields(ExperimentSettings) if field.name != "model"]
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = {field.name: getattr(options, field.name) for field in fields(ExperimentSettings) if field.name != "model"}
     settings = ExperimentSettings(**chosen)
     _check_files(options, settings)
     runs = _make(settings, options.jobs or cores())
@@ -77,10 +76,7 @@ def run(options: argparse.Namespace) -> int:
     _draw(options, settings, runs)
     write_json(
         options.json,
-        {
-            "runs": [asdict(one) for one in runs],
-            "settings": {"version": __version__, **{name: getattr(settings, name) for name in names}},
-        },
+        {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **chosen}},
     )
     if options.json != "-":
         say(_title(settings))

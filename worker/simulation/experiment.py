@@ -95,9 +95,9 @@ class Run:
 
     regret, reward, explored : for each episode, pseudo-regret and revenue of all users, and the share of displays that
         served learning
-    theta_error : ‖θ̂ − θ*‖ of all parameters at the end; arms that no good policy shows keep a large error
+    theta_error : distance of the final estimates from the truth; arms that no good policy shows keep a large error
     log_odds_error : root mean square error of the log-odds over the slates of the last episode
-    projection : θ̂·θ*/‖θ*‖², 1 for an estimate that is not shrunk
+    projection : of the final estimates on the truth, 1 if they are not shrunk
     rejected : episodes whose fold gave no usable estimate, so that the old one was kept
     """
 
@@ -154,7 +154,7 @@ class _Experiment:
     def run(self) -> Run:
         began = time.perf_counter()
         regret, reward, explored = zip(*map(self._episode, range(1, self.settings.episodes + 1)), strict=True)
-        theta, truth = _whole(self.belief), _whole(self.world.truth)
+        estimates, truth = _estimates(self.belief), _estimates(self.world.truth)
         return Run(
             policy=self.task.policy,
             users=self.task.users,
@@ -164,9 +164,9 @@ class _Experiment:
             explored=explored,
             displays=self.displays,
             clicks=self.clicks,
-            theta_error=float(np.linalg.norm(theta - truth)),
+            theta_error=float(np.linalg.norm(estimates - truth)),
             log_odds_error=self._log_odds_error(),
-            projection=float(theta @ truth / (truth @ truth)),
+            projection=float(estimates @ truth / (truth @ truth)),
             rejected=self.rejected,
             seconds=time.perf_counter() - began,
         )
@@ -235,7 +235,7 @@ class _Experiment:
         return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
 
 
-def _whole(model: ClickModel) -> Floats:
+def _estimates(model: ClickModel) -> Floats:
     return np.concatenate([model.effects, model.biases])
 
 

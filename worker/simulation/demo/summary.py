@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from worker import __version__
+from worker.bandit.policies import policy_named
 from worker.console import table
 from worker.metrics import imbalances
 from worker.simulation.demo.ledger import totals
@@ -65,7 +66,7 @@ def summary(demo: Demo) -> dict[str, Any]:
 
 def has_budget(demo: Demo) -> bool:
     """Return whether the policy has a budget for exploration."""
-    return demo.settings.policy == "aucbbp"
+    return policy_named(demo.settings.policy).is_selective
 
 
 def log_odds_error(demo: Demo) -> float:
