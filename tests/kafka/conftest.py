@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kafka.fleet import Fleet
 from tests.kafka.world import ROOT, World
 
 BROKER = ROOT / "deploy/kafka/broker"
@@ -28,7 +29,7 @@ def broker(*arguments: str) -> str:
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a broker listens."""
+    """The address of a broker."""
     given = os.environ.get("ADCASCADE_TEST_KAFKA")
     if given:
         yield given
@@ -39,8 +40,16 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def world(address: str, tmp_path: Path) -> Iterator[World]:
+def fleet(address: str, tmp_path: Path) -> Iterator[Fleet]:
     """Topics of their own, without workers."""
+    made = Fleet(address, f"f{uuid.uuid4().hex[:8]}", tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def world(address: str, tmp_path: Path) -> Iterator[World]:
+    """Topics of their own, without toy workers."""
     made = World(address, f"t{uuid.uuid4().hex[:8]}", tmp_path)
     yield made
     made.close()

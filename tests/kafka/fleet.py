@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,16 +13,13 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import orjson
-from aiokafka import AIOKafkaProducer
 
 from tests.embedded.traffic import ARMS, Sent, settings
-from tests.kafka.world import ROOT, eventually, read_topic
+from tests.kafka.world import TopicSet, WorkerProcess, eventually
 from worker.kafka.clients import run_client
-from worker.kafka.connection import Connection
 from worker.kafka.control import KafkaControl
 from worker.kafka.topics import TopicLayout, create
 from worker.stream.parameters import LearningSettings
-from worker.stream.topology import Topics
 
 #: The settings of tests/embedded/traffic.py as flags.
 TIMES = ("window", "session_timeout", "lateness")
@@ -38,24 +31,8 @@ def flags(learning: LearningSettings) -> list[str]:
     return [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
-class Running:
+class Running(WorkerProcess):
     """One `adcascade worker`."""
-
-    def __init__(self, fleet: Fleet, number: int, arguments: Iterable[str], environment: dict[str, str]) -> None:
-        self.paused = False
-        self.log = fleet.folder / f"worker-{number}.log"
-        command = [sys.executable, "-m", "worker", "worker", *fleet.arguments, *arguments]
-        clock = {"ADCASCADE_TEST_CLOCK": str(fleet.clock)} if fleet.clock.exists() else {}
-        with self.log.open("ab") as log:
-            # A process group with its learner process, so that both can be stopped or killed at one moment.
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, **clock, **environment},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
 
     @property
     def lines(self) -> list[dict[str, Any]]:
@@ -68,7 +45,7 @@ class Running:
 
     def ask(self, path: str) -> tuple[int, str]:
         """Return status and text of a page; status 0 while there is no answer."""
-        assert self.process.poll() is None, f"the worker has ended:\n{self.tail()}"
+        assert self.running, f"the worker has ended:\n{self.tail()}"
         if not self.url:
             return 0, ""
         try:
@@ -84,16 +61,8 @@ class Running:
         found = re.search(rf"^{re.escape(series)} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)
         return float(found[1]) if found else -1.0
 
-    def knows(self, version: int) -> bool:
+    def has_version(self, version: int) -> bool:
         return self.metric("adcascade_parameters_version") == version
-
-    def pause(self) -> None:
-        os.killpg(self.process.pid, signal.SIGSTOP)
-        self.paused = True
-
-    def resume(self) -> None:
-        os.killpg(self.process.pid, signal.SIGCONT)
-        self.paused = False
 
     @property
     def learner(self) -> int | None:
@@ -106,17 +75,6 @@ class Running:
     def ready(self) -> bool:
         return self.ask("/readyz")[0] == 200
 
-    def tail(self) -> str:
-        return "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-20:])
-
-    def kill(self, *, alone: bool = False) -> None:
-        """Kill it with its learner process, or alone: then that has to end by itself."""
-        if alone:
-            self.process.kill()
-        else:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
     def terminate(self) -> tuple[int, float]:
         """Stop it as an orchestrator does; return the exit code and how long it took."""
         began = time.monotonic()
@@ -124,13 +82,11 @@ class Running:
         return self.process.wait(30), time.monotonic() - began
 
 
-class Fleet:
+class Fleet(TopicSet):
     """Topics, the workers on them, and their clock."""
 
     def __init__(self, address: str, prefix: str, folder: Path, *, partitions: int = 4) -> None:
-        self.address, self.folder = address, folder
-        self.names = Topics(prefix)
-        self.connection = Connection(servers=(address,))
+        super().__init__(address, prefix, folder)
         self.clock = folder / "clock"
         self.workers: list[Running] = []
         arms = folder / "arms.json"
@@ -146,7 +102,9 @@ class Fleet:
         partial.replace(self.clock)
 
     def start(self, *arguments: str, **environment: str) -> Running:
-        worker = Running(self, len(self.workers) + 1, arguments, environment)
+        clock = {"ADCASCADE_TEST_CLOCK": str(self.clock)} if self.clock.exists() else {}
+        log = self.folder / f"worker-{len(self.workers) + 1}.log"
+        worker = Running(log, "worker", "worker", *self.arguments, *arguments, **clock, **environment)
         self.workers.append(worker)
         return worker
 
@@ -163,20 +121,6 @@ class Fleet:
         """Send to the inputs, in the order given, and wait until the broker has everything."""
         self.send_raw((getattr(self.names, one.topic), one.session.encode(), one.value) for one in records)
 
-    def send_raw(self, records: Iterable[tuple[str, bytes | None, bytes | None]]) -> None:
-        async def produce() -> None:
-            # Compressed, so that a record may be larger than the largest batch that a broker takes.
-            async with AIOKafkaProducer(
-                bootstrap_servers=self.address, linger_ms=2, compression_type="gzip", max_request_size=64 << 20
-            ) as producer:
-                sent = [await producer.send(topic, value, key=key) for topic, key, value in records]
-                await asyncio.gather(*sent)
-
-        asyncio.run(produce())
-
-    def read(self, topic: str) -> list[Any]:
-        return asyncio.run(read_topic(self.connection, topic))
-
     def facts(self) -> set[bytes]:
         """Return the journal without its progress."""
         return {record.value for record in self.read(self.names.journal) if b'"kind":"progress"' not in record.value}
@@ -187,9 +131,9 @@ class Fleet:
 
     @property
     def running(self) -> list[Running]:
-        return [worker for worker in self.workers if worker.process.poll() is None and not worker.paused]
+        return [worker for worker in self.workers if worker.running and not worker.paused]
 
     def close(self) -> None:
         for worker in self.workers:
-            if worker.process.poll() is None:
+            if worker.running:
                 worker.kill()

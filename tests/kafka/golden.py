@@ -1,4 +1,4 @@
-"""An embedded run, and the same inputs played to workers on Kafka, step by step of event time."""
+"""An embedded run, and the same inputs sent to workers on Kafka, step by step of event time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.kafka.world import eventually
 from worker.embedded.runner import Embedded, Headers
 from worker.stream.topology import Record
 
-#: Event time passes in steps of this; a version is in force a lateness after it was made, so no step may be longer.
+#: The step of event time. A version is in force a lateness after it was made, so no step may be longer.
 STEP = settings().lateness
 
 
 class Golden:
-    """An embedded run, with everything that went over its topics."""
+    """An embedded run, with all records of its topics."""
 
     def __init__(self, users: int = 200, seconds: int = 40) -> None:
         self.records: list[Record] = []
@@ -55,8 +55,8 @@ def play(golden: Golden, fleet: Fleet, disturb: Callable[[int], None] = lambda s
     """Send the inputs of a golden run, and let time pass as it did there.
 
     `disturb` is called in every step, with its number, between the arrivals and the clicks: while the workers are busy.
-    A step ends when every worker that runs knows the versions of its time: as in life, where a version has a lateness
-    to reach the workers before it is in force.
+    A step ends when every running worker has the versions of its time. In production a version has a lateness to reach
+    the workers before it is in force.
     """
     queue, now, step = sorted(golden.sent), START, 0
     opened: set[str] = set()
@@ -67,13 +67,13 @@ def play(golden: Golden, fleet: Fleet, disturb: Callable[[int], None] = lambda s
         opened |= {sent.session for sent in came}
         fleet.send(came)
         disturb(step)
-        # Users answer what they see: nobody clicks before the decision is there.
+        # Users answer what they see: no click comes before its decision.
         eventually(lambda: opened <= fleet.answered(), what="every arrival is answered")  # noqa: B023
         fleet.send(sent for sent in due if sent.topic == "clicks")
         fleet.set_clock(now)
         expected = golden.version_at(now)
         eventually(
-            lambda: fleet.running and all(worker.knows(expected) for worker in fleet.running),  # noqa: B023
-            what=f"all workers know version {expected} at {now - START} ms",
+            lambda: fleet.running and all(worker.has_version(expected) for worker in fleet.running),  # noqa: B023
+            what=f"all workers have version {expected} at {now - START} ms",
         )
         step += 1

@@ -1,4 +1,4 @@
-"""A broker that asks who is there: TLS, SCRAM and access rules, with certificates made for the occasion."""
+"""A broker with TLS, SCRAM and access rules; the certificates are made for the test."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 
 from tests.kafka.conftest import broker
 from tests.programs import needs
+from worker.kafka.clients import admin_client
+from worker.kafka.connection import Connection
 
 # The numbers of the protocol, by the names that Strimzi gives them.
 _TYPES = {"topic": 2, "group": 3, "cluster": 4}
@@ -22,7 +23,7 @@ _PATTERNS = {"literal": 3, "prefix": 4}
 _OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10, "IdempotentWrite": 12}
 _ALLOW = 3
 
-#: Nobody may do anything, but the one without a name (the test itself, on the plain listener) and a client certificate.
+#: Only the anonymous user (the test itself, on the plain listener) and the client certificate have rights.
 RULES = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS;User:CN=client",
@@ -39,13 +40,11 @@ class Guarded:
     key: Path
 
     def allow(self, user: str, rules: Sequence[Mapping[str, Any]]) -> None:
-        """Let a user do what the rules say, written as in a KafkaUser of Strimzi."""
+        """Grant rights to a user, written as in a KafkaUser of Strimzi."""
         asyncio.run(self._allow(user, rules))
 
     async def _allow(self, user: str, rules: Sequence[Mapping[str, Any]]) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.addresses["PLAINTEXT"])
-        await admin.start()
-        try:
+        async with admin_client(Connection(servers=(self.addresses["PLAINTEXT"],))) as admin:
             for rule in rules:
                 resource = rule["resource"]
                 for operation in rule["operations"]:
@@ -60,8 +59,6 @@ class Guarded:
                     )
                     answer: Any = await admin._send_request(request)
                     assert [code for code, *_ in answer.creation_responses] == [0], answer
-        finally:
-            await admin.close()
 
 
 @contextmanager
@@ -76,11 +73,11 @@ def guarded_broker(folder: Path, users: Mapping[str, str]) -> Iterator[Guarded]:
     data = str(folder / "data")
     listeners = [text for protocol in ("SASL_SSL", "SASL_PLAINTEXT", "SSL") for text in ("--listen", protocol)]
     rules = [text for name, value in RULES.items() for text in ("--set", f"{name}={value}")]
-    told = broker(
+    output = broker(
         *("start", "--port", "0", "--data-dir", data, *listeners, *rules),
         *("--tls-pem", str(pem), "--tls-ca", str(ca), "--sasl-users", str(names)),
     )
-    first, *others = told.splitlines()
+    first, *others = output.splitlines()
     addresses = {"PLAINTEXT": first, **dict(line.split() for line in others)}
     try:
         yield Guarded(addresses=addresses, ca=ca, certificate=certificate, key=key)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.kafka.conftest import BROKER, broker
 
 
-def test_brokers_run_side_by_side_and_are_told_apart(address: str, tmp_path: Path) -> None:
+def test_brokers_run_side_by_side(address: str, tmp_path: Path) -> None:
     data = str(tmp_path / "second")
     second = broker("start", "--port", "0", "--data-dir", data)
     try:

@@ -1,8 +1,7 @@
-"""`adcascade record` on the real broker: what it writes is what is there, and replay finds it in order."""
+"""`adcascade record` on the real broker: the log holds the topics, in an order that replay accepts."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import orjson
 import pytest
 
 from tests.kafka.fleet import Fleet
-from tests.kafka.world import ROOT, World, eventually, trim_topic
+from tests.kafka.world import ROOT, World, eventually
 from worker.cli.main import main
 from worker.logs.format import Line, LogReader
 from worker.stream.events import TOPICS
@@ -31,7 +30,7 @@ def lines(path: Path) -> list[Line]:
         return list(log)
 
 
-def places(path: Path) -> list[tuple[str, int, int]]:
+def positions(path: Path) -> list[tuple[str, int, int]]:
     return [(line.record.topic, line.record.partition, line.record.offset) for line in lines(path)]
 
 
@@ -81,7 +80,7 @@ def options(world: World, *more: str) -> list[str]:
 
 
 def fill(world: World, rounds: int = 3, each: int = 40) -> None:
-    """Write some records of every topic, in some of them bytes that are no text."""
+    """Write some records to every topic, some of them not text."""
     names = world.names
     topics = [names.arrivals, names.clicks, names.decisions, names.journal, names.episodes, names.dead_letters]
     for number in range(rounds):
@@ -109,7 +108,7 @@ def test_every_record_of_every_topic_is_in_the_log_once_and_to_the_byte(
     fill(world)
     path = tmp_path / name
     assert main(["record", str(path), *options(world)]) == 0
-    assert sorted(places(path)) == sorted(there(world))
+    assert sorted(positions(path)) == sorted(there(world))
     kept = {(line.record.topic, line.record.partition, line.record.offset): line.record for line in lines(path)}
     for topic in (world.names.arrivals, world.names.dead_letters):
         for record in world.read(topic):
@@ -124,7 +123,7 @@ def test_lines_are_in_the_order_of_time_and_of_every_partition(world: World, tmp
     times = [line.record.timestamp for line in lines(path)]
     assert times == sorted(times)
     offsets = defaultdict(list)
-    for topic, partition, offset in places(path):
+    for topic, partition, offset in positions(path):
         offsets[topic, partition].append(offset)
     assert all(found == sorted(found) for found in offsets.values())
 
@@ -134,7 +133,7 @@ def test_only_some_topics_from_an_offset(world: World, tmp_path: Path, capsys: p
     path = tmp_path / "log.jsonl"
     assert main(["record", str(path), *options(world, "--topics", "journal,parameters", "--from", "100")]) == 0
     names = world.names
-    assert sorted(places(path)) == [
+    assert sorted(positions(path)) == [
         *((names.journal, 0, offset) for offset in range(100, 120)),
         *((names.parameters, 0, offset) for offset in range(3)),
     ]
@@ -166,7 +165,7 @@ def moment(milliseconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds / 1000)) + f".{milliseconds % 1000:03}Z"
 
 
-def test_the_mark_of_a_transaction_is_no_record_and_holds_nothing_up(world: World, tmp_path: Path) -> None:
+def test_a_transaction_marker_is_no_record_and_does_not_delay_the_end(world: World, tmp_path: Path) -> None:
     world.send_raw([(world.names.arrivals, b"a", b"1")], transaction=f"t-{world.names.prefix}")
     world.send_raw([(world.names.arrivals, b"a", b"2")])
     path = tmp_path / "log.jsonl"
@@ -174,9 +173,9 @@ def test_the_mark_of_a_transaction_is_no_record_and_holds_nothing_up(world: Worl
     assert [line.record.value for line in lines(path)] == [b"1", b"2"]
 
 
-def test_versions_that_are_gone_are_told(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_that_are_gone_are_reported(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(world, rounds=5)
-    asyncio.run(trim_topic(world.connection, world.names.parameters, 3))
+    world.trim(world.names.parameters, 3)
     path, said = tmp_path / "log.jsonl", tmp_path / "said.json"
     assert main(["record", str(path), *options(world, "--json", str(said))]) == 0
     assert orjson.loads(said.read_bytes())["parameters_gone"] == 3
@@ -193,7 +192,7 @@ def test_empty_topics_make_an_empty_log(world: World, tmp_path: Path) -> None:
 
 
 class Recording:
-    """A recording that goes on."""
+    """A live recording."""
 
     def __init__(self, path: Path, arguments: list[str]) -> None:
         self.path = path
@@ -236,18 +235,18 @@ def test_a_live_recording_ends_at_a_signal_with_all_that_is_there(
         assert recording.end(sent) == 0
     finally:
         recording.close()
-    assert sorted(places(recording.path)) == sorted(there(world))
+    assert sorted(positions(recording.path)) == sorted(there(world))
     if name.endswith(".gz"):
         gzip.decompress(recording.path.read_bytes())  # whole: neither truncated nor without its checksum
 
 
-def test_a_recording_until_a_time_to_come_ends_by_itself(world: World, tmp_path: Path) -> None:
+def test_a_recording_until_a_future_time_ends_by_itself(world: World, tmp_path: Path) -> None:
     fill(world, rounds=1)
     until = time.time_ns() // 1_000_000 + 1_500
     path = tmp_path / "log.jsonl"
     assert main(["record", str(path), *options(world, "--until", moment(until))]) == 0
     assert time.time_ns() // 1_000_000 >= until
-    assert sorted(places(path)) == sorted(there(world))
+    assert sorted(positions(path)) == sorted(there(world))
 
 
 # ── what cannot be done ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,7 +262,7 @@ def test_a_recording_until_a_time_to_come_ends_by_itself(world: World, tmp_path:
     ],
     ids=str,
 )
-def test_wrong_input_is_one_line_and_writes_nothing(
+def test_wrong_input_is_reported_in_one_line_and_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], complaint: str
 ) -> None:
     path = tmp_path / "log.gz"

@@ -1,4 +1,4 @@
-"""Security on a broker that lets nobody do anything: what a worker needs, what it keeps to itself, what it refuses."""
+"""Security on a broker with access rules: the rights that a worker needs, its secrets, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 @pytest.fixture(scope="module")
 def fleet(guarded: Guarded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Topics under the prefix of deploy/kubernetes, made by somebody who may make topics: the workers may not."""
+    """Topics under the prefix of deploy/kubernetes. The workers may not create topics: the anonymous user does."""
     made = Fleet(guarded.addresses["PLAINTEXT"], "ads", tmp_path_factory.mktemp("fleet"))
     made.set_clock(START + SECOND)
     yield made
@@ -52,7 +52,7 @@ def click(session: str, arm: str, token: str | None) -> Sent:
     return Sent(START + 900, "clicks", session, orjson.dumps(body | ({} if token is None else {"token": token})))
 
 
-def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothing_and_no_secret_is_told(
+def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothing_and_no_secret_is_shown(
     guarded: Guarded, fleet: Fleet
 ) -> None:
     worker = fleet.serving(
@@ -86,18 +86,18 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
     learned = [orjson.loads(fact) for fact in fleet.facts() if b'"kind":"feedback"' in fact]
     assert [fact["session_id"] for fact in learned] == [honest["session_id"]]
     assert worker.metric('adcascade_dead_letters_total{reason="token"}') == 3
-    # The learner wrote as well: version 0 is published by the worker that holds the journal.
+    # The learner process has the same rights: it published version 0.
     assert [version.version for version in fleet.control.history()] == [0]
 
     pages = [worker.ask(path)[1] for path in ("/", "/status.json", "/metrics", "/readyz", "/livez", "/nothing")]
     command_line = Path(f"/proc/{worker.process.pid}/cmdline").read_text(encoding="utf-8")
     code, _ = worker.terminate()
     assert code == 0, worker.tail()
-    told = [*pages, command_line, worker.log.read_text(encoding="utf-8")]
+    shown = [*pages, command_line, worker.log.read_text(encoding="utf-8")]
     topics = contents(fleet)
-    assert all(len(text) > 5 for text in told)
+    assert all(len(text) > 5 for text in shown)
     for secret in (PASSWORD, TOKEN_SECRET):
-        assert not [text for text in told if secret in text]
+        assert not [text for text in shown if secret in text]
         assert not [topic for topic, content in topics.items() if secret.encode() in content]
 
 
@@ -118,7 +118,7 @@ def contents(fleet: Fleet) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_a_wrong_password_is_told_in_one_line_without_the_password(
+def test_a_wrong_password_is_reported_in_one_line_without_the_password(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mechanism: str
 ) -> None:
     monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", "open-barley-open")
@@ -131,7 +131,7 @@ def test_a_wrong_password_is_told_in_one_line_without_the_password(
         assert "open-barley-open" not in out + err
 
 
-def test_a_user_without_rights_is_told_in_one_line(
+def test_a_user_without_rights_is_reported_in_one_line(
     guarded: Guarded, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
@@ -154,7 +154,7 @@ def test_a_password_goes_out_in_clear_only_where_that_is_allowed(
     assert main([*flags, "--allow-plaintext-credentials"]) == 0
 
 
-def test_a_client_certificate_opens_the_door_and_without_one_it_stays_shut(
+def test_a_client_with_a_certificate_is_accepted_and_one_without_is_not(
     guarded: Guarded, fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["topics", "check", "--broker", guarded.addresses["SSL"], "--tls-ca", str(guarded.ca)]
@@ -164,7 +164,7 @@ def test_a_client_certificate_opens_the_door_and_without_one_it_stays_shut(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_broker_that_the_authority_does_not_vouch_for_gets_no_password(
+def test_a_broker_with_a_certificate_of_another_authority_gets_no_password(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)

@@ -30,7 +30,7 @@ WORLD = ["--environment", "uniform", "--dim", "4", "--arms", "6", "--horizon", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Workers on topics of their own, and what a crowd of theirs said of itself."""
+    """Workers on topics of their own, and the summary of the traffic they got."""
 
     fleet: Fleet
     worker: Running
@@ -70,7 +70,7 @@ def values(records: Iterable[Any]) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_session_is_served_and_what_is_sent_is_there(served: Served) -> None:
+def test_every_session_is_served_and_every_record_sent_is_in_its_topic(served: Served) -> None:
     said, names = served.said, served.fleet.names
     assert said["sessions"] == said["decided"] == SESSIONS
     assert said["undecided"] == said["forsaken"] == 0
@@ -91,7 +91,7 @@ def test_all_of_a_session_is_in_the_partition_of_its_key(served: Served) -> None
         assert found == {(murmur2(key) & 0x7FFFFFFF) % PARTITIONS}
 
 
-def test_tokens_are_honoured_and_only_what_was_spoilt_is_a_dead_letter(served: Served) -> None:
+def test_tokens_are_accepted_and_only_poison_becomes_dead_letters(served: Served) -> None:
     decisions = values(served.fleet.read(served.fleet.names.decisions))
     assert all(len(decision["tokens"]) == len(decision["slate"]) for decision in decisions)
     letters = served.fleet.read(served.fleet.names.dead_letters)
@@ -103,7 +103,7 @@ def test_tokens_are_honoured_and_only_what_was_spoilt_is_a_dead_letter(served: S
     assert 0.02 * SESSIONS < len(letters) < 0.1 * SESSIONS
 
 
-def test_it_earns_what_the_workers_count(served: Served) -> None:
+def test_the_reward_is_that_of_the_metrics_of_the_workers(served: Served) -> None:
     said = served.said
     assert said["clicks"] > 100
     eventually(lambda: served.worker.metric("adcascade_reward_total") == pytest.approx(said["reward"]))
@@ -111,7 +111,7 @@ def test_it_earns_what_the_workers_count(served: Served) -> None:
     assert clicks == said["clicks"]
 
 
-def test_regret_and_delays_are_told(served: Served) -> None:
+def test_regret_and_delays_are_reported(served: Served) -> None:
     said = served.said
     assert 0 < said["served_reward"] < said["oracle_reward"]
     assert said["pseudo_regret"]["total"] == pytest.approx(said["oracle_reward"] - said["served_reward"])
@@ -150,7 +150,9 @@ def test_a_signal_ends_it_with_a_summary(served: Served, tmp_path: Path, sent: s
     assert said["finished"] is False
 
 
-def test_without_topics_or_a_broker_there_is_one_line(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_topics_and_an_unreachable_broker_are_reported_in_one_line(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for at, complaint in (
         (["--broker", address, "--prefix", "nowhere"], "adcascade topics create"),
         (["--broker", "127.0.0.1:1"], "127.0.0.1:1"),

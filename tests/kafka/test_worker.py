@@ -1,10 +1,6 @@
-"""`adcascade worker` on the real broker: as the embedded runner, ready when it serves, gone when told to."""
+"""`adcascade worker` on the real broker: the results of the embedded runner, readiness, shutdown, secrets."""
 
 from __future__ import annotations
-
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import orjson
 import pytest
@@ -15,13 +11,6 @@ from tests.kafka.golden import Golden, play
 from tests.kafka.world import eventually
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def fleet(address: str, tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(address, f"w{uuid.uuid4().hex[:8]}", tmp_path)
-    yield made
-    made.close()
 
 
 def last_decisions(values: list[bytes]) -> dict[tuple[str, int], bytes]:
@@ -56,7 +45,7 @@ def test_the_golden_scenario_on_two_workers_is_the_embedded_run(fleet: Fleet) ->
     assert sum(worker.metric("adcascade_learning") for worker in (one, two)) == 1
 
 
-def test_a_worker_told_to_stop_ends_in_time_and_another_goes_on_without_a_loss(fleet: Fleet) -> None:
+def test_a_terminated_worker_ends_in_time_and_another_continues_without_a_loss(fleet: Fleet) -> None:
     fleet.set_clock(START + 10 * SECOND)
     first = fleet.serving()
     sent = arrivals(6_000, seconds=10)

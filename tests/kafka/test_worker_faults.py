@@ -1,13 +1,10 @@
-"""Workers that die, sleep, come and go, and a broker that restarts: what is learned stays the same to the bit."""
+"""Workers are killed, paused, started and stopped, the broker restarts: the versions stay the same to the bit."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from tests.embedded.traffic import START, arrivals
 from tests.kafka.conftest import broker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.golden import Golden, play
-from tests.kafka.world import eventually, trim_topic
+from tests.kafka.world import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -27,17 +24,14 @@ def golden() -> Golden:
     return Golden()
 
 
-@pytest.fixture
-def fleet(address: str, tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(address, f"f{uuid.uuid4().hex[:8]}", tmp_path)
-    made.set_clock(START)
-    yield made
-    made.close()
+@pytest.fixture(autouse=True)
+def at_the_start(fleet: Fleet) -> None:
+    fleet.set_clock(START)
 
 
 def as_golden(fleet: Fleet, golden: Golden) -> None:
     assert [version.sha256 for version in fleet.control.history()] == golden.hashes
-    assert fleet.facts() == golden.facts, "what was sent is what was applied"
+    assert fleet.facts() == golden.facts, "the facts are those of the inputs"
 
 
 def learner(fleet: Fleet) -> Running:
@@ -49,7 +43,7 @@ def learner(fleet: Fleet) -> Running:
     return found
 
 
-def test_workers_killed_over_and_over_leave_the_golden_hash(fleet: Fleet, golden: Golden) -> None:
+def test_workers_killed_again_and_again_keep_the_golden_hash(fleet: Fleet, golden: Golden) -> None:
     chance = random.Random(1)
     fleet.serving()
     fleet.serving()
@@ -68,30 +62,28 @@ def test_workers_killed_over_and_over_leave_the_golden_hash(fleet: Fleet, golden
     as_golden(fleet, golden)
 
 
-def test_a_learner_that_sleeps_and_wakes_after_its_successor_has_gone_changes_nothing(
+def test_a_paused_learner_that_continues_after_its_successor_was_killed_changes_nothing(
     fleet: Fleet, golden: Golden
 ) -> None:
     fleet.serving()
     fleet.serving()
-    sleeper: list[Running] = []
+    paused: list[Running] = []
 
     def disturb(step: int) -> None:
         if step == 3:
-            sleeper.append(learner(fleet))
-            sleeper[0].pause()
+            paused.append(learner(fleet))
+            paused[0].pause()
         if step == 9:
             successor = learner(fleet)
-            assert successor is not sleeper[0]
-            sleeper[0].resume()
+            assert successor is not paused[0]
+            paused[0].resume()
             successor.kill()
 
     play(golden, fleet, disturb)
     as_golden(fleet, golden)
 
 
-def test_a_learner_s_process_that_is_killed_is_started_again_and_ends_with_its_worker(
-    fleet: Fleet, golden: Golden
-) -> None:
+def test_a_killed_learner_process_is_started_again_and_ends_with_its_worker(fleet: Fleet, golden: Golden) -> None:
     worker = fleet.serving()
     killed: list[int] = []
 
@@ -106,7 +98,7 @@ def test_a_learner_s_process_that_is_killed_is_started_again_and_ends_with_its_w
     successor = eventually(lambda: worker.learner)
     assert successor not in (None, killed[0])
     worker.kill(alone=True)
-    eventually(lambda: not Path(f"/proc/{successor}").exists(), what="nobody is left behind")
+    eventually(lambda: not Path(f"/proc/{successor}").exists(), what="no process is left")
 
 
 def test_a_journal_trimmed_too_early_stops_the_learner_but_not_the_serving(fleet: Fleet) -> None:
@@ -115,7 +107,7 @@ def test_a_journal_trimmed_too_early_stops_the_learner_but_not_the_serving(fleet
     eventually(lambda: len(fleet.facts()) == 20, what="there is a journal")
     first.kill()
     end = len(fleet.read(fleet.names.journal))
-    asyncio.run(trim_topic(fleet.connection, fleet.names.journal, end))
+    fleet.trim(fleet.names.journal, end)
     second = fleet.serving()
     eventually(lambda: "it was trimmed too early" in second.log.read_text(encoding="utf-8"))
     eventually(lambda: second.metric("adcascade_learning") == 0)
@@ -124,7 +116,7 @@ def test_a_journal_trimmed_too_early_stops_the_learner_but_not_the_serving(fleet
     assert [version.version for version in fleet.control.history()] == [0]
 
 
-def test_workers_that_come_and_go_leave_the_golden_hash(fleet: Fleet, golden: Golden) -> None:
+def test_workers_that_join_and_leave_keep_the_golden_hash(fleet: Fleet, golden: Golden) -> None:
     first = fleet.serving()
     stopped: list[int] = []
 
@@ -161,7 +153,7 @@ def test_poison_costs_one_dead_letter_each_and_nothing_else(fleet: Fleet, golden
     assert all(dict(letter.headers)["adcascade.reason"] for letter in letters)
 
 
-def test_a_broker_that_restarts_cleanly_and_hard_needs_nobody(golden: Golden, tmp_path: Path) -> None:
+def test_workers_continue_after_clean_and_hard_restarts_of_the_broker(golden: Golden, tmp_path: Path) -> None:
     data = str(tmp_path / "broker")
     address = broker("start", "--port", "0", "--data-dir", data)
     try:

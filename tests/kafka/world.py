@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
+import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from worker.cli.main import main
 from worker.kafka.clients import admin_client, partition_counts, standalone_consumer
 from worker.kafka.connection import Connection
 from worker.stream.topology import ONLY_PARTITION, Topics
@@ -40,38 +42,135 @@ def eventually(condition: Callable[[], _T], *, within: float = 60.0, what: str =
         pause.wait(0.05)
 
 
-async def end_offsets(connection: Connection, *topics: str) -> dict[TopicPartition, int]:
-    """Return the end offsets of topics."""
-    counts = await partition_counts(connection, *topics)
-    async with standalone_consumer(connection) as consumer:
-        return dict(await consumer.end_offsets([TopicPartition(t, p) for t in topics for p in range(counts[t])]))
+class TopicSet:
+    """Topics under a prefix of their own."""
+
+    def __init__(self, address: str, prefix: str, folder: Path) -> None:
+        self.address, self.folder = address, folder
+        self.connection = Connection(servers=(address,))
+        self.names = Topics(prefix)
+
+    def ends(self, *topics: str) -> dict[TopicPartition, int]:
+        async def fetch() -> dict[TopicPartition, int]:
+            counts = await partition_counts(self.connection, *topics)
+            async with standalone_consumer(self.connection) as consumer:
+                return dict(
+                    await consumer.end_offsets([TopicPartition(t, p) for t in topics for p in range(counts[t])])
+                )
+
+        return asyncio.run(fetch())
+
+    def read(self, topic: str) -> list[Any]:
+        """Return all records of a topic, in the order of each partition."""
+        ends = self.ends(topic)
+
+        async def fetch() -> list[Any]:
+            async with standalone_consumer(self.connection, fetch_max_wait_ms=50) as consumer:
+                consumer.assign(list(ends))
+                await consumer.seek_to_beginning(*ends)
+                records: list[Any] = []
+                while any([await consumer.position(tp) < end for tp, end in ends.items()]):
+                    for some in (await consumer.getmany(timeout_ms=200)).values():
+                        records += some
+                return records
+
+        return asyncio.run(fetch())
+
+    def send_raw(
+        self, records: Iterable[tuple[str, bytes | None, bytes | None]], transaction: str | None = None
+    ) -> list[int]:
+        """Send records as they are; return their partitions."""
+        # Compressed, so that a record may be larger than the largest batch that a broker takes.
+        options = {"linger_ms": 2, "compression_type": "gzip", "max_request_size": 64 << 20}
+
+        async def produce() -> list[int]:
+            async with AIOKafkaProducer(
+                bootstrap_servers=self.address, transactional_id=transaction, **options
+            ) as producer:
+                if transaction:
+                    await producer.begin_transaction()
+                futures = [await producer.send(topic, value, key=key) for topic, key, value in records]
+                if transaction:
+                    await producer.commit_transaction()
+                return [(await future).partition for future in futures]
+
+        return asyncio.run(produce())
+
+    def trim(self, topic: str, before: int) -> None:
+        """Delete the records before an offset from a topic with one partition."""
+
+        async def delete() -> None:
+            async with admin_client(self.connection) as admin:
+                await admin.delete_records(
+                    {TopicPartition(topic, ONLY_PARTITION): RecordsToDelete(before_offset=before)}
+                )
+
+        asyncio.run(delete())
 
 
-async def read_topic(connection: Connection, topic: str) -> list[Any]:
-    """Return all records of a topic, in the order of each partition."""
-    ends = await end_offsets(connection, topic)
-    async with standalone_consumer(connection, fetch_max_wait_ms=50) as consumer:
-        consumer.assign(list(ends))
-        await consumer.seek_to_beginning(*ends)
-        records: list[Any] = []
-        while any([await consumer.position(tp) < end for tp, end in ends.items()]):
-            for some in (await consumer.getmany(timeout_ms=200)).values():
-                records += some
-        return records
+class CommandLine:
+    """The commands, on the topics of a set."""
+
+    def __init__(self, topics: TopicSet, capsys: pytest.CaptureFixture[str]) -> None:
+        self._target = ["--broker", topics.address, "--prefix", topics.names.prefix]
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Return the exit code, the output and the errors of a command."""
+        code = main([*arguments, *self._target])
+        captured = self._capsys.readouterr()
+        return code, captured.out, captured.err
+
+    def json(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        found, out, err = self(*arguments, "--json", "-")
+        assert found == code, err
+        return dict(json.loads(out))
 
 
-async def trim_topic(connection: Connection, topic: str, before: int) -> None:
-    """Delete the records before an offset from a topic with one partition."""
-    async with admin_client(connection) as admin:
-        await admin.delete_records({TopicPartition(topic, ONLY_PARTITION): RecordsToDelete(before_offset=before)})
+class WorkerProcess:
+    """A worker and its learner process, in a process group: both can be stopped or killed at one moment."""
+
+    def __init__(self, log: Path, *command: str, **environment: str) -> None:
+        self.log, self.paused = log, False
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-40:])
+
+    def pause(self) -> None:
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        os.killpg(self.process.pid, signal.SIGCONT)
+        self.paused = False
+
+    def kill(self, *, alone: bool = False) -> None:
+        """Kill it with its learner process, or alone: then that has to end by itself."""
+        if alone:
+            self.process.kill()
+        else:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
-class Process:
+class ToyWorker(WorkerProcess):
     """A worker with the toy processor."""
 
     def __init__(self, world: World, number: int, **options: Any) -> None:
         self.status_file = world.folder / f"worker-{number}.json"
-        self.log = world.folder / f"worker-{number}.log"
         settings = {
             "servers": [world.address],
             "prefix": world.names.prefix,
@@ -82,14 +181,7 @@ class Process:
             "log": "INFO",
             **options,
         }
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.kafka.toy", json.dumps(settings)],
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a process group with its learner process
-            )
+        super().__init__(world.folder / f"worker-{number}.log", "tests.kafka.toy", json.dumps(settings))
 
     def status(self) -> dict[str, Any]:
         try:
@@ -98,54 +190,30 @@ class Process:
             return {"open": False, "partitions": [], "generation": -1, "restored": 0}
 
     def is_open(self, partitions: int | None = None) -> bool:
-        """Whether it serves, all partitions or as many as said."""
-        assert self._process.poll() is None, f"the worker has ended:\n{self.tail()}"
+        """Whether it serves, and, if given, so many partitions."""
+        assert self.running, f"the worker has ended:\n{self.tail()}"
         status = self.status()
         return bool(status["open"]) and (partitions is None or len(status["partitions"]) == partitions)
 
-    def tail(self) -> str:
-        return "\n".join(self.log.read_text(encoding="utf-8").splitlines()[-40:])
+    def terminate(self) -> int:
+        self.process.terminate()
+        return self.ended()
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self.status_file.unlink(missing_ok=True)
-
-    def terminate(self, within: float = 20.0) -> int:
-        self._process.terminate()
-        return self.ended(within)
-
-    def ended(self, within: float = 60.0) -> int:
-        code = self._process.wait(within)
-        self.status_file.unlink(missing_ok=True)
-        return code
-
-    def pause(self) -> None:
-        os.killpg(self._process.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.killpg(self._process.pid, signal.SIGCONT)
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
+    def ended(self) -> int:
+        return self.process.wait(60)
 
 
-class World:
-    """A set of topics of their own on a broker, the workers on them, and what was sent."""
+class World(TopicSet):
+    """Topics, the toy workers on them, and the records that were sent."""
 
     def __init__(self, address: str, prefix: str, folder: Path, partitions: int = 4) -> None:
-        self.address = address
-        self.connection = Connection(servers=(address,))
-        self.names = Topics(prefix)
-        self.folder = folder
+        super().__init__(address, prefix, folder)
         self.partitions = partitions
-        self.workers: list[Process] = []
+        self.workers: list[ToyWorker] = []
         #: Per key, the numbers of its arrivals and of its clicks.
         self.sent: dict[bytes, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
         #: When the broker had acknowledged each (topic, number), and the partition it is in.
         self.acknowledged: dict[tuple[str, int], tuple[int, int]] = {}
-        self._number = 0
         asyncio.run(self._create())
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,12 +243,6 @@ class World:
 
         return asyncio.run(fetch())
 
-    def ends(self, *topics: str) -> dict[TopicPartition, int]:
-        return asyncio.run(end_offsets(self.connection, *topics))
-
-    def read(self, topic: str) -> list[Any]:
-        return asyncio.run(read_topic(self.connection, topic))
-
     # ── traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, arrivals: Iterable[tuple[int, int]] = (), clicks: Iterable[tuple[int, int]] = ()) -> None:
@@ -195,24 +257,6 @@ class World:
             self.sent[b"key-%d" % key][topic == names.clicks].add(number)
             self.acknowledged[topic, number] = (now, partition)
 
-    def send_raw(
-        self, records: Iterable[tuple[str, bytes | None, bytes | None]], transaction: str | None = None
-    ) -> list[int]:
-        """Send records as they are; return the partitions they went to."""
-
-        async def produce() -> list[int]:
-            async with AIOKafkaProducer(
-                bootstrap_servers=self.address, linger_ms=2, transactional_id=transaction
-            ) as producer:
-                if transaction:
-                    await producer.begin_transaction()
-                futures = [await producer.send(topic, value, key=key) for topic, key, value in records]
-                if transaction:
-                    await producer.commit_transaction()
-                return [(await future).partition for future in futures]
-
-        return asyncio.run(produce())
-
     def rounds(self, first: int, count: int, keys: int = 50, base: int = 0) -> None:
         """Send `count` arrivals and as many clicks, numbered from `first`, for `keys` keys from `base` on."""
         numbers = range(first, first + count)
@@ -220,13 +264,12 @@ class World:
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, **options: Any) -> Process:
-        self._number += 1
-        worker = Process(self, self._number, **options)
+    def start(self, **options: Any) -> ToyWorker:
+        worker = ToyWorker(self, len(self.workers) + 1, **options)
         self.workers.append(worker)
         return worker
 
-    def serving(self, **options: Any) -> Process:
+    def serving(self, **options: Any) -> ToyWorker:
         """Start a worker and wait until it serves all partitions."""
         worker = self.start(**options)
         eventually(lambda: worker.is_open(self.partitions), what="the worker serves all partitions")

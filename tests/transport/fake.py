@@ -27,7 +27,7 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
 
 async def settle() -> None:
-    """Let the loop call what is due."""
+    """Let the loop run all callbacks."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -160,7 +160,7 @@ class FakeTransport:
             await self.persist(pending[0])
 
     def lose_pending(self) -> None:
-        """Forget what is not durable, as a crash of the worker does."""
+        """Drop the batches that are not durable, as a crash of the worker does."""
         self.batches = [batch for batch in self.batches if batch.future.done()]
 
     def written(self, topic: str) -> list[bytes | None]:

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
+from tests.embedded.traffic import ARMS, settings
+from tests.kafka.golden import Golden
 from tests.transport.fake import in_loop
-from worker.embedded.runner import Embedded
 from worker.kafka.learner import JournalPublisher
 from worker.kafka.parameters import PublishedParameters, decoded
 from worker.metrics import Metrics
@@ -18,7 +18,7 @@ from worker.stream.catalogue import Refusal
 from worker.stream.events import Command
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import Topics
 
 TOPICS = Topics("t")
 
@@ -65,25 +65,11 @@ def publisher(log: Any) -> JournalPublisher:
     return JournalPublisher(TOPICS, published, journal=log, parameters=log, producer=log)
 
 
-def journal() -> list[bytes]:
-    """Return the journal of an embedded run that closes one window."""
-    values: list[bytes] = []
-
-    def tap(record: Record, headers: Any) -> None:
-        if record.topic == TOPICS.journal:
-            values.append(record.value or b"")
-
-    runner = Embedded(settings(), ARMS, partitions=1, topics=TOPICS, tap=tap)
-    deliver(runner, arrivals(20, seconds=8), live=True)
-    finish(runner)
-    return values
-
-
 @in_loop
 async def test_episodes_come_first_and_a_version_comes_once_whoever_makes_it(
     capfdbinary: pytest.CaptureFixture[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    log, learner, facts = Log(), Learner(settings(), ARMS), journal()
+    log, learner, facts = Log(), Learner(settings(), ARMS), Golden(20, seconds=8).values("journal")
     begun, folded = learner.begin(), learner.handle(enumerate(facts))
     folded.refusals.append(Refusal(order=Command(action="freeze"), reason="as a test"))
     for either in (publisher(log), publisher(log)):

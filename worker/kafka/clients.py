@@ -1,6 +1,6 @@
 """Kafka clients outside of any consumer group: ask for metadata, read topics, append a record.
 
-`run_client` runs them for a command: it ends with a value or with one line that says why not.
+`run_client` runs them for a command and turns errors into one line.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def run_client(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
         try:
             return asyncio.run(work)
         except (KafkaError, OSError) as error:
-            # aiokafka logs the cause per broker; its error only says that no broker could be used.
+            # aiokafka logs the cause per broker; its error has only the fact that no broker could be used.
             reason = messages[-1] if messages else f"{type(error).__name__} {error}".strip()
             raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason}") from None
 
 
 @contextmanager
 def _captured_log() -> Iterator[list[str]]:
-    """Collect the log messages of aiokafka in place of showing them."""
+    """Collect the log messages of aiokafka instead of showing them."""
 
     class Capture(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -1,7 +1,7 @@
 """The learner process: reads the journal, folds it, publishes the results, and reports to its worker.
 
-The journal is not read through the consumer group: a committed offset could not say where to continue. The newest
-version does (`resume_offset`), together with all that was learned up to there.
+The journal is not read through the consumer group, and no offset of it is committed: the newest version carries the
+offset to continue at (`resume_offset`), together with all that was learned up to there.
 
 `worker.kafka.learner_process` starts and kills this process. It reports on its standard output, and ends when its
 standard input does, that is with its worker, however that ends. It shares the worker's standard error for its log.
@@ -40,7 +40,7 @@ from worker.stream.versions import version_key
 
 log = logging.getLogger(__name__)
 
-#: The priority of serving over learning: users wait for decisions, not for versions.
+#: How much lower the priority of the learner is: users wait for decisions, not for versions.
 NICE = 10
 
 _T = TypeVar("_T")
@@ -99,11 +99,11 @@ async def _learn(
 
 
 class JournalPublisher:
-    """Folds the journal from where the newest version says, and publishes the results."""
+    """Folds the journal from the resume offset of the newest version, and publishes the results."""
 
-    #: Seconds to wait after fewer than so many records: a round trip for each handful is dear, and nobody waits for a
-    #: version. But what comes in a longer pause is folded in one go, and serving on the same cores waits meanwhile:
-    #: with 0.25 s the p99 of decisions was 87 instead of 52 ms (27,500 events/s on two cores).
+    #: Seconds to wait after fewer than so many records: a round trip for a few records is expensive, and versions are
+    #: not urgent. But the records of a longer pause are folded in one go, and serving on the same cores waits
+    #: meanwhile: with 0.25 s the p99 of decisions was 87 instead of 52 ms (27,500 events/s on two cores).
     pause, worthwhile = 0.08, 1000
 
     def __init__(

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two checks of whether this worker is still, or again, a member of its group.
 MEMBERSHIP_CHECK = 0.02
-#: How many sessions a task takes over before the loop may do something else, heartbeats above all.
+#: Sessions that a task takes over before the loop may do something else, heartbeats above all.
 RESTORED_AT_ONCE = 10_000
 
 HandleTogether = Callable[[Sequence[tuple[Any, Sequence[Record]]]], Sequence[Emits]]

@@ -88,7 +88,7 @@ class PartitionServing:
         # There may be no records: a position moves on without one over the marker of a transaction.
         if min(map(_timestamp, records), default=0) >= 0:
             return records
-        # A producer may leave the time out (−1). The time of reading takes its place in the check for future events.
+        # A producer may leave the time out (−1). Then the time of reading counts in the check for future events.
         now = self._clock()
         return [record if record.timestamp >= 0 else record._replace(timestamp=now) for record in records]
 

@@ -5,7 +5,7 @@
 
 A transport goes through these steps in every generation of the consumer group:
 
-1. `assign`: the group has given out its partitions. The answer says which of them keep their state.
+1. `assign`: the group has assigned its partitions. The answer has those that keep their state.
 2. `restore`: the changelogs of the others are read.
 3. `open`: reading starts at the committed positions.
 4. `take` for every poll; what `committable` returns is committed from time to time.

@@ -10,7 +10,7 @@ from faust.tables.recovery import Recovery
 
 
 class RecoveryEnd(asyncio.Event):
-    """Takes the place of the event with which Faust signals the end of a recovery.
+    """Replaces the event with which Faust signals the end of a recovery.
 
     Faust sets that event and clears it again at once. If the last changelog record is applied before anything waits for
     the event, which is likely in bulk, the signal is lost and the worker stays in its rebalance for ever. Setting the
