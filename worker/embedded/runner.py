@@ -21,7 +21,7 @@ from worker.stream.events import ArmChange, Command, Episode, Progress
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Arm, LearningSettings, Parameters, decode_parameters, encode_parameters
 from worker.stream.serving import Serving
-from worker.stream.topology import Emits, Record, Tally, Topics
+from worker.stream.topology import ONLY_PARTITION, Emits, Record, Tally, Topics
 from worker.stream.versions import KEPT, Versions, version_key
 
 Headers = Sequence[tuple[str, bytes]]
@@ -198,7 +198,7 @@ class Embedded:
             self._state.append_journal(numbered)
         if self._tap:
             for (offset, value), (key, _) in zip(numbered, records, strict=True):
-                self._tap(Record(self.topics.journal, 0, offset, self.time, key, value), ())
+                self._tap(Record(self.topics.journal, ONLY_PARTITION, offset, self.time, key, value), ())
 
     def _learn(self) -> Outcome:
         unread, self._unread = self._unread, []

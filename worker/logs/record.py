@@ -24,7 +24,7 @@ from worker.kafka.connection import Connection
 from worker.logs.format import NO_TIMESTAMP, Headers
 from worker.logs.merge import TimeMerge
 from worker.logs.recording import Recorded, Span, full_names
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 HOLD: Final = 500  # milliseconds that a live record waits for earlier records of other partitions
 PATIENCE: Final = 30.0  # seconds without a record before the end offsets, after which recording fails
@@ -192,7 +192,7 @@ class Recorder:
     def _count_gone(self) -> None:
         """Count the versions that were removed from the topic."""
         if self._limits is not None and self._parameters in self._topics:
-            tp = TopicPartition(self._parameters, 0)
+            tp = TopicPartition(self._parameters, ONLY_PARTITION)
             self.result.gone = self._limits[tp] - self.result.counts[self._parameters]
 
     async def _stuck(self, consumer: AIOKafkaConsumer) -> str:
