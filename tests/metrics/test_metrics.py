@@ -227,9 +227,7 @@ def test_the_metrics_of_a_run_match_its_windows(ran):
     assert total(metrics, "adcascade_parameters_version") == demo.parameters.version == len(rows)
     assert total(metrics, "adcascade_parameters_timestamp_seconds") == demo.parameters.made_at / 1000
     assert total(metrics, "adcascade_parameter_norm") == pytest.approx(demo.parameters.model.norm)
-    assert total(metrics, "adcascade_smallest_eigenvalue") == pytest.approx(
-        demo.parameters.model.precision.smallest_eigenvalue
-    )
+    assert total(metrics, "adcascade_smallest_eigenvalue") == pytest.approx(demo.parameters.model.smallest_eigenvalue)
     assert total(metrics, "adcascade_watermark_timestamp_seconds") == demo.time / 1000
     assert total(metrics, "adcascade_arrival_to_decision_seconds_count") == demo.embedded.tally.opened
     assert total(metrics, "adcascade_decision_duration_seconds_count") == demo.counts["decisions"]

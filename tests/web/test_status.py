@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.metrics.episodes import an_episode
-from worker.bandit.additive import AdditiveModel
+from worker.bandit.click_model import Observations
 from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
 from worker.simulation.demo.run import Demo, DemoSettings
@@ -150,8 +150,8 @@ def test_recent_figures_leave_out_what_came_before_the_oldest_mark():
 
 
 def test_the_arms_with_the_highest_revenue_come_first():
-    version = a_version(arms=30)
-    arms = top_arms(version)
+    assert top_arms(a_version(arms=0)) == []
+    arms = top_arms(a_version(arms=30))
     assert len(arms) == MOST_ARMS
     assert [arm["arm"] for arm in arms[:3]] == ["a29", "a28", "a27"]
     assert all(0 < arm["low"] < arm["probability"] < arm["high"] < 1 for arm in arms)
@@ -159,13 +159,9 @@ def test_the_arms_with_the_highest_revenue_come_first():
 
 def test_more_observations_narrow_the_interval():
     version = a_version(arms=2)
-    belief = version.model
-    known = belief.precision.plus(
-        np.zeros((1, 2)), sessions=np.zeros(500, np.intp), arms=np.ones(500, np.intp), weights=np.full(500, 0.25)
-    )
-    sharper = replace(
-        version, model=AdditiveModel(theta_context=belief.theta_context, theta_arms=belief.theta_arms, precision=known)
-    )
+    zeros, ones = np.zeros(500, np.intp), np.ones(500, np.intp)
+    seen = Observations(contexts=np.zeros((1, 2)), sessions=zeros, arms=ones, clicked=np.arange(500) % 2.0)
+    sharper = replace(version, model=version.model.fold(seen, estimator="laplace").model)
     widths = {arm["arm"]: arm["high"] - arm["low"] for arm in top_arms(sharper)}
     assert widths["a1"] < widths["a0"] / 3
 

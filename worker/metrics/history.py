@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+from worker.bandit.policies import policy_named
 from worker.metrics.histogram import Histogram
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
@@ -105,7 +106,7 @@ class MetricsHistory:
 
 def exploration_share(parameters: Parameters) -> float | None:
     """Return the share of sessions that a version allows to explore; None if its policy has no budget."""
-    if parameters.settings.policy != "aucbbp":
+    if not policy_named(parameters.settings.policy).is_selective:
         return None
     if parameters.folds < parameters.settings.warmup or not parameters.expected_sessions:
         return 0.0  # warm-up does not count as exploration

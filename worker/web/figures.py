@@ -26,14 +26,14 @@ def top_arms(parameters: Parameters) -> list[dict[str, Any]]:
 
     Retired arms come last.
     """
-    model, rewards = parameters.model, parameters.rewards
-    if not len(rewards):
+    if not parameters.arms:
         return []
+    rewards = parameters.rewards
     try:
-        odds, widths = model.biases, model.bias_deviations
+        log_odds, deviations = parameters.model.biases, parameters.model.bias_deviations
     except AdcascadeError:
         return []
-    chance, low, high = (sigmoid(odds + side * CONFIDENCE * widths) for side in (0, -1, 1))
+    chance, low, high = (sigmoid(log_odds + side * CONFIDENCE * deviations) for side in (0, -1, 1))
     active = np.array([arm.active for arm in parameters.arms])
     order = np.lexsort((-chance * rewards, ~active))[:MOST_ARMS]
     return [
