@@ -20,7 +20,7 @@ from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
-from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.parameters import FIRST_MODEL, Parameters, decode_parameters
 from worker.stream.topology import Topics
 
 
@@ -149,9 +149,12 @@ def _stage(title: str, total: float | None) -> AbstractContextManager[ProgressBa
 def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, Any]:
     """Return the evaluation in its JSON form."""
     found = evaluation.model_clicks
+    target = asdict(evaluation.target)
+    if target["model"] == FIRST_MODEL:  # as in the record of a version
+        del target["model"]
     return {
         "log": options.log,
-        "target": {"estimate": evaluation.origin, **asdict(evaluation.target)},
+        "target": {"estimate": evaluation.origin, **target},
         "confidence": evaluation.confidence,
         "seed": options.seed,
         "sessions": evaluation.served.sessions,

@@ -1,4 +1,4 @@
-"""The off-policy estimators: what the target would have earned per session.
+"""The off-policy estimators of the target's revenue per session.
 
 Every estimator is one class, found by its name in `METHODS`. Notation, for n sessions:
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats
 from worker.evaluate.intervals import Interval, interval
-from worker.evaluate.model import Judges, ModelError, baseline, model_error, slate_values
+from worker.evaluate.model import CrossFit, ModelError, baseline, model_error, slate_values
 from worker.evaluate.sessions import Rule, Sessions
 from worker.evaluate.support import Support, Unsupported, check_beyond, support
 
@@ -103,7 +103,7 @@ class OffPolicyEstimator(ABC):
     needs_chance: ClassVar[bool] = True
 
     @abstractmethod
-    def estimate(self, sessions: Sessions, judges: Judges | None, *, confidence: float) -> Estimate:
+    def estimate(self, sessions: Sessions, fit: CrossFit | None, *, confidence: float) -> Estimate:
         """Return the answer; raise `Unsupported` if the log does not support one."""
 
     def usable(self, sessions: Sessions) -> int:
@@ -122,20 +122,20 @@ class WeightedEstimator(OffPolicyEstimator):
     is_paired: ClassVar[bool] = True
 
     @abstractmethod
-    def value(self, found: Support, sessions: Sessions, judges: Judges | None) -> Value:
+    def value(self, found: Support, sessions: Sessions, fit: CrossFit | None) -> Value:
         """Return the value from `found`, the weights of `sessions`."""
 
     def support(self, sessions: Sessions) -> Support:
         """Weight the sessions."""
         return support(sessions)
 
-    def estimate(self, sessions: Sessions, judges: Judges | None, *, confidence: float) -> Estimate:
+    def estimate(self, sessions: Sessions, fit: CrossFit | None, *, confidence: float) -> Estimate:
         """Return the answer; without a model, later positions must not be able to earn much."""
         found = self.support(sessions)
         beyond = 0.0 if self.needs_model else found.beyond
         if not self.needs_model:
             check_beyond(found)
-        value = self.value(found, sessions, judges)
+        value = self.value(found, sessions, fit)
         gained = value.minus(Value.mean(found.sessions.earned)) if self.is_paired else None
         return Estimate(
             method=self.name,
@@ -187,7 +187,7 @@ class MatchingReplay(WeightedEstimator):
         counts = 1 / used.served.uniform
         return support(replace(used, target=certain, target_slates=slates[None]), served=uniformly, counts=counts)
 
-    def value(self, found: Support, sessions: Sessions, judges: Judges | None) -> Value:
+    def value(self, found: Support, sessions: Sessions, fit: CrossFit | None) -> Value:
         """Return V̂_1 by the recursion over positions."""
         sessions, count = found.sessions, len(found.sessions)
         used = found.counts[:, None] * found.weights * sessions.reached
@@ -222,7 +222,7 @@ class InversePropensity(WeightedEstimator):
 
     name = "ips"
 
-    def value(self, found: Support, sessions: Sessions, judges: Judges | None) -> Value:
+    def value(self, found: Support, sessions: Sessions, fit: CrossFit | None) -> Value:
         """Return the mean weighted revenue."""
         return Value.mean((found.weights * found.sessions.rewards).sum(axis=1))
 
@@ -242,7 +242,7 @@ class SelfNormalised(WeightedEstimator):
 
     name = "snips"
 
-    def value(self, found: Support, sessions: Sessions, judges: Judges | None) -> Value:
+    def value(self, found: Support, sessions: Sessions, fit: CrossFit | None) -> Value:
         """Return the sum of the ratios."""
         earned, stopped = found.weights * found.sessions.rewards, found.stopped
         size = stopped.mean(axis=0)
@@ -268,22 +268,22 @@ class DirectMethod(OffPolicyEstimator):
     needs_model = True
     needs_chance = False
 
-    def estimate(self, sessions: Sessions, judges: Judges | None, *, confidence: float) -> Estimate:
+    def estimate(self, sessions: Sessions, fit: CrossFit | None, *, confidence: float) -> Estimate:
         """Return the answer of the click models alone."""
-        judges = _required(judges)
+        fit = _required(fit)
         _check_seen(sessions)
         values = np.zeros(len(sessions))
-        for rows, model in judges.each():
+        for rows, model in fit.each():
             part = sessions.part(rows)
             for slates in part.target_slates:
                 values[rows] += slate_values(model, part, slates).values[:, 0] / len(part.target_slates)
-        value = Value.mean(values, model_error(judges, sessions))
+        value = Value.mean(values, model_error(fit, sessions))
         return Estimate(
             method=self.name,
             sessions=len(sessions),
             revenue=value.interval(confidence),
             difference=value.minus(Value.mean(sessions.earned)).interval(confidence),
-            clicks=float(judges.clicks),
+            clicks=float(fit.clicks),
             positions=sessions.depth,
         )
 
@@ -307,11 +307,11 @@ class DoublyRobust(WeightedEstimator):
     name = "dr"
     needs_model = True
 
-    def value(self, found: Support, sessions: Sessions, judges: Judges | None) -> Value:
+    def value(self, found: Support, sessions: Sessions, fit: CrossFit | None) -> Value:
         """Return the mean of the corrected values; the correction ends where support ends."""
-        judges, depth = _required(judges), found.sessions.depth
+        fit, depth = _required(fit), found.sessions.depth
         action, state = np.zeros(found.weights.shape), np.zeros(found.weights.shape)
-        for rows, model in judges.each():
+        for rows, model in fit.each():
             if len(rows):
                 expected = baseline(model, sessions.part(rows))
                 action[rows], state[rows] = expected.action, expected.state
@@ -319,7 +319,7 @@ class DoublyRobust(WeightedEstimator):
         surprise = sessions.rewards + sessions.passed * onward - action
         corrected = sessions.reached & (sessions.positions <= depth)
         values = state[:, 0] + (np.where(corrected, found.weights, 0.0) * surprise).sum(axis=1)
-        return Value.mean(values, model_error(judges, sessions, after=depth) if depth < sessions.depth else None)
+        return Value.mean(values, model_error(fit, sessions, after=depth) if depth < sessions.depth else None)
 
 
 #: The estimators by name, in the order of reports.
@@ -329,10 +329,10 @@ METHODS: Final[Mapping[str, OffPolicyEstimator]] = {
 }
 
 
-def _required(judges: Judges | None) -> Judges:
-    if judges is None:
+def _required(fit: CrossFit | None) -> CrossFit:
+    if fit is None:
         raise Unsupported("there is no click model")
-    return judges
+    return fit
 
 
 def _check_seen(sessions: Sessions) -> None:

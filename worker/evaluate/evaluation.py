@@ -23,8 +23,7 @@ from worker.errors import FailedError, InputError
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.logged import LoggedSessions
-from worker.evaluate.model import Judges
-from worker.evaluate.model import judges as fit_judges
+from worker.evaluate.model import CrossFit, cross_fit
 from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import Unsupported
@@ -137,15 +136,19 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
         weighable = assembled.supported
     sessions, part = everything.part(scope), everything.part(weighable)
     estimators = [METHODS[method] for method in methods]
-    model = _fit(everything, seed) if any(estimator.needs_model for estimator in estimators) else None
+    fit = (
+        _fit(everything, assembled.target.model, seed)
+        if any(estimator.needs_model for estimator in estimators)
+        else None
+    )
     estimates = []
     for estimator in estimators:
         rows, used = (weighable, part) if estimator.needs_chance else (scope, sessions)
         try:
-            if estimator.needs_model and isinstance(model, Unsupported):
-                raise model
-            judges = model.part(rows) if isinstance(model, Judges) else None
-            estimates.append(estimator.estimate(used, judges, confidence=confidence))
+            if estimator.needs_model and isinstance(fit, Unsupported):
+                raise fit
+            models = fit.part(rows) if isinstance(fit, CrossFit) else None
+            estimates.append(estimator.estimate(used, models, confidence=confidence))
         except Unsupported as reason:
             estimates.append(Estimate(method=estimator.name, sessions=estimator.usable(used), refused=str(reason)))
     return Evaluation(
@@ -159,15 +162,15 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
         versions=assembled.versions,
         left_out=assembled.left_out,
         estimates=estimates,
-        model_clicks=(model.clicks, model.expected_clicks) if isinstance(model, Judges) else None,
+        model_clicks=(fit.clicks, fit.expected_clicks) if isinstance(fit, CrossFit) else None,
         notes=_notes(scope, weighable),
     )
 
 
-def _fit(sessions: Sessions, seed: int) -> Judges | Unsupported:
+def _fit(sessions: Sessions, model: str, seed: int) -> CrossFit | Unsupported:
     """Return the cross-fitted click models, or the reason why there are none."""
     try:
-        return fit_judges(sessions, generator=np.random.default_rng(seed))
+        return cross_fit(sessions, model=model, generator=np.random.default_rng(seed))
     except Unsupported as reason:
         return reason
 

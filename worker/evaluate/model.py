@@ -1,23 +1,23 @@
-"""A click model of the log, fitted so that no session is judged by a model that has seen it.
+"""Click models of the log, cross-fitted: the model of a session was fitted on other sessions.
 
-The sessions are dealt into folds; the model used for a fold is fitted on the displays of the others (cross-fitting).
-It is the same logistic model that serving uses, fitted to all answered displays at once, whoever chose them: given the
-context and the arm, a click does not depend on why the arm was shown. Beside it stands the probability that a user
-leaves a display unanswered, by position, the same for all arms.
+The sessions are dealt into folds, and the model of a fold is fitted on the displays of the others. It is of the same
+kind as the model that serves, fitted on all answered displays at once: given context and arm, a click does not depend
+on the reason why the arm was shown. With it comes the probability that a user leaves a display unanswered, by position,
+the same for all arms.
 
 With f_k the click probability, q_h the probability of leaving, and π_h the target's choice at position h,
 
     Q_h(k) = (1 − q_h) [ f_k e_k + (1 − f_k) C_{h+1} ]        V_h = Σ_k π_h(k) Q_h(k)
 
-C_{h+1} is the value of the target's plan from the next position on. It is exact where the target is deterministic and
-where arms may repeat; for ε-greedy and random without repeats it neglects that an arm shown is gone, which makes it
-less exact but keeps V_h = E_π[Q_h], all that the doubly robust estimator asks for.
+C_{h+1} is the value of the target's plan from the next position on. It is exact for deterministic targets, and if arms
+may repeat. For ε-greedy and random without repeats it ignores that an arm is shown only once. It is then less exact,
+but V_h = E_π[Q_h] holds, which is all that the doubly robust estimator needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,92 +29,81 @@ from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported
 
 FOLDS = 5
-MODEL = "additive"
-RIDGE = 0.1  # weak: a prior around even odds would pull rare clicks up
-ROWS = 4096  # sessions × arms are looked at in slices of so many sessions
-PRIOR_DISPLAYS = 10.0  # with which the share of users who leave at a position is pulled to that of all positions
+RIDGE = 0.1  # weak: a prior around even odds would raise the probability of rare clicks
+ROWS = 4096  # sessions per slice of sessions × arms
+PRIOR_DISPLAYS = 10.0  # weight of the share of users who leave at any position, in the share at one position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedModel:
-    """What was fitted: the click model, and (H,) the probability of leaving at each position and what it rests on."""
+    """A fitted model of users.
+
+    Parameters
+    ----------
+    clicks : the click model
+    leaving : (H,), the probability of leaving at each position
+    reached : (H,), the number of displays at each position that `leaving` was estimated from
+    """
 
     clicks: ClickModel
     leaving: Floats
     reached: Floats
 
     def chances(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return click probabilities, 0 where there is no arm: (n, d), (n, H) → (n, H)."""
+        """Return click probabilities, 0 for NO_ARM: (n, d), (n, H) → (n, H)."""
         return sigmoid(self.clicks.log_odds_of(contexts, arms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Judges:
-    """Models that have not seen the sessions of their fold, and one that has seen all: it tells how sure they are."""
+class CrossFit:
+    """Models by fold, none of them fitted on its own fold, and a model of all sessions, for the error of estimation.
+
+    Parameters
+    ----------
+    folds : (n,), the fold of each session
+    clicks, expected_clicks : number of clicks, and the number expected by the models
+    """
 
     folds: Ints
     models: tuple[FittedModel, ...]
     whole: FittedModel
-    displays: int
     clicks: int
-    expected_clicks: float
+    expected_clicks: float = 0.0
 
     def each(self) -> Iterator[tuple[Ints, FittedModel]]:
         """Yield the sessions of each fold and their model."""
         for fold, model in enumerate(self.models):
             yield np.flatnonzero(self.folds == fold), model
 
-    def part(self, rows: Bools) -> Judges:
-        """Return the judges of some of the sessions."""
-        return Judges(
-            folds=self.folds[rows],
-            models=self.models,
-            whole=self.whole,
-            displays=self.displays,
-            clicks=self.clicks,
-            expected_clicks=self.expected_clicks,
-        )
+    def part(self, rows: Bools) -> CrossFit:
+        """Return the models of some of the sessions."""
+        return replace(self, folds=self.folds[rows])
 
 
-def judges(sessions: Sessions, *, generator: np.random.Generator) -> Judges:
-    """Fit the models; `generator` deals the sessions into folds."""
+def cross_fit(sessions: Sessions, *, model: str, generator: np.random.Generator) -> CrossFit:
+    """Fit click models of the kind named `model`; `generator` deals the sessions into folds."""
     clicks = int(sessions.clicked.sum())
     if clicks < LEAST_CLICKS:
-        raise Unsupported(f"the log has {clicks} clicks, of {LEAST_CLICKS} needed to fit a model")
+        raise Unsupported(f"the log has {clicks} clicks, and a click model needs {LEAST_CLICKS}")
     folds = generator.permutation(len(sessions)) % FOLDS
     try:
-        models = tuple(_fitted(sessions.part(folds != fold)) for fold in range(FOLDS))
-        whole = _fitted(sessions)
+        models = tuple(_fitted(sessions.part(folds != fold), model) for fold in range(FOLDS))
+        fit = CrossFit(folds=folds, models=models, whole=_fitted(sessions, model), clicks=clicks)
     except EstimationError as error:
         raise Unsupported(f"no click model fits the log: {error}") from None
-    found = Judges(
-        folds=folds,
-        models=models,
-        whole=whole,
-        displays=int(sessions.answered.sum()),
-        clicks=clicks,
-        expected_clicks=0.0,
-    )
     expected = sum(
-        float(model.chances(sessions.contexts[rows], sessions.slates[rows])[_seen(sessions)[rows]].sum())
-        for rows, model in found.each()
+        float(fitted.chances(sessions.contexts[rows], sessions.slates[rows])[_seen(sessions)[rows]].sum())
+        for rows, fitted in fit.each()
     )
-    return Judges(
-        folds=folds,
-        models=models,
-        whole=whole,
-        displays=found.displays,
-        clicks=clicks,
-        expected_clicks=expected,
-    )
+    return replace(fit, expected_clicks=expected)
 
 
 def _seen(sessions: Sessions) -> Bools:
     return np.asarray(sessions.positions <= sessions.answered[:, None])
 
 
-def _fitted(sessions: Sessions) -> FittedModel:
-    prior = MODELS[MODEL].prior(dim=sessions.contexts.shape[1], arms=sessions.prices.shape[1], ridge=RIDGE)
+def _fitted(sessions: Sessions, model: str) -> FittedModel:
+    prior = MODELS[model].prior(dim=sessions.contexts.shape[1], arms=sessions.prices.shape[1], ridge=RIDGE)
     left = (sessions.reached & ~_seen(sessions)).sum(axis=0)
     reached = sessions.reached.sum(axis=0)
     overall = left.sum() / max(1, reached.sum())
@@ -140,7 +129,7 @@ def _observations(sessions: Sessions) -> Observations:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlateValues:
-    """The value of slates under a model, (n, H+1) from each position on, and what moves it.
+    """The value of slates under a model, (n, H+1) from each position on, and its derivatives.
 
     `slopes` (n, H) is ∂V_1/∂u_h, u_h the log-odds of the arm at h; `losses` (n, H) is −∂V_1/∂q_h.
     """
@@ -170,23 +159,23 @@ def slate_values(model: FittedModel, sessions: Sessions, slates: Ints) -> SlateV
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelError:
-    """How wrong the mean value of the target's slates may be because the model is estimated.
+    """The error of the mean value of the target's slates, because the model is estimated.
 
-    `variance` is of that mean; `pulls` (n,) is by how much each session, one of those that the model was fitted on, has
-    moved it.
+    `variance` is the variance of that mean. `pulls` (n,) is the influence on it of each session, by the model that was
+    fitted on it.
     """
 
     variance: float
     pulls: Floats
 
 
-def model_error(judges: Judges, sessions: Sessions, *, after: int = 0) -> ModelError:
-    """Return the error that comes from the model of positions > `after`.
+def model_error(fit: CrossFit, sessions: Sessions, *, after: int = 0) -> ModelError:
+    """Return the error from the model at positions > `after`, by the delta method.
 
-    By the delta method, with g the gradient of the mean in θ and A the information of all displays: the variance is
-    gᵀA⁻¹g, plus the binomial variance of the shares who leave, and a session has pulled by gᵀA⁻¹ Σ_h z_h (y_h − p_h).
+    The variance is that of the click model, Σ slopes·log-odds, plus the binomial variance of the shares who leave. The
+    influence of a session is the sum over its displays of leverage × surprise.
     """
-    model = judges.whole
+    model = fit.whole
     slopes, loss = np.zeros(sessions.target_slates.shape), np.zeros(sessions.horizon)
     total = len(sessions) * len(sessions.target_slates)
     for draw, slates in enumerate(sessions.target_slates):
@@ -207,9 +196,9 @@ def model_error(judges: Judges, sessions: Sessions, *, after: int = 0) -> ModelE
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Baseline:
-    """What a model expects along the slates that were shown, under the target from there on.
+    """Values under a model along the recorded slates, with the target from there on.
 
-    `action` (n, H) is Q_h of the arm shown, `state` (n, H) is V_h given what was shown before.
+    `action` (n, H) is Q_h of the recorded arm, `state` (n, H) is V_h given the recorded arms before.
     """
 
     action: Floats
@@ -217,7 +206,7 @@ class Baseline:
 
 
 def baseline(model: FittedModel, sessions: Sessions) -> Baseline:
-    """Return what a model expects at every position of what was shown."""
+    """Return the values under a model at every position of the recorded slates."""
     parts = [_baseline(model, sessions.part(rows)) for rows in _slices(len(sessions))]
     return Baseline(
         action=np.concatenate([part.action for part in parts]), state=np.concatenate([part.state for part in parts])
@@ -249,7 +238,7 @@ def _baseline(model: FittedModel, sessions: Sessions) -> Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Means:
-    """Means of f_k and f_k e_k over the eligible arms: at first (n, 1), and along what was shown (n, H)."""
+    """Means of f_k and f_k e_k over the eligible arms: at first (n, 1), and along the recorded slates (n, H)."""
 
     chance: Floats
     earned: Floats
@@ -286,7 +275,7 @@ def _before(numbers: Floats) -> Floats:
 
 
 def _continuation(model: FittedModel, sessions: Sessions, anything: _Means) -> Floats:
-    """Return C_h, the value of the target's plan from each position on, whatever was shown before: (n, H+1)."""
+    """Return C_h, the value of the target's plan from each position on, for any arms before: (n, H+1)."""
     target = sessions.target
     best, stay = target.best, 1 - model.leaving
     chances, prices = model.chances(sessions.contexts, best), sessions.price(best)

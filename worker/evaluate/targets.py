@@ -82,7 +82,7 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
 
 
 def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, ridge: float) -> ClickModel:
-    """Return the belief about `wanted` arms: at the prior where they are not known; others are integrated out."""
+    """Return the belief about `wanted` arms: the prior for new ones; the belief about others is integrated out."""
     names = [arm.arm for arm in known]
     if names == [arm.arm for arm in wanted]:
         return model

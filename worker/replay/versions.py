@@ -236,8 +236,8 @@ def _made_under(versions: RecordedVersions) -> dict[int, LearningSettings]:
 def hash_differs(name: str, by: float) -> str:
     """Return the name of a mismatch of hashes: the field that differs most.
 
-    >>> hash_differs("theta_arms", 2e-16), hash_differs("folds", inf)
-    ('sha256 (theta_arms by up to 2.0e-16)', 'sha256 (folds)')
+    >>> hash_differs("radius", 2e-16), hash_differs("folds", inf)
+    ('sha256 (radius by up to 2.0e-16)', 'sha256 (folds)')
     """
     return f"sha256 ({name} by up to {by:.1e})" if by < inf else f"sha256 ({name})"
 
