@@ -1,4 +1,4 @@
-"""Recorded runs of the whole topology, with the world that they were made in."""
+"""Recorded runs of the demo, and the true value of a target in its world."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = Chancy(
 
 
 def record(path: Path, habits: Habits = TIDY, **changes: Any) -> Demo:
-    """Run a demo, and write down everything that goes over a topic."""
+    """Run a demo and record all topics."""
     with LogWriter(path) as log:
         demo = Demo(msgspec.structs.replace(SMALL, **changes), habits=habits, tap=log)
         while not demo.finished:
@@ -46,7 +46,7 @@ def record(path: Path, habits: Habits = TIDY, **changes: Any) -> Demo:
 
 
 def true_value(demo: Demo, assembled: Assembled) -> float:
-    """Return what the target earns per session after the warm-up."""
+    """Return the revenue of the target per session after the warm-up."""
     sessions, truth, habits = assembled.sessions.part(~assembled.warmup), demo.world.truth, demo.users.habits
     total = 0.0
     for slates in sessions.target_slates:

@@ -1,4 +1,4 @@
-"""Logs of which everything is known: a few kinds of users, exact values, any number of sessions."""
+"""Simulated logs with a known truth: a few kinds of users, exact values, any number of sessions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ from functools import cache
 from itertools import product
 
 import numpy as np
+from hypothesis import strategies as st
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.planning import Planner
 from worker.bandit.policies import EpsilonGreedy, greedy_arms, random_slates
-from worker.evaluate.sessions import Rule, Sessions
+from worker.evaluate.estimators import METHODS, Estimate
+from worker.evaluate.model import CrossFit, FittedModel, cross_fit
+from worker.evaluate.sessions import Bools, Rule, Sessions
+from worker.evaluate.support import Support
 from worker.simulation.environments import Environment, make_environment
 
-KINDS = 12  # of users; each has one context, so that means over users are sums
+KINDS = 12  # kinds of users, each with one context, so that means over users are sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """How the sessions were served, and what is to be evaluated.
+    """A policy that served, and a target.
 
-    `share` of the sessions is drawn uniformly, the rest is served greedily by an estimate that is `off` the truth (0:
-    the truth). The target is greedy by another one, or draws a share `epsilon`. Users leave with probability `leaving`
-    at each display; the first kinds of users exclude an arm each.
+    A `share` of the sessions is drawn uniformly. The rest is served greedily by an estimate with errors of size `off`.
+    The target is greedy by another such estimate, or draws a share `epsilon`. Users leave with probability `leaving` at
+    each display. The first kinds of users, `excluding` of them, exclude an arm each.
     """
 
     environment: str = "opposite"
@@ -55,10 +59,9 @@ class Scene:
     def planner(self, purpose: int) -> Planner:
         truth = self.world().truth
         noise = np.random.default_rng([self.seed, 3, purpose])
-        belief = AdditiveModel(
-            theta_context=truth.effects + self.off * noise.standard_normal(truth.dim),
-            theta_arms=truth.biases + self.off * noise.standard_normal(truth.arms),
-            precision=truth.precision,
+        belief = AdditiveModel.certain(
+            truth.effects + self.off * noise.standard_normal(truth.dim),
+            truth.biases + self.off * noise.standard_normal(truth.arms),
         )
         return Planner(belief, self.world().rewards, horizon=self.horizon, repeats=self.repeats)
 
@@ -70,57 +73,89 @@ class Scene:
 
     def chances(self, contexts: Floats, slates: Ints) -> Floats:
         """True click probabilities."""
-        truth = self.world().truth
-        found = sigmoid((contexts @ truth.effects)[:, None] + truth.biases[slates])
-        return np.where(slates == NO_ARM, 0.0, found)
+        return sigmoid(self.world().truth.log_odds_of(contexts, slates))
 
-    def log(self, count: int, generator: np.random.Generator) -> Sessions:
-        """Let some users come, be served, and answer."""
-        world, kinds = self.world(), generator.integers(KINDS, size=count)
-        contexts, excluded = self.contexts()[kinds], [self.excluded()[kind] for kind in kinds.tolist()]
-        planner, target = self.planner(0), self.planner(1)
-        masked = planner.masked(excluded)
-        drawn = generator.random(count) < self.share
-        anything = random_slates(planner, count, generator.random((count, self.horizon)), masked).arms
-        plan, best = self.plans(0)[kinds], self.plans(1)[kinds]
-        slates = np.where(drawn[:, None], anything, plan)
-        moods = generator.random((count, self.horizon, 2))
-        leaves = (moods[:, :, 0] < self.leaving) & (slates != NO_ARM)
-        clicks = (moods[:, :, 1] < self.chances(contexts, slates)) & ~leaves
-        ends = leaves | clicks
-        length = (slates != NO_ARM).sum(axis=1)
-        displayed = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, length)
-        last = (np.arange(count), np.maximum(displayed - 1, 0))
-        clicked = clicks[last]
-        none = np.zeros(count)
-        draws = best[None]
-        if self.epsilon:
-            policy = EpsilonGreedy(epsilon=self.epsilon)
-            coins = generator.random((4, count, self.horizon, 2))
-            draws = np.stack([policy.slates(target, contexts, masked, uniforms).arms for uniforms in coins])
+    def rules(self, kinds: Ints) -> dict[str, Rule]:
+        """The rule that served users of some kinds, and the rule of the target."""
+        none = np.zeros(len(kinds))
+        served, target = self.plans(0)[kinds], self.plans(1)[kinds]
+        return {
+            "served": Rule(best=served, epsilon=none, uniform=none + self.share, repeats=self.repeats),
+            "target": Rule(best=target, epsilon=none + self.epsilon, uniform=none, repeats=self.repeats),
+        }
+
+    def sessions(
+        self, kinds: Ints, slates: Ints, displayed: Ints, left: Bools, clicked: Bools, drawn: Bools, target_slates: Ints
+    ) -> Sessions:
+        """Sessions of some kinds of users."""
+        rewards, count = self.world().rewards, len(kinds)
+        last = slates[np.arange(count), np.maximum(displayed - 1, 0)]
+        excluded = tuple(self.excluded()[kind] for kind in kinds.tolist())
         return Sessions(
-            contexts=contexts,
+            contexts=self.contexts()[kinds],
             slates=slates,
             displayed=displayed,
-            answered=displayed - leaves[last],
+            answered=displayed - left,
             clicked=clicked,
-            earned=np.where(clicked, world.rewards[slates[last]], 0.0),
-            prices=world.rewards[None],
+            earned=np.where(clicked, rewards[last], 0.0),
+            prices=rewards[None],
             active=np.ones((1, self.arms), dtype=bool),
             period=np.zeros(count, dtype=np.intp),
-            excluded=tuple(excluded) if self.excluding else (),
-            served=Rule(best=plan, epsilon=none, uniform=none + self.share, repeats=self.repeats),
-            target=Rule(best=best, epsilon=none + self.epsilon, uniform=none, repeats=self.repeats),
-            target_slates=draws,
+            excluded=excluded if self.excluding else (),
+            **self.rules(kinds),
+            target_slates=target_slates,
             drawn=drawn,
             depth=self.horizon,
         )
 
+    def log(self, count: int, generator: np.random.Generator) -> Sessions:
+        """Serve some users and let them answer."""
+        kinds = generator.integers(KINDS, size=count)
+        contexts, excluded = self.contexts()[kinds], [self.excluded()[kind] for kind in kinds.tolist()]
+        planner = self.planner(0)
+        masked = planner.masked(excluded)
+        drawn = generator.random(count) < self.share
+        anything = random_slates(planner, count, generator.random((count, self.horizon)), masked).arms
+        slates = np.where(drawn[:, None], anything, self.plans(0)[kinds])
+        moods = generator.random((count, self.horizon, 2))
+        leaves = (moods[:, :, 0] < self.leaving) & (slates != NO_ARM)
+        clicks = (moods[:, :, 1] < self.chances(contexts, slates)) & ~leaves
+        ends = leaves | clicks
+        displayed = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, (slates != NO_ARM).sum(axis=1))
+        last = (np.arange(count), np.maximum(displayed - 1, 0))
+        draws = self.plans(1)[kinds][None]
+        if self.epsilon:
+            policy = EpsilonGreedy(epsilon=self.epsilon)
+            coins = generator.random((4, count, self.horizon, 2))
+            draws = np.stack([policy.slates(self.planner(1), contexts, masked, uniforms).arms for uniforms in coins])
+        return self.sessions(kinds, slates, displayed, leaves[last], clicks[last], drawn, draws)
+
+    def every_session(self) -> tuple[Sessions, Floats]:
+        """Every possible session of every kind of user, and its probability; without exclusions."""
+        contexts, served = self.contexts(), self.rules(np.arange(KINDS))["served"]
+        rows: list[tuple[int, tuple[int, ...], int, bool, bool]] = []
+        probabilities: list[float] = []
+        for slates, _, eligible in self.every_slate():
+            shown, f = served.chances(slates, eligible)[:, -1], self.chances(contexts, slates)
+            for kind, end in product(range(KINDS), range(self.horizon)):
+                arrive = shown[kind] * np.prod((1 - f[kind, :end]) * (1 - self.leaving)) / KINDS
+                stay = arrive * (1 - self.leaving)
+                for left, clicked, probability in (
+                    (False, True, stay * f[kind, end]),
+                    (True, False, arrive * self.leaving),
+                    (False, False, stay * (1 - f[kind, end]) if end == self.horizon - 1 else 0.0),
+                ):
+                    rows.append((kind, tuple(slates[kind].tolist()), end + 1, left, clicked))
+                    probabilities.append(probability)
+        kinds, slates, displayed, left, clicked = map(np.array, zip(*rows, strict=True))
+        drawn = np.zeros(len(rows), dtype=bool)
+        sessions = self.sessions(kinds, slates, displayed, left, clicked, drawn, self.plans(1)[kinds][None])
+        return sessions, np.array(probabilities)
+
     def truth(self) -> float:
-        """What the target earns per session, exactly: the sum over users, slates and answers."""
+        """The exact revenue of the target per session: the sum over users, slates and answers."""
         contexts, rewards = self.contexts(), self.world().rewards
-        none = np.zeros(KINDS)
-        rule = Rule(best=self.plans(1), epsilon=none + self.epsilon, uniform=none, repeats=self.repeats)
+        rule = self.rules(np.arange(KINDS))["target"]
         total = 0.0
         for slates, possible, eligible in self.every_slate():
             chance = np.where(possible, rule.chances(slates, eligible)[:, -1], 0.0)
@@ -131,7 +166,7 @@ class Scene:
         return total
 
     def every_slate(self) -> list[tuple[Ints, Floats, Ints]]:
-        """Every slate, for each kind of user whether it may be shown, and how many arms are eligible."""
+        """Every slate, whether each kind of user may see it, and the number of eligible arms."""
         found = []
         gone = np.zeros(self.horizon) if self.repeats else np.arange(self.horizon)
         eligible = np.array([self.arms - len(out) for out in self.excluded()])[:, None] - gone[None, :]
@@ -141,3 +176,42 @@ class Scene:
             possible = np.array([not set(arms) & set(out) for out in self.excluded()])
             found.append((np.tile(np.array(arms, dtype=np.intp), (KINDS, 1)), possible, eligible.astype(np.intp)))
         return found
+
+
+seeds = st.integers(0, 2**32 - 1)
+scenes = st.builds(
+    Scene,
+    arms=st.integers(2, 3),
+    horizon=st.integers(1, 2),
+    share=st.floats(0.05, 1),
+    epsilon=st.sampled_from([0.0, 0.3, 1.0]),
+    repeats=st.booleans(),
+    leaving=st.sampled_from([0.0, 0.2]),
+    seed=st.integers(0, 1000),
+)
+
+
+def weighted(sessions: Sessions) -> Support:
+    """All sessions with their weights, supported or not."""
+    chances = (rule.chances(sessions.slates, sessions.eligible) for rule in (sessions.target, sessions.served))
+    ones = np.ones(len(sessions))
+    return Support(sessions=sessions, weights=np.divide(*chances), counts=ones, effective=(), clicks=(), beyond=0.0)
+
+
+def fitted(sessions: Sessions, seed: int | np.random.Generator = 0) -> CrossFit:
+    return cross_fit(sessions, model="additive", generator=np.random.default_rng(seed))
+
+
+def any_model(scene: Scene, seed: int) -> FittedModel:
+    """A click model that has nothing to do with the truth."""
+    generator = np.random.default_rng(seed)
+    return FittedModel(
+        clicks=AdditiveModel.certain(generator.standard_normal(3), generator.standard_normal(scene.arms)),
+        leaving=generator.uniform(0, 0.5, scene.horizon),
+        reached=np.full(scene.horizon, 100.0),
+    )
+
+
+def answer(scene: Scene, count: int, method: str) -> Estimate:
+    sessions = scene.log(count, np.random.default_rng(0))
+    return METHODS[method].estimate(sessions, None, confidence=0.95)

@@ -1,9 +1,9 @@
-"""Evaluation of a recorded log, against the world that it was recorded in."""
+"""Evaluation of recorded logs, against the truth of their world."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from worker.stream.topology import Topics
 
 from .recording import Line, lines_of, record, true_value, write
 
-# One log is one draw: at this confidence, no interval that is right misses.
+# One log is one draw: at this confidence, a right interval does not miss.
 SURE = 0.9999
 
 
@@ -55,7 +55,7 @@ def lines(recorded: tuple[Demo, Path]) -> list[Line]:
 
 @pytest.fixture
 def assembled(monkeypatch: pytest.MonkeyPatch) -> list[Assembled]:
-    """What evaluations planned, the last one last."""
+    """The planned sessions of all evaluations, the last one last."""
     seen: list[Assembled] = []
 
     def spy(*args: Any, **options: Any) -> Assembled:
@@ -74,6 +74,25 @@ def by_method(evaluation: Evaluation) -> dict[str, Estimate]:
 # ── against the truth ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+WEIGHTED = ("ips", "snips", "dr")
+
+
+@pytest.fixture
+def checked(assembled: list[Assembled]) -> Callable[..., Evaluation]:
+    """Evaluate a target, and check that the intervals contain its true value."""
+
+    def check(demo: Demo, log: str, settings: dict[str, Any], needed: Iterable[str]) -> Evaluation:
+        evaluation = evaluate_log(log, Change(settings=settings), confidence=SURE)
+        truth = true_value(demo, assembled[-1])
+        found = {e.method: e.revenue for e in evaluation.estimates if e.revenue is not None}
+        assert set(needed) <= set(found)
+        for method, revenue in found.items():
+            assert revenue.low < truth < revenue.high, method
+        return evaluation
+
+    return check
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -88,64 +107,46 @@ def by_method(evaluation: Evaluation) -> dict[str, Estimate]:
     ],
     ids=str,
 )
-def test_the_intervals_hold_what_the_target_is_worth(
-    demo: Demo, log: str, assembled: list[Assembled], settings: dict[str, Any]
+def test_the_intervals_contain_the_value_of_the_target(
+    demo: Demo, log: str, checked: Callable[..., Evaluation], settings: dict[str, Any]
 ) -> None:
-    evaluation = evaluate_log(log, Change(settings=settings), confidence=SURE)
-    truth = true_value(demo, assembled[-1])
-    answered = [estimate for estimate in evaluation.estimates if estimate.revenue is not None]
-    assert {"direct", "dr"} <= {estimate.method for estimate in answered}
-    for estimate in answered:
-        assert estimate.revenue is not None
-        assert estimate.revenue.low < truth < estimate.revenue.high, estimate.method
+    checked(demo, log, settings, ("direct", "dr"))
 
 
-def test_the_policy_that_served_is_told_apart_from_a_worse_one(log: str) -> None:
+def test_the_intervals_are_right_if_users_leave(tmp_path: Path, checked: Callable[..., Evaluation]) -> None:
+    """Three in ten users never answer, and one in ten displays is left."""
+    path = tmp_path / "log.jsonl"
+    demo = record(path, Habits(silent=0.3, leaving=0.1, prefetching=0.2))
+    evaluation = checked(demo, str(path), {"policy": "greedy"}, (*WEIGHTED, "direct"))
+    for estimate in evaluation.estimates:
+        if estimate.revenue is not None and estimate.method != "replay":
+            assert estimate.revenue.high - estimate.revenue.low < estimate.revenue.low  # a third would be noticed
+
+
+def test_a_policy_that_draws_needs_no_random_share(tmp_path: Path, checked: Callable[..., Evaluation]) -> None:
+    path = tmp_path / "log.jsonl"
+    demo = record(path, policy="epsilon-greedy", epsilon=0.4, random_share=0.0)
+    evaluation = checked(demo, str(path), {"policy": "greedy"}, WEIGHTED)
+    found = by_method(evaluation)
+    assert {found[method].sessions for method in WEIGHTED} == {evaluation.served.sessions}
+    assert found["replay"].refused is not None
+
+
+@pytest.mark.parametrize("settings", [{"policy": "greedy"}, {"policy": "epsilon-greedy", "epsilon": 0.5}], ids=str)
+def test_the_intervals_are_right_without_repeats(
+    tmp_path: Path, checked: Callable[..., Evaluation], settings: dict[str, Any]
+) -> None:
+    path = tmp_path / "log.jsonl"
+    checked(record(path, repeats=False), str(path), settings, (*WEIGHTED, "direct"))
+
+
+def test_a_worse_policy_is_recognised(log: str) -> None:
     worse = by_method(evaluate_log(log, Change(settings={"policy": "random"})))
     assert worse["dr"].difference is not None
     assert worse["dr"].difference.high < 0
 
 
-def test_users_who_leave_do_not_mislead(tmp_path: Path, assembled: list[Assembled]) -> None:
-    """Three in ten users never answer, and one in ten displays is left."""
-    habits = Habits(silent=0.3, leaving=0.1, prefetching=0.2)
-    demo = record(tmp_path / "log.jsonl", habits)
-    evaluation = evaluate_log(str(tmp_path / "log.jsonl"), Change(settings={"policy": "greedy"}), confidence=SURE)
-    truth = true_value(demo, assembled[-1])
-    for method in ("ips", "snips", "direct", "dr"):
-        found = by_method(evaluation)[method].revenue
-        assert found is not None
-        assert found.low < truth < found.high, method
-        assert found.high - found.low < truth  # narrow enough to tell that a third is gone
-
-
-def test_a_policy_that_draws_needs_no_random_share(tmp_path: Path, assembled: list[Assembled]) -> None:
-    path = tmp_path / "log.jsonl"
-    demo = record(path, policy="epsilon-greedy", epsilon=0.4, random_share=0.0)
-    evaluation = evaluate_log(str(path), Change(settings={"policy": "greedy"}), confidence=SURE)
-    found = by_method(evaluation)
-    truth = true_value(demo, assembled[-1])
-    for method in ("ips", "snips", "dr"):
-        revenue = found[method].revenue
-        assert revenue is not None
-        assert revenue.low < truth < revenue.high
-        assert found[method].sessions == evaluation.served.sessions
-    assert found["replay"].refused is not None
-
-
-def test_without_repeats_the_same_holds(tmp_path: Path, assembled: list[Assembled]) -> None:
-    path = tmp_path / "log.jsonl"
-    demo = record(path, repeats=False)
-    for settings in ({"policy": "greedy"}, {"policy": "epsilon-greedy", "epsilon": 0.5}):
-        evaluation = evaluate_log(str(path), Change(settings=settings), confidence=SURE)
-        truth = true_value(demo, assembled[-1])
-        for method in ("ips", "snips", "direct", "dr"):
-            revenue = by_method(evaluation)[method].revenue
-            assert revenue is not None
-            assert revenue.low < truth < revenue.high, method
-
-
-# ── what is read ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_order_and_repetition_of_lines_change_nothing(log: str, lines: list[Line], tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_order_and_repetition_of_lines_change_nothing(log: str, lines: list[Line
     assert evaluate_log(write(tmp_path / "log.jsonl", mingled), change) == evaluate_log(log, change)
 
 
-def test_a_log_without_a_journal_says_the_same(log: str, lines: list[Line], tmp_path: Path) -> None:
+def test_a_log_without_a_journal_gives_the_same(log: str, lines: list[Line], tmp_path: Path) -> None:
     change = Change(settings={"policy": "greedy"})
     without = [line for line in lines if line["topic"] != "ads.journal"]
     assert evaluate_log(write(tmp_path / "log.jsonl", without), change) == evaluate_log(log, change)
@@ -174,7 +175,7 @@ def changed(line: Line, **fields: Any) -> Line:
 
 
 def test_a_session_that_contradicts_its_version_is_left_out(lines: list[Line], tmp_path: Path) -> None:
-    """The propensity of two decisions is not what the version makes it."""
+    """Two decisions have another propensity than their version gives them."""
     first = [
         i for i, line in enumerate(lines) if line["topic"] == "ads.decisions" and '"position":1' in line["payload"]
     ]
@@ -220,7 +221,7 @@ def test_a_log_without_sessions_fails(lines: list[Line], tmp_path: Path) -> None
         evaluate_log(write(tmp_path / "log.jsonl", kept), Change())
 
 
-# ── what is evaluated ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ def read(log: str) -> Iterator[OrderedLog]:
         yield found
 
 
-def test_folding_again_without_a_change_makes_the_recorded_versions(read: OrderedLog, lines: list[Line]) -> None:
+def test_folding_again_without_a_change_gives_the_recorded_versions(read: OrderedLog, lines: list[Line]) -> None:
     recorded = {
         version["version"]: version["sha256"]
         for version in (orjson.loads(line["payload"]) for line in lines if line["topic"] == "ads.parameters")
@@ -238,7 +239,7 @@ def test_folding_again_without_a_change_makes_the_recorded_versions(read: Ordere
     assert {version.version: version.sha256 for version in fold_again(read, {})} == recorded
 
 
-def test_another_estimator_makes_other_versions(read: OrderedLog, demo: Demo) -> None:
+def test_another_estimator_gives_other_versions(read: OrderedLog, demo: Demo) -> None:
     versions = fold_again(read, {"estimator": "paper"})
     assert versions[-1].version == demo.parameters.version
     assert versions[-1].settings.estimator == "paper"
@@ -264,7 +265,7 @@ def parameters_of(lines: list[Line], version: int) -> Parameters:
     return next(p for p in (decode_parameters(record.encode()) for record in records) if p.version == version)
 
 
-def test_given_parameters_plan_every_session_also_in_the_warmup(lines: list[Line], log: str) -> None:
+def test_given_parameters_are_evaluated_on_the_warmup_too(lines: list[Line], log: str) -> None:
     given = parameters_of(lines, 15)
     evaluation = evaluate_log(log, Change(settings={"policy": "greedy"}, parameters=given))
     as_served = evaluate_log(log, Change(settings={"policy": "greedy"}))
@@ -272,7 +273,7 @@ def test_given_parameters_plan_every_session_also_in_the_warmup(lines: list[Line
     assert any("overestimated" in note for note in evaluation.notes)
 
 
-def test_a_horizon_that_nobody_saw_is_refused(log: str) -> None:
+def test_a_longer_horizon_than_served_is_refused(log: str) -> None:
     with pytest.raises(FailedError, match="served at most 2 displays"):
         evaluate_log(log, Change(settings={"horizon": 3}))
 
@@ -288,7 +289,7 @@ def test_a_shorter_horizon_earns_less(log: str) -> None:
         assert short[method].positions == 1
 
 
-def test_a_log_with_nothing_left_to_chance_is_judged_by_the_model_alone(tmp_path: Path) -> None:
+def test_without_chance_the_model_alone_has_an_answer(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     record(path, random_share=0.0, users=15, episodes=12)
     evaluation = evaluate_log(str(path), Change(settings={"policy": "myopic-ucb", "beta": 0.0}))
@@ -305,20 +306,16 @@ def test_the_same_seed_gives_the_same_answer(log: str) -> None:
     assert by_method(one)["dr"] != by_method(other)["dr"]
 
 
-# ── arms that come and go ────────────────────────────────────────────────────────────────────────────────────────────
+# ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_arms_that_are_gone_are_integrated_out(lines: list[Line]) -> None:
-    """What is believed about the others stays the same: means and widths, also with a dense inverse."""
-    posterior = parameters_of(lines, 15).model
+def test_removed_arms_are_integrated_out(lines: list[Line]) -> None:
+    """The belief about the others stays the same, and new ones are at the prior."""
+    model = parameters_of(lines, 15).model
     arms = [Arm(arm=name, reward=1.0) for name in ("a", "b", "c")]
-    aligned = align(posterior, arms, [arms[2], Arm(arm="new", reward=1.0), arms[0]], ridge=2.0)
+    aligned = align(model, arms, [arms[2], Arm(arm="new", reward=1.0), arms[0]], ridge=2.0)
     contexts = np.random.default_rng(0).standard_normal((5, 3))
-    np.testing.assert_allclose(
-        aligned.precision.squared_widths(contexts)[:, [0, 2]],
-        posterior.precision.squared_widths(contexts)[:, [2, 0]],
-        rtol=1e-9,
-    )
-    np.testing.assert_array_equal(aligned.theta_arms, [posterior.theta_arms[2], 0.0, posterior.theta_arms[0]])
-    assert aligned.precision.arms[1] == 2.0
-    assert align(posterior, arms, arms, ridge=2.0) is posterior
+    np.testing.assert_allclose(aligned.widths(contexts)[:, [0, 2]], model.widths(contexts)[:, [2, 0]], rtol=1e-9)
+    np.testing.assert_array_equal(aligned.log_odds(contexts)[:, [0, 2]], model.log_odds(contexts)[:, [2, 0]])
+    assert (aligned.biases[1], aligned.bias_deviations[1]) == (0.0, pytest.approx(np.sqrt(1 / 2)))
+    assert align(model, arms, arms, ridge=2.0) is model
