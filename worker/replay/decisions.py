@@ -25,7 +25,7 @@ from worker.logs.ordered import Entry, OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Decision, Opened
-from worker.stream.session import answered
+from worker.stream.session import answered, objection
 from worker.stream.slates import Slate
 
 BATCH: Final = 1024  # sessions planned at once
@@ -161,15 +161,13 @@ class DecisionAudit:
 
     def _passed(self, trace: SessionTrace, decision: Decision, slates: Sequence[Slate]) -> bool:
         """Return whether feedback of this session passed over the position before."""
-        position = decision.position - 1
-        timeout = self._versions.known[decision.parameters_version].settings.session_timeout
-        arms = {slate.arms[position - 1] for slate in slates if len(slate.arms) >= position}
+        last = trace.arrived_at + self._versions.known[decision.parameters_version].settings.session_timeout
         return any(
             not feedback.clicked
-            and feedback.position == position
-            and feedback.arm in arms
-            and trace.arrived_at <= feedback.occurred_at <= trace.arrived_at + timeout
+            and feedback.position == decision.position - 1
+            and objection(slate.arms, trace.arrived_at, last, feedback) is None
             for feedback in trace.feedback
+            for slate in slates
         )
 
     def _report(
@@ -198,25 +196,19 @@ class DecisionAudit:
         self.audit.sessions += 1
         if not any(feedback.clicked for feedback in trace.feedback):
             return
-        version = (
-            trace.openings[0][1].parameters_version if trace.openings else trace.decisions[0][1].parameters_version
-        )
+        opened = trace.openings[0][1] if trace.openings else None
+        version = (opened or trace.decisions[0][1]).parameters_version
         slates = planned.get((trace, version), ())
-        shown = trace.openings[0][1].slate if trace.openings else slates[0].arms if slates else ()
-        position, clicked = answered(
-            shown,
-            trace.feedback,
-            whole_slate=False,
-            first=trace.arrived_at,
-            last=trace.arrived_at + self._timeout,
-        )
+        slate = opened.slate if opened else slates[0].arms if slates else ()
+        last = trace.arrived_at + self._timeout
+        shown, clicked = answered(slate, trace.feedback, whole_slate=False, first=trace.arrived_at, last=last)
         if clicked:
             self.audit.clicks += 1
             newest = self._versions.newest
             known = version if version in self._versions.known else newest.version if newest else None
             if known is not None:
                 planner = self._versions.planner(known)
-                index = planner.index.get(shown[position - 1])
+                index = planner.index.get(slate[shown - 1])
                 self.audit.revenue += 0.0 if index is None else planner.parameters.arms[index].reward
 
 
