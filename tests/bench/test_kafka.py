@@ -25,7 +25,7 @@ from worker.bench.kafka.soak import Sample
 from worker.bench.kafka.topics import inputs
 from worker.cli.main import main
 from worker.errors import FailedError, InputError
-from worker.stream.codec import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.serving import Serving
 from worker.stream.session import decode_state
 from worker.stream.topology import Record, Topics

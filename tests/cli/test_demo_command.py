@@ -21,7 +21,7 @@ from worker.cli.main import main
 from worker.logs.format import LogReader
 from worker.simulation.demo import report
 from worker.simulation.demo.run import Demo, DemoSettings
-from worker.stream.codec import decode_decision
+from worker.stream.decoding import decode_decision
 
 QUICK = ("demo", "--episodes", "3", "--users", "20", "--report", "none")
 

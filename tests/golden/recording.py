@@ -17,7 +17,7 @@ import orjson
 
 from worker.embedded.runner import Embedded
 from worker.logs.format import LogWriter
-from worker.stream.codec import encode_arrival, encode_feedback
+from worker.stream.encoding import encode_arrival, encode_feedback
 from worker.stream.events import ArmChange, Arrival, Command, Feedback
 from worker.stream.parameters import Arm, LearningSettings
 from worker.stream.topology import Topics

@@ -30,7 +30,7 @@ from worker.kafka.topics import input_partitions
 from worker.kafka.worker import PipelineSettings, Worker
 from worker.kafka.writer import TopicWriter
 from worker.metrics import Metrics
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 from worker.stream.parameters import LearningSettings, Parameters
 from worker.stream.topology import DeadLetter, Emits, Record, Topics
 

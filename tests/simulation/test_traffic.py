@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
+from tests.stream.conftest import encode_decision
 from worker.bandit.arrays import sigmoid
 from worker.errors import InputError
 from worker.simulation.environments import seeded_environment
@@ -24,7 +25,6 @@ from worker.simulation.traffic.summary import summary, summary_table
 from worker.simulation.traffic.view import done
 from worker.simulation.users import Sent
 from worker.simulation.worth import Worth
-from worker.stream.codec import encode_decision
 from worker.stream.events import Decision
 
 START = 1_800_000_000_000 * NANOSECONDS

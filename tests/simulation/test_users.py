@@ -14,7 +14,8 @@ from worker.errors import InputError
 from worker.simulation.environments import make_environment
 from worker.simulation.poison import KINDS, spoilt
 from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
-from worker.stream.codec import Limits, Rejected, decode_arrival, decode_feedback, encode_arrival
+from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.encoding import encode_arrival
 from worker.stream.events import Arrival, Decision
 
 ARMS = ("shoes", "hats", "coats")

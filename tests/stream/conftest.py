@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import orjson
 import pytest
 from hypothesis import strategies as st
 
-from worker.stream import codec
+from worker.stream import decoding, encoding
 from worker.stream.events import (
     ACTIONS,
     MODES,
@@ -27,7 +29,7 @@ from worker.stream.events import (
 )
 
 #: Limits and settings so wide that only what a record says by itself can make it rejected.
-WIDE = codec.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahead_ms=MOST)
+WIDE = decoding.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahead_ms=MOST)
 WIDE_HORIZON = 10**1000
 
 # Neither control characters, which are refused, nor surrogates, which UTF-8 cannot say.
@@ -67,17 +69,17 @@ def progress(draw: st.DrawFn) -> Progress:
 def arrive(value: bytes | None) -> Arrival:
     """Read an arrival, whatever dimension it has."""
     try:
-        return codec.decode_arrival(value, limits=WIDE, dim=-1, timestamp=0)
-    except codec.Rejected as rejected:
+        return decoding.decode_arrival(value, limits=WIDE, dim=-1, timestamp=0)
+    except decoding.Rejected as rejected:
         if rejected.reason != "dimension":
             raise
         found = int(rejected.error.split("has ")[1].split(" ")[0])
-        return codec.decode_arrival(value, limits=WIDE, dim=found, timestamp=0)
+        return decoding.decode_arrival(value, limits=WIDE, dim=found, timestamp=0)
 
 
 def respond(value: bytes | None) -> Feedback:
     """Read feedback for a session of any length."""
-    return codec.decode_feedback(value, limits=WIDE, horizon=WIDE_HORIZON, timestamp=0)
+    return decoding.decode_feedback(value, limits=WIDE, horizon=WIDE_HORIZON, timestamp=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,12 @@ class Kind:
         return self.event.__name__
 
 
+def encode_decision(decision: Decision) -> bytes:
+    """Encode a decision by the shortest way; serving encodes it from the session's state."""
+    document = msgspec.to_builtins(decision)
+    return orjson.dumps({name: value for name, value in document.items() if name != "tokens" or value is not None})
+
+
 KINDS = (
     Kind(
         event=Arrival,
@@ -107,7 +115,7 @@ KINDS = (
             context=tuples(st.floats(-1e300, 1e300)),
             exclude=tuples(short_ids),
         ),
-        encode=codec.encode_arrival,
+        encode=encoding.encode_arrival,
         decode=arrive,
     ),
     Kind(
@@ -122,7 +130,7 @@ KINDS = (
             clicked=st.booleans(),
             token=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
         ),
-        encode=codec.encode_feedback,
+        encode=encoding.encode_feedback,
         decode=respond,
     ),
     Kind(
@@ -141,8 +149,8 @@ KINDS = (
             value=numbers,
             tokens=st.none() | tuples(short_ids),
         ),
-        encode=codec.encode_decision,
-        decode=codec.decode_decision,
+        encode=encode_decision,
+        decode=decoding.decode_decision,
     ),
     Kind(
         event=Episode,
@@ -172,16 +180,16 @@ KINDS = (
             parameter_norm=st.none() | amounts,
             smallest_eigenvalue=st.none() | numbers,
         ),
-        encode=codec.encode_episode,
-        decode=codec.decode_episode,
+        encode=encoding.encode_episode,
+        decode=decoding.decode_episode,
     ),
     Kind(
         event=Opened,
         schema="journal",
         tag="opened",
         draw=opened(),
-        encode=codec.encode_opened,
-        decode=codec.decode_journal,
+        encode=encoding.encode_opened,
+        decode=decoding.decode_journal,
     ),
     Kind(
         event=FeedbackFact,
@@ -195,16 +203,16 @@ KINDS = (
             arm=ids,
             clicked=st.booleans(),
         ),
-        encode=codec.encode_feedback_fact,
-        decode=codec.decode_journal,
+        encode=encoding.encode_feedback_fact,
+        decode=decoding.decode_journal,
     ),
     Kind(
         event=Progress,
         schema="journal",
         tag="progress",
         draw=progress(),
-        encode=codec.encode_progress,
-        decode=codec.decode_journal,
+        encode=encoding.encode_progress,
+        decode=decoding.decode_journal,
     ),
     Kind(
         event=ArmChange,
@@ -216,8 +224,8 @@ KINDS = (
             reward=st.floats(0, exclude_min=True, allow_infinity=False),
             active=st.booleans(),
         ),
-        encode=codec.encode_arm_change,
-        decode=codec.decode_journal,
+        encode=encoding.encode_journal,
+        decode=decoding.decode_journal,
     ),
     Kind(
         event=Command,
@@ -230,8 +238,8 @@ KINDS = (
                 version=counts if action == "rollback" else st.none(),
             )
         ),
-        encode=codec.encode_command,
-        decode=codec.decode_journal,
+        encode=encoding.encode_journal,
+        decode=decoding.decode_journal,
     ),
 )
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from worker.stream import codec
-from worker.stream.codec import Limits, Rejected
+from tests.stream.conftest import encode_decision
+from worker.stream import decoding, encoding
+from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import (
     DEAD_LETTER_REASONS,
     ArmChange,
@@ -36,11 +37,11 @@ MARK = "PAYLOAD"
 
 
 def decode_arrival(value: bytes) -> Arrival:
-    return codec.decode_arrival(value, limits=LIMITS, dim=4, timestamp=NOW)
+    return decoding.decode_arrival(value, limits=LIMITS, dim=4, timestamp=NOW)
 
 
 def decode_feedback(value: bytes) -> Feedback:
-    return codec.decode_feedback(value, limits=LIMITS, horizon=5, timestamp=NOW)
+    return decoding.decode_feedback(value, limits=LIMITS, horizon=5, timestamp=NOW)
 
 
 Reader = Callable[[bytes], Any]
@@ -50,7 +51,7 @@ Writer = Callable[[Any], bytes]
 TRAFFIC: tuple[tuple[Reader, Writer, tuple[Any, ...]], ...] = (
     (
         decode_arrival,
-        codec.encode_arrival,
+        encoding.encode_arrival,
         (
             Arrival(session_id=f"{MARK}-1", occurred_at=NOW, context=(0.25, -1.5, 1e-9, 3.0)),
             Arrival(
@@ -63,7 +64,7 @@ TRAFFIC: tuple[tuple[Reader, Writer, tuple[Any, ...]], ...] = (
     ),
     (
         decode_feedback,
-        codec.encode_feedback,
+        encoding.encode_feedback,
         (
             Feedback(session_id=f"{MARK}-1", occurred_at=NOW, position=1, arm=f"{MARK}-a", clicked=False),
             Feedback(
@@ -77,8 +78,8 @@ TRAFFIC: tuple[tuple[Reader, Writer, tuple[Any, ...]], ...] = (
         ),
     ),
     (
-        codec.decode_decision,
-        codec.encode_decision,
+        decoding.decode_decision,
+        encode_decision,
         (
             Decision(
                 session_id=f"{MARK}-1",
@@ -95,8 +96,8 @@ TRAFFIC: tuple[tuple[Reader, Writer, tuple[Any, ...]], ...] = (
         ),
     ),
     (
-        codec.decode_journal,
-        codec.encode_journal,
+        decoding.decode_journal,
+        encoding.encode_journal,
         (
             Opened(
                 session_id=f"{MARK}-1",
@@ -115,8 +116,8 @@ TRAFFIC: tuple[tuple[Reader, Writer, tuple[Any, ...]], ...] = (
         ),
     ),
     (
-        codec.decode_episode,
-        codec.encode_episode,
+        decoding.decode_episode,
+        encoding.encode_episode,
         (
             Episode(
                 version=8,
@@ -293,7 +294,7 @@ def duplicate_a_key(rng: Random, record: bytes, other: bytes) -> bytes:
 
 
 def nest(rng: Random, record: bytes, other: bytes) -> bytes:
-    depth = rng.choice((3, 100, codec.MAX_DEPTH - 2, codec.MAX_DEPTH + 2, 1_200, 4_000))
+    depth = rng.choice((3, 100, decoding.MAX_DEPTH - 2, decoding.MAX_DEPTH + 2, 1_200, 4_000))
     opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}"), (b'[{"":', b"}]")))
     nested = opening * depth + b"0" + closing * rng.choice((depth, depth, depth - 1, 0))
     name = rng.choice((b'"x"', b'"context"', b'"session_id"', b'"kind"'))

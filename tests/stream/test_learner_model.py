@@ -32,7 +32,7 @@ import worker.stream.learner as learner_module
 import worker.stream.windows as episodes_module
 from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
-from worker.stream.codec import encode_journal
+from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Command, FeedbackFact, JournalEvent, Opened, Progress
 from worker.stream.folding import Folded
 from worker.stream.learner import Learner, should_publish
@@ -324,7 +324,7 @@ class Reader:
     def step(self) -> None:
         world = self.world
         if not self.to_publish:
-            start = self.learner.next_offset
+            start = self.learner._next_offset
             some = world.journal[start : start + world.random.choice((1, 2, 5, 40))]
             self.to_publish.extend(self.learner.handle(some).versions)
         elif self.seen is None:
@@ -336,7 +336,7 @@ class Reader:
             self.seen = None
 
     def finish(self) -> None:
-        while self.to_publish or self.learner.next_offset < len(self.world.journal):
+        while self.to_publish or self.learner._next_offset < len(self.world.journal):
             self.step()
 
 

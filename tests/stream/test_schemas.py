@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from worker.stream.codec import Limits, Rejected
+from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
 from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
 

@@ -14,7 +14,7 @@ from worker.kafka.parameters import PublishedParameters, last_versions, with_dim
 from worker.kafka.processors import PartitionServing, StreamProcessors, clock_of, handle_partitions
 from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
 from worker.metrics import Metrics
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 from worker.stream.parameters import Arm, Parameters, encode_parameters
 from worker.stream.serving import Serving
 from worker.stream.topology import Record, Topics

@@ -16,7 +16,7 @@ from worker.kafka.pipelines import PartitionPipelines
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics

@@ -21,16 +21,8 @@ from worker.embedded.runner import Embedded, Headers
 from worker.simulation.environments import make_environment
 from worker.simulation.poison import KINDS, spoilt
 from worker.simulation.users import TIDY, Sent, Users
-from worker.stream.codec import (
-    Limits,
-    decode_arrival,
-    decode_decision,
-    decode_feedback,
-    decode_journal,
-    encode_arrival,
-    encode_feedback,
-    encode_journal,
-)
+from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.encoding import encode_arrival, encode_feedback, encode_journal
 from worker.stream.events import Arrival
 from worker.stream.parameters import Arm, LearningSettings
 from worker.stream.topology import Record

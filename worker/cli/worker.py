@@ -16,7 +16,7 @@ from worker.cli.options.times import Duration, duration
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.secret import Secret
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 from worker.stream.parameters import Arm, LearningSettings
 from worker.stream.tokens import token_secret
 from worker.stream.topology import Topics

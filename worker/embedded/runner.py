@@ -16,7 +16,8 @@ from zlib import crc32
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.secret import Secret
-from worker.stream.codec import Limits, encode_episode, encode_journal, encode_progress
+from worker.stream.decoding import Limits
+from worker.stream.encoding import encode_episode, encode_journal, encode_progress
 from worker.stream.events import ArmChange, Command, Episode, Progress
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Arm, LearningSettings, Parameters, decode_parameters, encode_parameters

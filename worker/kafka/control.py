@@ -16,7 +16,7 @@ from worker.kafka.clients import append, read_to_end, run_client, standalone_con
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import decoded, published_versions
 from worker.stream.catalogue import Refusal, change_arm, obey
-from worker.stream.codec import encode_journal
+from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Command
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics

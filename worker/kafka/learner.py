@@ -32,7 +32,7 @@ from worker.kafka.memory import collect_garbage_rarely, return_memory_periodical
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.kafka.records import next_records
 from worker.metrics import Metrics
-from worker.stream.codec import encode_episode
+from worker.stream.encoding import encode_episode
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
 from worker.stream.topology import ONLY_PARTITION, Topics

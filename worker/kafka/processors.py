@@ -15,7 +15,7 @@ from worker.kafka.parameters import PublishedParameters
 from worker.kafka.pipeline import PartitionTask
 from worker.metrics import Metrics
 from worker.secret import Secret
-from worker.stream.codec import Limits, decode_episode
+from worker.stream.decoding import Limits, decode_episode
 from worker.stream.serving import Serving, handle_together
 from worker.stream.topology import Emits, Record, Topics
 

@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 
 from worker.kafka.pipelines import PartitionPipelines
 from worker.kafka.transport import Transport
-from worker.stream.codec import encode_progress
+from worker.stream.encoding import encode_progress
 from worker.stream.events import Progress
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from worker.kafka.topics import input_partitions
 from worker.kafka.transport import Background, Transport
 from worker.metrics import Metrics
 from worker.secret import Secret
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.web.server import LOOPBACK, WebServer, operations

@@ -25,7 +25,7 @@ from worker.logs.format import NO_TIMESTAMP, Headers, Line, LogReader
 from worker.logs.sorting import MEMORY, Sorter
 from worker.logs.stages import Stage, silent, ticking
 from worker.logs.versions import RecordedVersions
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 from worker.stream.events import MOST, TOPICS
 from worker.stream.topology import Record, Topics
 

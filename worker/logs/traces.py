@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, UNREADABLE, Entry, OrderedLog
-from worker.stream.codec import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
 
 UNLIMITED: Final = Limits(

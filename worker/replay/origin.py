@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
-from worker.stream.codec import Rejected, decode_journal
+from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import ArmChange, Command, Progress
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.versions import KEPT

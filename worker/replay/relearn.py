@@ -30,19 +30,9 @@ from worker.logs.traces import UNLIMITED
 from worker.replay.origin import Origin, Timetable, find_origin, read_timetable
 from worker.replay.report import ReplayReport, log_facts, read_traffic
 from worker.replay.versions import Status, VersionResult, difference, hash_differs, is_lost
-from worker.stream.codec import (
-    Limits,
-    Rejected,
-    decode_arrival,
-    decode_decision,
-    decode_feedback,
-    decode_journal,
-    encode_feedback_fact,
-    encode_journal,
-    encode_opened,
-    encode_progress,
-)
 from worker.stream.contexts import pack_context
+from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.encoding import encode_feedback_fact, encode_journal, encode_opened, encode_progress
 from worker.stream.events import Arrival, Decision, Mode, Opened, Progress
 from worker.stream.learner import Learner
 from worker.stream.parameters import Arm, Parameters

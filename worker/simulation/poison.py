@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import orjson
 
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 
 Kind: TypeAlias = Literal[
     "undecodable", "invalid", "too-large", "dimension", "norm", "future", "position", "unknown-arm", "session-reused"

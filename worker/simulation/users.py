@@ -19,7 +19,7 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.errors import InputError
 from worker.simulation.environments import Bools, Environment, first_clicks
 from worker.simulation.poison import KINDS, spoilt
-from worker.stream.codec import encode_arrival, encode_feedback, session_key
+from worker.stream.encoding import encode_arrival, encode_feedback
 from worker.stream.events import Arrival, Decision, Feedback
 
 Topic: TypeAlias = Literal["arrivals", "clicks"]
@@ -240,7 +240,7 @@ class Users:
         cohort, session_id = self.cohort(period), self.session_id(period, index)
         time, context = cohort.arrived_at[index], tuple(cohort.contexts[index].tolist())
         arrival = Arrival(session_id=session_id, occurred_at=time, context=context)
-        return Sent(time, "arrivals", session_key(session_id), encode_arrival(arrival))
+        return Sent(time, "arrivals", session_id.encode(), encode_arrival(arrival))
 
     def _poison(self, period: int) -> list[Sent]:
         generator = self._generator(period, 1)
@@ -280,7 +280,7 @@ class Users:
                 clicked=clicked,
                 token=token,
             )
-            record = Sent(occurred_at, "clicks", session_key(decision.session_id), encode_feedback(feedback))
+            record = Sent(occurred_at, "clicks", decision.session_id.encode(), encode_feedback(feedback))
             records.extend(_twice(record, cohort.transits[index][position], cohort.copies[index][position]))
             cohort.answered[index] = position
             if clicked:

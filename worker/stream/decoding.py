@@ -1,4 +1,12 @@
-"""Bytes to events, or a reason; see `worker.stream.codec` for the rules."""
+"""Bytes to events, with msgspec, or a reason for the dead letter.
+
+Rules that hold here:
+
+- A record either becomes an event or raises `Rejected`, with a reason of the closed list and one line that says what
+  is wrong and where, never the payload. Nothing else escapes from a ``decode_`` function, whatever the bytes.
+- Whether a record is rejected depends on the record and the settings alone (see `MAX_DEPTH`), so all runners agree.
+- Unknown fields are ignored, so that a producer may be newer than the worker.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +22,16 @@ import numpy as np
 from worker.errors import AdcascadeError
 from worker.stream.events import Arrival, Decision, Episode, Feedback, JournalEvent, Opened, Progress, Reason
 
-#: How deep a record may be nested. msgspec passes over unknown fields by recursion, so that without this bound the
-#: depth of the caller's stack would decide what is accepted. Half of Python's usual limit; a record has to be twice as
-#: long as it is deep, so most need not be looked at (one that is not closed is undecodable however it is found out).
+#: Deepest nesting of a record. msgspec skips unknown fields by recursion, so without this bound the depth of the
+#: caller's stack would decide what is accepted. Half of Python's usual limit. A record is at least twice as long as it
+#: is deep, so short ones need no check.
 MAX_DEPTH: Final = 512
 
 E = TypeVar("E")
 
 
-class Rejected(AdcascadeError):  # noqa: N818 - says what happened to the record, which is no error of ours
-    """A record cannot be used: `reason` is from the closed list, `error` one line for people."""
+class Rejected(AdcascadeError):  # noqa: N818 - the record is wrong, not the program
+    """A record that cannot be used: `reason` is from the closed list, `error` one line for people."""
 
     def __init__(self, reason: Reason, error: str) -> None:
         super().__init__(reason, error)
@@ -36,10 +44,10 @@ class Rejected(AdcascadeError):  # noqa: N818 - says what happened to the record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is accepted from outside.
+    """Limits on records from outside.
 
-    `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)] (the confidence radius rests on it), so the context may
-    have ‖x‖² + 1 ≤ c_z². `max_ahead_ms` is how far an event may lie after the timestamp of its record.
+    `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)] that the confidence radius rests on: ‖x‖² + 1 ≤ c_z².
+    `max_ahead_ms` bounds how far an event may lie after the timestamp of its record.
     """
 
     max_record_bytes: int = 65_536
@@ -60,7 +68,7 @@ class Limits:
 
 
 def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: int) -> Arrival:
-    """Read an arrival whose record carries `timestamp` and whose context must have `dim` numbers.
+    """Decode an arrival whose record has this `timestamp` and whose context must have `dim` numbers.
 
     >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
     Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
@@ -75,14 +83,14 @@ def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: 
     context = event.context
     if len(context) != dim:
         raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
-    # Written so that a NaN would be rejected too, though JSON cannot say one.
+    # In this form a NaN is rejected too.
     if not hypot(1.0, *context) <= limits.max_norm:
         raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
     return event
 
 
 def decode_feedback(value: bytes | None, *, limits: Limits, horizon: int, timestamp: int) -> Feedback:
-    """Read a click or a pass whose record carries `timestamp`, on a position of 1…`horizon`."""
+    """Decode a click or a pass whose record has this `timestamp`, at a position of 1…`horizon`."""
     event = _read(_FEEDBACK, value, limits.max_record_bytes)
     if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
         _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
@@ -96,9 +104,9 @@ def decode_feedback(value: bytes | None, *, limits: Limits, horizon: int, timest
 
 
 def decode_journal(value: bytes | None) -> JournalEvent:
-    """Read a journal record; an unknown `kind` is rejected as `invalid`."""
+    """Decode a journal record; an unknown `kind` is rejected as `invalid`."""
     event = _read(_JOURNAL, value, inf)
-    # What the types cannot say. A slate without arms may still name its mode, `none`.
+    # What the types do not cover. A slate without arms may still name its mode, `none`.
     if type(event) is Opened:
         if len(event.modes) != len(event.slate) and (event.slate or event.modes != ("none",)):
             raise Rejected("invalid", f"$.modes has {len(event.modes)} entries, $.slate {len(event.slate)}")
@@ -108,17 +116,17 @@ def decode_journal(value: bytes | None) -> JournalEvent:
 
 
 def decode_decision(value: bytes | None) -> Decision:
-    """Read a decision."""
+    """Decode a decision."""
     return _read(_DECISION, value, inf)
 
 
 def decode_episode(value: bytes | None) -> Episode:
-    """Read an episode record."""
+    """Decode an episode record."""
     return _read(_EPISODE, value, inf)
 
 
 class _Reader(Generic[E]):
-    """Reads one kind of record; compiled once."""
+    """The decoder of one kind of record, compiled once."""
 
     __slots__ = ("_integers", "_kind", "decode")
 
@@ -133,7 +141,7 @@ class _Reader(Generic[E]):
         )
 
     def reread(self, value: bytes) -> E:
-        """Read a record in which 5 may have been written as 5.0 or 5e0: to JSON, the same whole number."""
+        """Decode a record that writes whole numbers as 5.0 or 5e0, which JSON does not distinguish from 5."""
         document = msgspec.json.decode(value)
         for name in self._integers & document.keys():
             number = document[name]
@@ -162,7 +170,7 @@ def _read(reader: _Reader[E], value: bytes | None, most: float) -> E:
         raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
     try:
         if not value.isascii():
-            value.decode()  # msgspec does not look inside the fields that it passes over
+            value.decode()  # msgspec does not validate the fields that it skips
         if len(value) > 2 * MAX_DEPTH and _nests_too_deep(value):
             raise Rejected("undecodable", f"nested deeper than {MAX_DEPTH} levels")
         return reader.decode(value)
@@ -182,19 +190,19 @@ def _reread(reader: _Reader[E], value: bytes) -> E:
 
 
 def _rejected(error: Exception) -> Rejected:
-    """Say in one line what msgspec did not like, without a word of the payload."""
+    """Turn an error of msgspec into one line, without a word of the payload."""
     if isinstance(error, UnicodeDecodeError):
         return Rejected("undecodable", f"not UTF-8 (byte {error.start})")
     if isinstance(error, msgspec.ValidationError):
         text, _, path = str(error).rpartition(" - at ")
         text = text or path
-        # These two quote what they found.
+        # These two quote the payload.
         if text.startswith(("Invalid enum value", "Invalid value")):
             text = "Not one of the values allowed here"
         return Rejected("invalid", f"{text} at {path.strip('`')}" if path != text else text)
     if isinstance(error, msgspec.DecodeError):
         return Rejected("undecodable", str(error))
-    # RecursionError, MemoryError, and whatever else a hostile record could still bring about.
+    # RecursionError, MemoryError, and whatever else a hostile record may cause.
     return Rejected("undecodable", f"not readable ({type(error).__name__})")
 
 

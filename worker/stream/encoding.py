@@ -1,6 +1,13 @@
-"""Events to bytes; see `worker.stream.codec` for the rules.
+"""Events to bytes, with orjson.
 
-One dictionary display per event that comes often: the order of its fields is what stands here.
+Rules that hold here:
+
+- The same event gives the same bytes, always; decoding them gives the same event.
+- An optional field that is absent is left out.
+- A number that is not finite is refused, because orjson would write `null` in its place.
+
+Most of these functions run once or more per event; what looks repetitive saves a call. The order of the fields is that
+of the dictionary display.
 """
 
 from __future__ import annotations
@@ -13,10 +20,7 @@ import msgspec
 import orjson
 
 from worker.stream.events import (
-    ArmChange,
     Arrival,
-    Command,
-    Decision,
     Episode,
     Feedback,
     FeedbackFact,
@@ -28,7 +32,7 @@ from worker.stream.events import (
 
 
 def encode_arrival(event: Arrival) -> bytes:
-    """Write an arrival."""
+    """Encode an arrival."""
     if not isfinite(sum(event.context)):
         _refuse_not_finite(event.context, "context")
     record = {"session_id": event.session_id, "occurred_at": event.occurred_at, "context": event.context}
@@ -38,7 +42,7 @@ def encode_arrival(event: Arrival) -> bytes:
 
 
 def encode_feedback(event: Feedback) -> bytes:
-    """Write a click or a pass."""
+    """Encode a click or a pass."""
     record = {
         "session_id": event.session_id,
         "occurred_at": event.occurred_at,
@@ -51,28 +55,8 @@ def encode_feedback(event: Feedback) -> bytes:
     return orjson.dumps(record)
 
 
-def encode_decision(event: Decision) -> bytes:
-    """Write a decision as it is, also one whose arm is not the first of its slate (a log may hold anything)."""
-    if not isfinite(event.propensity + event.value):
-        _refuse_not_finite((event.propensity, event.value), "propensity, value")
-    record = {
-        "session_id": event.session_id,
-        "arrived_at": event.arrived_at,
-        "position": event.position,
-        "arm": event.arm,
-        "slate": event.slate,
-        "mode": event.mode,
-        "propensity": event.propensity,
-        "parameters_version": event.parameters_version,
-        "value": event.value,
-    }
-    if event.tokens is not None:
-        record["tokens"] = event.tokens
-    return orjson.dumps(record)
-
-
 def encode_opened(event: Opened) -> bytes:
-    """Write the journal's fact that a session was opened."""
+    """Encode the journal's fact that a session was opened."""
     return orjson.dumps(
         opened_document(
             event.session_id,
@@ -95,7 +79,7 @@ def opened_document(
     exclude: tuple[str, ...],
     parameters_version: int,
 ) -> dict[str, Any]:
-    """Return `opened` as it is to be written, without making it an event first."""
+    """Return `opened` as a document to encode, without making it an event first."""
     if not isfinite(sum(context)):
         _refuse_not_finite(context, "context")
     return {
@@ -111,12 +95,12 @@ def opened_document(
 
 
 def encode_feedback_fact(event: FeedbackFact | Feedback) -> bytes:
-    """Write the journal's fact that feedback came, from the fact or from the feedback itself."""
+    """Encode the journal's fact that feedback arrived, from the fact or from the feedback itself."""
     return orjson.dumps(feedback_document(event))
 
 
 def feedback_document(event: FeedbackFact | Feedback) -> dict[str, Any]:
-    """Return the fact that feedback came, as it is to be written."""
+    """Return the fact that feedback arrived, as a document to encode."""
     return {
         "kind": "feedback",
         "session_id": event.session_id,
@@ -128,7 +112,7 @@ def feedback_document(event: FeedbackFact | Feedback) -> dict[str, Any]:
 
 
 def encode_progress(event: Progress) -> bytes:
-    """Write how far a partition is."""
+    """Encode the progress of a partition."""
     return orjson.dumps(
         {
             "kind": "progress",
@@ -139,23 +123,13 @@ def encode_progress(event: Progress) -> bytes:
     )
 
 
-def encode_arm_change(event: ArmChange) -> bytes:
-    """Write a change of an arm."""
-    return _encode_rare(event)
-
-
-def encode_command(event: Command) -> bytes:
-    """Write an order to the learner."""
-    return _encode_rare(event)
-
-
 def encode_episode(event: Episode) -> bytes:
-    """Write an episode record."""
+    """Encode an episode record."""
     return _encode_rare(event)
 
 
 def encode_journal(event: JournalEvent) -> bytes:
-    """Write a journal record of any kind.
+    """Encode a journal record of any kind.
 
     >>> encode_journal(Progress(partition=0, partitions=4, time=1_700_000_000_000))
     b'{"kind":"progress","partition":0,"partitions":4,"time":1700000000000}'
@@ -170,7 +144,7 @@ def encode_journal(event: JournalEvent) -> bytes:
 
 
 def _encode_rare(event: msgspec.Struct) -> bytes:
-    """Write an event that comes once per window or less, and so needs no lines of its own."""
+    """Encode an event of any kind; slow, for events that come once per window or less."""
     config = event.__struct_config__
     record: dict[str, Any] = {} if config.tag_field is None else {config.tag_field: config.tag}
     for field in msgspec.structs.fields(event):
@@ -183,15 +157,15 @@ def _encode_rare(event: msgspec.Struct) -> bytes:
     return orjson.dumps(record)
 
 
-#: Documents written in one call: what they take together should stay in the processor's cache.
+#: Documents encoded in one call: together they should stay in the processor's cache.
 _AT_ONCE = 256
 
 
 def encode_many(documents: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Write documents that all begin with the same field and have no others in them, each as if by itself.
+    """Encode documents that all begin with the same field and contain no documents, each as if by itself.
 
-    orjson takes a kilobyte for every result and then shrinks it. For results that are kept by the hundred, as those of
-    a batch are, that takes ten times as long as to write them: 2 to 3 µs each. In one call it is a quarter of one.
+    orjson allocates a kilobyte for every result and then shrinks it. For results that are kept by the hundred, as those
+    of a batch are, this takes ten times as long as the encoding: 2 to 3 µs each. In one call it is a quarter of one.
 
     >>> encode_many([{"session_id": "a", "position": 1}, {"session_id": "b", "position": 2}])
     [b'{"session_id":"a","position":1}', b'{"session_id":"b","position":2}']
@@ -199,8 +173,8 @@ def encode_many(documents: Sequence[Mapping[str, Any]]) -> list[bytes]:
     values: list[bytes] = []
     if not documents:
         return values
-    # Within a text a quote has a backslash before it, and behind the quote that ends one comes no letter. So this, a
-    # brace, a quote and a letter, stands where a document begins and nowhere else. JSON has no newlines of its own.
+    # Inside a string every quote follows a backslash, and no letter follows the quote that ends a string. So a brace, a
+    # quote and a letter stand only where a document begins. orjson writes no newlines.
     head = b'{"%b":' % next(iter(documents[0])).encode()
     for first in range(0, len(documents), _AT_ONCE):
         together = orjson.dumps(documents[first : first + _AT_ONCE])
@@ -209,16 +183,7 @@ def encode_many(documents: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 
 def _refuse_not_finite(numbers: Sequence[float], name: str) -> None:
-    """Raise if a number is not finite; the callers' quick tests also trip over a sum that overflows."""
+    """Raise if a number is not finite; the callers' quick tests may also fail for a sum that overflows."""
     for number in numbers:
         if not isfinite(number):
             raise ValueError(f"{name}: {number} cannot be written as JSON")
-
-
-def session_key(session_id: str) -> bytes:
-    """Return the key of a session's records.
-
-    >>> session_key("zoë").decode()
-    'zoë'
-    """
-    return session_id.encode()

@@ -7,7 +7,7 @@ used as frozen, slotted, keyword-only dataclasses are; `msgspec.structs.replace`
 
 What is written here about a field (bounds, choices) is what the decoder enforces and what the JSON Schemas in
 `schemas/` say; a test keeps the two the same. Limits that are settings (length of ids, dimension, norm, horizon) are
-`worker.stream.codec.Limits`. Times are integer milliseconds since the epoch, arms are ids (strings).
+`worker.stream.decoding.Limits`. Times are integer milliseconds since the epoch, arms are ids (strings).
 """
 
 from __future__ import annotations

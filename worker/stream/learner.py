@@ -24,14 +24,14 @@ Rules that hold in this file (design.md §4 and §5):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from worker.errors import EstimationError, FailedError, InputError
 from worker.stream.assessment import Assessment, assess
 from worker.stream.catalogue import Refusal, change_arm, obey, under
-from worker.stream.codec import Rejected, decode_journal
+from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import ArmChange, Command, Episode, FeedbackFact, Opened, Progress
 from worker.stream.folding import fold
 from worker.stream.parameters import Arm, LearningSettings, Parameters
@@ -55,15 +55,6 @@ class Outcome:
     refusals: list[Refusal] = field(default_factory=list)
     rejected: int = 0  # records that are no journal records
     late: int = 0  # records for closed windows
-    known: int = -1  # the version that stood before
-
-    @property
-    def publications(self) -> Iterator[tuple[Parameters, bool]]:
-        """Yield the versions in order, each with whether it was published before, from an older position."""
-        known = self.known
-        for parameters in self.versions:
-            yield parameters, parameters.version <= known
-            known = parameters.version
 
 
 def should_publish(candidate: Parameters, newest: Parameters | None) -> bool:
@@ -155,11 +146,6 @@ class Learner:
         return self._current.resume_offset
 
     @property
-    def next_offset(self) -> int:
-        """The first journal offset not handled yet."""
-        return self._next_offset
-
-    @property
     def watermark(self) -> int:
         """How far every partition has come; 0 until all have reported."""
         return min(self._progress.values(), default=0)
@@ -207,7 +193,7 @@ class Learner:
         A record that cannot be read is counted and passed over. Raises only `FailedError`, if a version that is known
         comes out with another content.
         """
-        outcome = Outcome(known=self._current.version)
+        outcome = Outcome()
         late = self._late
         for offset, value in records:
             if offset < self._next_offset:

@@ -21,16 +21,9 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from worker.secret import Secret
-from worker.stream.codec import (
-    Limits,
-    Rejected,
-    decode_arrival,
-    decode_feedback,
-    encode_many,
-    feedback_document,
-    opened_document,
-)
 from worker.stream.contexts import pack_context
+from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.encoding import encode_many, feedback_document, opened_document
 from worker.stream.events import Arrival, Feedback
 from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state, encode_state
 from worker.stream.slates import Slate, SlatePlanner

@@ -1,15 +1,15 @@
-"""One session's state, and how records change it.
+"""The state of one session, and the one rule by which feedback changes it.
 
-Rules that hold in this file; everything that affects a session's state lives here.
+Rules that hold in this file (docs/design.md §3); serving, the learner, replay and evaluation all use the same join.
 
-- The state is a join of the arrival and the feedback: the arrival part is set once; of the feedback the lowest clicked
-  and the highest passed position count. Joining is commutative, associative and idempotent, so a record may come
+- The state is a join of the arrival and the feedback: the arrival part is set once; of the feedback, the lowest clicked
+  and the highest passed position count. The join is commutative, associative and idempotent, so a record may arrive
   twice, late or out of order.
-- Feedback that comes before its arrival is parked, as it came, and joined when the arrival comes.
-- Feedback counts iff arrived_at ≤ occurred_at ≤ deadline, whenever it is delivered, and iff its arm is what the slate
-  has at that position. A click at h says that everything before h was passed.
-- A session is open until it is clicked or its slate is exhausted. Its value stays in the table until nothing that may
-  still come can concern it.
+- Feedback counts iff arrived_at ≤ occurred_at ≤ deadline, whenever it is delivered, and iff the slate has its arm at
+  that position. A click at h implies that everything before h was passed over.
+- Feedback that arrives before its arrival is parked unchanged, and joined when the arrival is processed.
+- A session is open until it is clicked or its slate is exhausted. Its value stays in the table until no further record
+  can concern it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,20 @@ class Reaction(Protocol):
     """A click or a pass: a feedback record, its fact in the journal, or what is kept of it."""
 
     @property
-    def occurred_at(self) -> int: ...
+    def occurred_at(self) -> int:
+        """The time of the reaction."""
+
     @property
-    def position(self) -> int: ...
+    def position(self) -> int:
+        """The position of the display, counted from 1."""
+
     @property
-    def arm(self) -> str: ...
+    def arm(self) -> str:
+        """The arm that was shown there."""
+
     @property
-    def clicked(self) -> bool: ...
+    def clicked(self) -> bool:
+        """Whether it was clicked, or passed over."""
 
 
 def objection(slate: tuple[str, ...], first: int, last: int, reaction: Reaction) -> Objection | None:
@@ -94,7 +101,7 @@ def answered(
 class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
     """A session whose arrival is known.
 
-    `deadline` is the last moment of feedback that counts; `context` is packed; `clicked` 0 means no click.
+    `deadline` is the last time of feedback that counts; `context` is packed; `clicked` 0 means no click.
     """
 
     arrived_at: int
@@ -111,12 +118,12 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to show."""
+        """Whether there is an arm left to show."""
         return not self.clicked and self.passed < len(self.slate)
 
     @property
     def ending(self) -> Ending:
-        """How it ended, if it has to end now."""
+        """How the session ends if it ends now."""
         if self.clicked:
             return "clicked"
         if not self.slate:
@@ -133,7 +140,7 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
         return "redundant" if after == before else "applied"
 
     def decision(self, session_id: str, tokens: tuple[str, ...] | None) -> dict[str, Any]:
-        """Return what to show now, as it is to be written; `tokens` are those of the positions from here on."""
+        """Return the current decision as a document to encode; `tokens` are those of the remaining positions."""
         at, slate = self.passed, self.slate
         if not slate:
             arm: str | None = None
@@ -161,7 +168,7 @@ class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class ParkedRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A feedback record as it came, and where it stood."""
+    """A feedback record as it arrived, with its offset and timestamp."""
 
     offset: int
     timestamp: int
@@ -169,7 +176,7 @@ class ParkedRecord(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Parked(msgspec.Struct, array_like=True, tag=2):
-    """Feedback of a session whose arrival has not come yet; `latest` is the latest occurred_at among it."""
+    """Feedback of a session whose arrival is still missing; `latest` is its latest occurred_at."""
 
     latest: int
     records: list[ParkedRecord]
@@ -179,11 +186,11 @@ State: TypeAlias = Session | Parked
 
 _decoder = msgspec.msgpack.Decoder(Session | Parked)
 
-#: Returns a table value.
+#: Encode a table value.
 encode_state: Final[Callable[[State], bytes]] = msgspec.msgpack.Encoder().encode
 
 
 def decode_state(value: bytes) -> State:
-    """Read a table value."""
+    """Decode a table value."""
     state: State = _decoder.decode(value)
     return state

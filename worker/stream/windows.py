@@ -3,11 +3,11 @@
 Rules that hold in this file (docs/design.md §4):
 
 - A session is (session_id, arrived_at). Its window is that of `arrived_at`: [k·window, (k+1)·window).
-- Feedback belongs to a session if the id is the same and arrived_at ≤ occurred_at ≤ arrived_at + session_timeout. Which
-  displays it answers is decided by the join in `session.py`. Other feedback is no error: it does not count.
-- A session opened with several slates (a crash while a version was late): the user saw one of them. Only the slates that
-  match the most answers are considered, and a display counts only where all of these agree. The slate that the user saw
-  is among them, because every answer matches it. So every display that counts was shown.
+- Feedback belongs to a session if the id is the same and arrived_at ≤ occurred_at ≤ arrived_at + session_timeout. The
+  join in `session.py` decides which displays it answers. Other feedback is no error: it does not count.
+- A session opened with several slates (a crash while a version was late): the user saw one of them. Only the slates
+  that match the most answers are considered, and a display counts only where all of these agree. The slate that the
+  user saw is among them, because every answer matches it. So every display that counts was shown.
 - Feedback is kept until the window of its own time is closed: sessions that could use it are closed by then.
 - Neither the order nor the repetition of records matters.
 """

@@ -3,7 +3,7 @@
     python -m worker.bench.kafka.baselines '{"kind": "raw", …}'
 
 `raw` is aiokafka's `getmany`, then `create_batch` and `send_batch`. It decodes and encodes record by record with the
-functions of `worker.stream.codec` (the worker encodes many in one call), writes as many records of the same sizes as
+functions of `worker.stream` (the worker encodes many in one call), writes as many records of the same sizes as
 the worker, and keeps no state. `wire` leaves out the codec: bytes in, other bytes out. `agent` is the usual Faust
 agent, with Faust's default settings: one agent over both topics, JSON, a table write and a `send` for each event.
 """
@@ -21,8 +21,9 @@ import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from worker.kafka.memory import collect_garbage_rarely
-from worker.stream.codec import Limits, decode_arrival, decode_feedback, encode_feedback_fact, opened_document
 from worker.stream.contexts import unpack_context
+from worker.stream.decoding import Limits, decode_arrival, decode_feedback
+from worker.stream.encoding import encode_feedback_fact, opened_document
 from worker.stream.session import Session, decode_state, encode_state
 
 Pair = tuple[bytes, bytes]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from worker.bench.kafka.recording import TIMEOUT, Recording, live_arrival
 from worker.bench.kafka.topics import Pair
 from worker.simulation.traffic.client import partition_of
-from worker.stream.codec import encode_feedback
+from worker.stream.encoding import encode_feedback
 from worker.stream.events import Feedback
 from worker.stream.session import Session, decode_state, encode_state
 from worker.stream.topology import Topics

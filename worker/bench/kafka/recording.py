@@ -15,7 +15,7 @@ from worker.bench.kafka.baselines import OutputSizes
 from worker.embedded.runner import Embedded
 from worker.simulation.environments import Environment, make_environment
 from worker.simulation.users import TIDY, Sent, Users
-from worker.stream.codec import decode_decision
+from worker.stream.decoding import decode_decision
 from worker.stream.parameters import Arm, LearningSettings, Parameters
 from worker.stream.serving import Serving
 from worker.stream.topology import Record, Topics

@@ -14,7 +14,7 @@ import orjson
 
 from worker.cli.options.parser import Option, boolean
 from worker.errors import InputError
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 from worker.stream.parameters import Arm
 
 CATALOG = Option(

@@ -11,7 +11,7 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, grouped, integer, number
 from worker.cli.options.times import Duration, duration
-from worker.stream.codec import Limits
+from worker.stream.decoding import Limits
 from worker.stream.parameters import SETTINGS, UNANSWERED, LearningSettings
 
 

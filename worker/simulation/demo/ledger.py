@@ -11,7 +11,7 @@ import numpy as np
 from worker.embedded.state import StateFolder
 from worker.simulation.users import Users
 from worker.simulation.worth import Valuer, Worth
-from worker.stream.codec import Rejected, decode_journal
+from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Episode, Opened
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Emits

@@ -26,7 +26,7 @@ from worker.simulation.demo.ledger import Ledger, Row
 from worker.simulation.environments import seeded_environment
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
 from worker.simulation.worth import Valuer
-from worker.stream.codec import decode_decision
+from worker.stream.decoding import decode_decision
 from worker.stream.events import Decision
 from worker.stream.parameters import LearningSettings, Parameters
 from worker.stream.topology import Tally, Topics

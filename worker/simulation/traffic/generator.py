@@ -26,7 +26,7 @@ from worker.simulation.environments import Environment, seeded_environment
 from worker.simulation.traffic.accounts import Latencies, WorthHistory
 from worker.simulation.users import Cohort, Habits, Sent, Users
 from worker.simulation.worth import Valuer, Worth
-from worker.stream.codec import Rejected, decode_decision
+from worker.stream.decoding import Rejected, decode_decision
 from worker.stream.events import MODES, Decision
 
 NANOSECONDS: Final = 1_000_000  # in a millisecond
