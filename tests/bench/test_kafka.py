@@ -279,7 +279,6 @@ def test_only_what_was_sent_after_the_warm_up_counts():
     latency = run.latency()
     assert latency.waits.tolist() == [7.0]
     assert latency.rate == 2
-    assert latency.quantile(0.5) == 7
 
 
 def test_each_open_session_is_answered_once_and_new_users_arrive_beside_them(recording):

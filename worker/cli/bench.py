@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.console import check_writable, note, progress, say, write_json
 
 
-def _measured(
-    name: str, title: str, measure: Callable[[], Iterator[Figure | str]], count: int, json: str | None
-) -> int:
-    """Collect the figures, show and write them; a text among them names the current step."""
+def _show(name: str, measured: Iterator[Figure | str], count: int, json: str | None) -> int:
+    """Show and write `count` figures as they come; a text among them names the current step."""
     check_writable(json)
     figures: list[Figure] = []
     crowd = busy()
     with one_blas_thread() as blas:
         where = {**machine(), "blas": blas, "blas_threads": 1}
-    with progress(title, count) as bar:
-        for figure in measure():
+    with progress(f"bench {name}", count) as bar:
+        for figure in measured:
             if isinstance(figure, str):
                 bar.describe(figure)
                 continue
@@ -31,8 +29,7 @@ def _measured(
         note(crowd)
     write_json(json, {"bench": name, "machine": where, "busy": crowd, "figures": [one.record() for one in figures]})
     if json != "-":
-        say(f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread")
-        say()
+        say(f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread\n")
         say(figures_table(figures))
     return 0
 
@@ -41,32 +38,24 @@ def run_core(options: argparse.Namespace) -> int:
     """Measure the decision core."""
     from worker.bench.core import FIGURES, measure
 
-    return _measured("core", "measuring the core", measure, FIGURES, options.json)
+    return _show("core", measure(), FIGURES, options.json)
 
 
 def run_stream(options: argparse.Namespace) -> int:
     """Measure the embedded runner."""
     from worker.bench.stream import FIGURES, measure
 
-    return _measured("stream", "measuring the stream", measure, FIGURES, options.json)
+    return _show("stream", measure(), FIGURES, options.json)
 
 
 def run_kafka(options: argparse.Namespace) -> int:
     """Measure the worker on a real broker."""
+    from worker.bench.kafka import comparison, soak
+
     if options.soak:
-        from worker.bench.kafka import soak
-
-        return _measured(
-            "kafka soak",
-            "soaking",
-            lambda: soak.measure(options.broker, count=options.partitions),
-            soak.FIGURES,
-            options.json,
-        )
-    from worker.bench.kafka.comparison import FIGURES, Scale, measure
-
-    scale = Scale(partitions=options.partitions)
-    return _measured("kafka", "measuring on Kafka", lambda: measure(options.broker, scale), FIGURES, options.json)
+        return _show("kafka soak", soak.measure(options.broker, count=options.partitions), soak.FIGURES, options.json)
+    measured = comparison.measure(options.broker, comparison.Scale(partitions=options.partitions))
+    return _show("kafka", measured, comparison.FIGURES, options.json)
 
 
 CORE = CommandSpec(

@@ -15,19 +15,19 @@ from worker.console import check_writable, say, table, write_json
 OPTIONS = (
     Option(
         name="partitions",
-        help="partitions of arrivals, clicks, decisions and sessions [as they are where they exist, else 8]",
+        help="partitions of arrivals, clicks, decisions and sessions (default: as they are where they exist, else 8)",
         parse=integer(least=1, most=10_000),
         metavar="N",
     ),
     Option(
         name="replication",
-        help="replicas of each partition [3, or as many as there are brokers]",
+        help="replicas of each partition (default: 3, or as many as there are brokers)",
         parse=integer(least=1, most=100),
         metavar="N",
     ),
     Option(
         name="retention",
-        help="retention of arrivals, clicks and decisions [7d; as it is where they exist]",
+        help="retention of arrivals, clicks and decisions (default: 7d; as it is where they exist)",
         parse=duration,
     ),
     Option(

@@ -59,7 +59,7 @@ OPERATION = (
     ),
     Option(
         name="log-format",
-        help="format of the log, json or text [text on a terminal, else json]",
+        help="format of the log, json or text (default: text on a terminal, else json)",
         choices=log_format.FORMATS,
     ),
     Option(name="log-level", help="lowest level that is logged", choices=log_format.LEVELS, default="info"),

@@ -80,14 +80,6 @@ def measure(address: str | None, scale: Scale) -> Iterator[Figure | str]:
             run.delete_topics()
 
 
-@dataclass(slots=True)
-class Outputs:
-    """Numbers of records that a worker wrote for a backlog."""
-
-    changes: int
-    decisions: int
-
-
 class Comparison:
     """One run; every variant has topics of its own, all under one prefix."""
 
@@ -183,9 +175,9 @@ class Comparison:
     def _once(self) -> None:
         names, connection = self._names(), self._connection
         run_client(connection, self._prepared(names, self._recording))
-        outputs = run_client(connection, self._worker_on_backlog(names))
+        changes, decisions = run_client(connection, self._worker_on_backlog(names))
         for kind in ("raw", "wire"):
-            run_client(connection, self._raw_on_backlog(kind, names, outputs))
+            run_client(connection, self._raw_on_backlog(kind, names, changes, decisions))
         run_client(connection, self._agent_on_backlog())
 
     def _rate(self, kind: str) -> float:
@@ -195,25 +187,23 @@ class Comparison:
         await self._created(names, recording)
         await fill(self._connection, inputs(names, recording, self._scale.partitions))
 
-    async def _worker_on_backlog(self, names: Topics) -> Outputs:
-        recording = self._recording
+    async def _worker_on_backlog(self, names: Topics) -> tuple[float, float]:
+        """Return the table changes and the decisions per event."""
+        events = self._recording.events
         async with end_offsets(self._connection) as look:
             with self._worker(names) as child:
                 # A partition writes its progress when everything before it is acknowledged: its last record here.
-                facts = recording.events + self._scale.partitions
+                facts = events + self._scale.partitions
                 self._usages["worker"].append(await look.usage(partitions(names.journal, 1), facts, child))
-            outputs = Outputs(
-                changes=await look.count(self._all(names.changelog)),
-                decisions=await look.count(self._all(names.decisions)),
-            )
+            changes = await look.count(self._all(names.changelog))
+            decisions = await look.count(self._all(names.decisions))
             dead = await look.count(partitions(names.dead_letters, 1))
         if dead:
-            raise FailedError(f"the worker wrote {dead} dead letters for {recording.events} records: no measurement")
-        return outputs
+            raise FailedError(f"the worker wrote {dead} dead letters for {events} records: no measurement")
+        return changes / events, decisions / events
 
-    async def _raw_on_backlog(self, kind: str, names: Topics, outputs: Outputs) -> None:
+    async def _raw_on_backlog(self, kind: str, names: Topics, changes: float, decisions: float) -> None:
         events, written = self._recording.events, self._names()
-        changes, decisions = outputs.changes / events, outputs.decisions / events
         await self._created(written)
         async with end_offsets(self._connection) as look:
             with self._baseline(kind, names, written, (changes, changes), (decisions, decisions)) as child:

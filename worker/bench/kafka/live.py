@@ -83,10 +83,6 @@ class Latency:
     waits: Floats
     rate: float
 
-    def quantile(self, share: float) -> float:
-        """Return the longest wait among that share of the clients."""
-        return float(np.quantile(self.waits, share))
-
 
 # ── the client that reads ────────────────────────────────────────────────────────────────────────────────────────────
 
