@@ -116,10 +116,6 @@ def _parts(line: str) -> Iterator[list[str]]:
 # ── without running anything ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_readme_is_short() -> None:
-    assert len(TEXTS[README].splitlines()) <= 250
-
-
 def test_the_two_commands_are_there_verbatim() -> None:
     assert {(block.file, block.name): block.text for block in SHELL if block.kind == "command"} == {
         ("README.md", "demo"): "python3 -m venv .venv && .venv/bin/pip install '.[lab]' && .venv/bin/adcascade demo\n",
@@ -177,9 +173,19 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_picture_and_every_page_are_linked_from_the_readme() -> None:
+def test_the_readme_is_short_and_links_the_picture_and_every_page() -> None:
+    assert len(TEXTS[README].splitlines()) <= 250
     wanted = [".github/regret.svg", *(f"docs/{path.name}" for path in TEXTS if path != README)]
     assert [link for link in wanted if link not in TEXTS[README]] == []
+
+
+def test_comments_in_the_code_refer_to_sections_that_exist() -> None:
+    code = "".join(
+        path.read_text(encoding="utf-8") for top in ("worker", "tests") for path in (ROOT / top).rglob("*.py")
+    )
+    references = set(re.findall(r"docs/(\w+)\.md §(\d+)", code))
+    assert len(references) >= 5
+    assert [one for one in references if f"\n## {one[1]}. " not in TEXTS[ROOT / f"docs/{one[0]}.md"]] == []
 
 
 def test_every_alert_is_explained() -> None:
