@@ -51,6 +51,11 @@ class Golden:
         return max(orjson.loads(record.value or b"")["version"] for record in made)
 
 
+def last_decisions(values: list[bytes]) -> dict[tuple[str, int], bytes]:
+    """Return the last decision of every session and position."""
+    return {(body["session_id"], body["position"]): value for value in values if (body := orjson.loads(value))}
+
+
 def play(golden: Golden, fleet: Fleet, disturb: Callable[[int], None] = lambda step: None) -> None:
     """Send the inputs of a golden run, and let time pass as it did there.
 

@@ -7,18 +7,10 @@ import pytest
 
 from tests.embedded.traffic import SECOND, START, arrivals, settings
 from tests.kafka.fleet import Fleet
-from tests.kafka.golden import Golden, play
+from tests.kafka.golden import Golden, last_decisions, play
 from tests.kafka.world import eventually
 
 pytestmark = pytest.mark.slow
-
-
-def last_decisions(values: list[bytes]) -> dict[tuple[str, int], bytes]:
-    last = {}
-    for value in values:
-        decision = orjson.loads(value)
-        last[decision["session_id"], decision["position"]] = value
-    return last
 
 
 def test_the_golden_scenario_on_two_workers_is_the_embedded_run(fleet: Fleet) -> None:

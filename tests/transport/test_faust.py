@@ -14,6 +14,7 @@ from tests.transport.fake import in_loop, settle
 from worker.errors import FailedError
 from worker.kafka.connection import Connection
 from worker.kafka.faust import compat
+from worker.kafka.faust.app import BackgroundService
 from worker.kafka.faust.link import FaustOptions, Link
 from worker.kafka.faust.recovery import RecoveryEnd
 from worker.kafka.faust.store import SessionStore
@@ -89,7 +90,7 @@ async def test_the_end_of_a_recovery_is_noticed_whenever_it_comes_and_never_befo
     await asyncio.wait_for(waiting, 2)
 
 
-# ── polls ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── polls and background tasks ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @in_loop
@@ -104,6 +105,18 @@ async def test_a_poll_waits_until_the_records_before_are_handled_but_not_for_eve
         assert not waiting.done()
         release()
         await waiting
+
+
+@in_loop
+async def test_a_background_task_that_fails_fails_the_worker_and_the_others_are_cancelled_when_it_stops() -> None:
+    failures: list[BaseException] = []
+
+    async def fail() -> None:
+        raise OSError("no broker")
+
+    async with BackgroundService(fail, failures.append), BackgroundService(asyncio.Event().wait, failures.append):
+        await settle()
+    assert [str(failure) for failure in failures] == ["no broker"]
 
 
 # ── compat ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-import orjson
 import pytest
 from aiokafka.structs import TopicPartition
 
 from tests.embedded.traffic import ARMS, SECOND, START, settings
-from tests.kafka.golden import Golden
+from tests.kafka.golden import Golden, last_decisions
 from tests.transport.fake import FakeTransport, in_loop
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.pipelines import PartitionPipelines
@@ -85,11 +84,6 @@ def is_golden(kafka: FakeTransport, golden: Golden) -> bool:
     return [version.sha256 for version in versions] == golden.hashes[1:]
 
 
-def by_position(decisions: list[bytes]) -> dict[tuple[str, int], bytes]:
-    """Return the last decision of every session and position."""
-    return {(body["session_id"], body["position"]): value for value in decisions if (body := orjson.loads(value))}
-
-
 @pytest.mark.parametrize("seed", range(12))
 @in_loop
 async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journal(golden: Golden, seed: int) -> None:
@@ -119,7 +113,7 @@ async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journa
     assert is_golden(kafka, golden)
     assert worker.imbalance() == 0
     # Feedback of several positions in one batch is answered once, and the batches differ.
-    ours, theirs = by_position(kafka.values(TOPICS.decisions)), by_position(golden.values("decisions"))
+    ours, theirs = last_decisions(kafka.values(TOPICS.decisions)), last_decisions(golden.values("decisions"))
     common = ours.keys() & theirs.keys()
     assert len(common) > 10
     assert {key: ours[key] for key in common} == {key: theirs[key] for key in common}

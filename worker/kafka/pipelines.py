@@ -279,8 +279,3 @@ class PartitionPipelines:
         oldest = min((one.oldest for one in self.by_partition.values() if one.oldest is not None), default=now)
         if now - oldest > timeout:
             self.fail(FailedError(f"Kafka has not acknowledged a write for {now - oldest:.0f} s"))
-
-    @property
-    def in_flight(self) -> int:
-        """The number of records that are handled and not yet acknowledged."""
-        return self._in_flight
