@@ -23,7 +23,7 @@ from worker.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdditiveModel:
-    """The belief about θ_x (d,) and θ_k (K,).
+    """The belief about θ_x (d,) and θ_k (K,); methods are documented in `ClickModel` and `LinearModel`.
 
     Examples
     --------
@@ -54,7 +54,6 @@ class AdditiveModel:
 
     @classmethod
     def prior(cls, *, dim: int, arms: int, ridge: float) -> AdditiveModel:
-        """Return N(0, I/λ)."""
         return cls.certain(np.zeros(dim), np.zeros(arms), ridge=ridge)
 
     @classmethod
@@ -65,7 +64,6 @@ class AdditiveModel:
 
     @classmethod
     def unpack(cls, arrays: Mapping[str, Floats]) -> AdditiveModel:
-        """Return the model that `pack` took apart."""
         context, cross, arms = (arrays[f"precision.{part}"] for part in ("context", "cross", "arms"))
         if cross.size == 0:
             cross = cross.reshape(len(arms), len(context))
@@ -79,7 +77,6 @@ class AdditiveModel:
         return model
 
     def pack(self) -> dict[str, Floats]:
-        """Return θ and the blocks of A."""
         precision = self.precision
         parts = (self.theta_context, self.theta_arms, precision.context, precision.cross, precision.arms)
         return dict(zip(self.fields, parts, strict=True))
@@ -93,38 +90,30 @@ class AdditiveModel:
 
     @property
     def dim(self) -> int:
-        """The number d of context features."""
         return len(self.theta_context)
 
     @property
     def arms(self) -> int:
-        """The number K of arms, retired ones included."""
         return len(self.theta_arms)
 
     # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def log_odds(self, contexts: Floats) -> Floats:
-        """Return x·θ_x + θ_k: (n, d) → (n, K)."""
         return np.asarray((contexts @ self.theta_context)[:, None] + self.theta_arms)
 
     def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return x·θ_x + θ_k of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
         return np.asarray(_offsets(contexts, self.theta_context)[:, None] + np.append(self.theta_arms, -np.inf)[arms])
 
     def widths(self, contexts: Floats) -> Floats:
-        """Return sqrt(zᵀA⁻¹z): (n, d) → (n, K)."""
         return self.precision.widths(contexts)
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return zᵀA⁻¹z of chosen arms: (n, d), (n, h) → (n, h)."""
         return self.precision.squared_widths_of(contexts, arms)
 
     def heads(self, shown: Ints, dtype: DTypeLike) -> AdditiveHeads:
-        """Prepare the planning kernel for the arms `shown`."""
         return AdditiveHeads(self, shown, dtype)
 
     def draws(self, generator: np.random.Generator, count: int) -> Iterator[AdditiveModel]:
-        """Yield models with θ drawn from N(θ̂, A⁻¹)."""
         context, arms = self.precision.draw(
             generator.standard_normal((count, self.dim)), generator.standard_normal((count, self.arms))
         )
@@ -149,35 +138,28 @@ class AdditiveModel:
 
     @property
     def coefficients(self) -> Coefficients:
-        """θ̂ in its two parts."""
         return self.theta_context, self.theta_arms
 
     def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
-        """Return zᵀθ of displays under given coefficients: (m,)."""
         return np.asarray((data.contexts @ coefficients[0])[data.sessions] + coefficients[1][data.arms])
 
     def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
-        """Return Σ slopes·z over displays."""
         per_session = np.bincount(data.sessions, weights=slopes, minlength=len(data.contexts))
         per_arm = np.bincount(data.arms, weights=slopes, minlength=self.arms)
         return data.contexts.T @ per_session, np.asarray(per_arm, dtype=np.float64)
 
     def updated(self, coefficients: Coefficients, precision: Precision) -> AdditiveModel:
-        """Return the model with another estimate and precision."""
         return AdditiveModel(theta_context=coefficients[0], theta_arms=coefficients[1], precision=precision)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        """Return gᵀA⁻¹g for g = Σ slopes·z over `shown`, and gᵀA⁻¹z of each display `seen`."""
         gradient = self.gradient(shown, slopes)
         direction = self.precision.solve(*gradient)
         return inner(gradient, direction), self.predict(direction, seen)
 
     def forget(self, keep: float, *, ridge: float) -> AdditiveModel:
-        """Keep the estimate; fade A towards the prior."""
         return replace(self, precision=self.precision.forget(keep, ridge=ridge))
 
     def with_arms(self, count: int, *, ridge: float) -> AdditiveModel:
-        """Append arms of which nothing is known but the prior."""
         return AdditiveModel(
             theta_context=self.theta_context,
             theta_arms=np.concatenate([self.theta_arms, np.zeros(count)]),
@@ -185,7 +167,6 @@ class AdditiveModel:
         )
 
     def choose_arms(self, arms: Sequence[int]) -> AdditiveModel:
-        """Return the belief about these arms alone, in this order."""
         return AdditiveModel(
             theta_context=self.theta_context,
             theta_arms=self.theta_arms[list(arms)],
@@ -216,12 +197,10 @@ class AdditiveModel:
 
     @property
     def norm(self) -> float:
-        """‖θ̂‖."""
         return float(np.hypot(np.linalg.norm(self.theta_context), np.linalg.norm(self.theta_arms)))
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of A."""
         return self.precision.smallest_eigenvalue
 
 
@@ -253,7 +232,6 @@ class AdditiveHeads:
         return self.theta
 
     def batch(self, contexts: Floats) -> _AdditiveBatch:
-        """Return the contexts (n, d) as the kernel needs them."""
         return _AdditiveBatch(self, contexts, _offsets(contexts, self.model.theta_context))
 
     @cached_property

@@ -32,11 +32,9 @@ class ValueBonus:
     name = "value"
 
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
-        """Return the bonus of each arm."""
         return np.asarray(widths * chances * (1 - chances) * np.maximum(gains, 0.0))
 
     def scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Iterator[Array]:
-        """Yield the scores of each step."""
         # f(e−V) + βw·f(1−f)·max(e−V, 0). Some arm has e > V, and where e > V both terms share the factor e − V; an arm
         # with e ≤ V scores at most 0 either way. So one factor per arm serves every step.
         scores = np.subtract(1, chances)
@@ -55,11 +53,9 @@ class PaperBonus:
     name = "paper"
 
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
-        """Return the bonus of each arm."""
         return widths
 
     def scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Iterator[Array]:
-        """Yield the scores of each step."""
         scores = np.empty_like(chances)
         for ahead in continuations.T[1:]:
             np.subtract(rewards, ahead[:, None], out=scores)

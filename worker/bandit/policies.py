@@ -6,9 +6,10 @@ Every policy is a small value with one verb, `slates(planner, contexts, …)`. C
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,56 +55,43 @@ class Exploration:
     thresholds: tuple[float, ...] | None = None
 
 
-class Policy(Protocol):
-    """A rule that gives each session its slate."""
+class Policy(ABC):
+    """A rule that gives each session its slate; the dataclass fields of a policy are what it needs of `Exploration`."""
 
     name: ClassVar[str]
     #: Whether it draws at random, and so needs `uniforms`.
-    draws: ClassVar[bool]
+    draws: ClassVar[bool] = False
     #: Whether it adds a bonus to Q, with repeats and without.
-    has_bonus: ClassVar[tuple[bool, bool]]
+    has_bonus: ClassVar[tuple[bool, bool]] = (False, False)
     #: Whether only some sessions explore, by budget or thresholds.
-    is_selective: ClassVar[bool]
+    is_selective: ClassVar[bool] = False
 
     @classmethod
-    def under(cls, exploration: Exploration) -> Policy:
+    def under(cls, exploration: Exploration) -> Self:
         """Return the policy with these numbers."""
+        return cls(**{name: getattr(exploration, name) for name in cls.__annotations__ if hasattr(exploration, name)})
 
+    @abstractmethod
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
         """Plan contexts (n, d)."""
 
 
-class _Plain:
-    """A policy that neither draws nor adds a bonus nor selects."""
-
-    __slots__ = ()
-    draws: ClassVar[bool] = False
-    has_bonus: ClassVar[tuple[bool, bool]] = (False, False)
-    is_selective: ClassVar[bool] = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greedy(_Plain):
+class Greedy(Policy):
     """Always the best slate under the estimate; never explores, and so may get stuck."""
 
     name: ClassVar[str] = "greedy"
 
-    @classmethod
-    def under(cls, exploration: Exploration) -> Greedy:
-        """Return the policy."""
-        return cls()
-
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
-        """Plan contexts (n, d)."""
         return Slates.certain(greedy_arms(planner, contexts, masked), False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ucbbp(_Plain):
+class Ucbbp(Policy):
     """UCB with backward planning (Algorithm 1): argmax_k Q̂_h(k) + bonus at every position.
 
     Without repeats the best slate under the optimistic probabilities σ(u + β·width); there is no bonus then.
@@ -122,15 +110,9 @@ class Ucbbp(_Plain):
     beta: float
     bonus: Bonus = VALUE
 
-    @classmethod
-    def under(cls, exploration: Exploration) -> Ucbbp:
-        """Return the policy with these numbers."""
-        return cls(beta=exploration.beta, bonus=exploration.bonus)
-
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
-        """Plan contexts (n, d)."""
         if not planner.repeats:
             return Slates.certain(optimistic_slates(planner, contexts, beta=self.beta, masked=masked), True)
         plan = planner.greedy(contexts, masked)
@@ -139,7 +121,7 @@ class Ucbbp(_Plain):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aucbbp(_Plain):
+class Aucbbp(Policy):
     """Active UCBBP (Algorithm 2): the optimistic arm only where it is worth the most, the greedy one elsewhere.
 
     A session explores at step h if its score zᵀA⁻¹z, at its optimistic arm, is among the `budget` highest of the batch,
@@ -156,16 +138,6 @@ class Aucbbp(_Plain):
     budget: int | None = None
     thresholds: tuple[float, ...] | None = None
 
-    @classmethod
-    def under(cls, exploration: Exploration) -> Aucbbp:
-        """Return the policy with these numbers."""
-        return cls(
-            beta=exploration.beta,
-            bonus=exploration.bonus,
-            budget=exploration.budget,
-            thresholds=exploration.thresholds,
-        )
-
     def __post_init__(self) -> None:
         if (self.budget is None) == (self.thresholds is None):
             raise InputError("aucbbp needs either a budget (a batch) or thresholds (a stream)")
@@ -173,7 +145,6 @@ class Aucbbp(_Plain):
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
-        """Plan contexts (n, d)."""
         if self.thresholds is not None and len(self.thresholds) != planner.horizon:
             raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
         exploring = Ucbbp(beta=self.beta, bonus=self.bonus).slates(planner, contexts, masked).arms
@@ -192,7 +163,7 @@ class Aucbbp(_Plain):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpsilonGreedy(_Plain):
+class EpsilonGreedy(Policy):
     """The greedy arm, or with probability ε at each position any eligible arm."""
 
     name: ClassVar[str] = "epsilon-greedy"
@@ -200,15 +171,9 @@ class EpsilonGreedy(_Plain):
 
     epsilon: float
 
-    @classmethod
-    def under(cls, exploration: Exploration) -> EpsilonGreedy:
-        """Return the policy with this ε."""
-        return cls(epsilon=exploration.epsilon)
-
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
-        """Plan contexts (n, d)."""
         coins = _required(uniforms)
         best = greedy_arms(planner, contexts, masked)
         if not planner.repeats:
@@ -223,7 +188,7 @@ class EpsilonGreedy(_Plain):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MyopicUcb(_Plain):
+class MyopicUcb(Policy):
     """An upper confidence bound without planning: each position as if it were the last."""
 
     name: ClassVar[str] = "myopic-ucb"
@@ -232,15 +197,9 @@ class MyopicUcb(_Plain):
     beta: float
     bonus: Bonus = VALUE
 
-    @classmethod
-    def under(cls, exploration: Exploration) -> MyopicUcb:
-        """Return the policy with these numbers."""
-        return cls(beta=exploration.beta, bonus=exploration.bonus)
-
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
-        """Plan contexts (n, d)."""
         now = np.zeros((len(contexts), 2), dtype=planner.dtype)
         columns = []
         for _ in range(planner.horizon):
@@ -255,41 +214,29 @@ class MyopicUcb(_Plain):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Random(_Plain):
+class Random(Policy):
     """Any eligible arm, each with the same probability."""
 
     name: ClassVar[str] = "random"
     draws: ClassVar[bool] = True
 
-    @classmethod
-    def under(cls, exploration: Exploration) -> Random:
-        """Return the policy."""
-        return cls()
-
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
-        """Plan contexts (n, d)."""
         return random_slates(planner, len(contexts), _required(uniforms)[:, :, 1], masked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRobin(_Plain):
+class RoundRobin(Policy):
     """One active arm after the other, over all displays of a batch: the warm-up of an experiment."""
 
     name: ClassVar[str] = "round-robin"
 
     start: int = 0
 
-    @classmethod
-    def under(cls, exploration: Exploration) -> RoundRobin:
-        """Return the policy."""
-        return cls()
-
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
-        """Plan contexts (n, d)."""
         if masked is not None:
             raise InputError("round-robin serves experiments, which exclude no arms")
         shape = (len(contexts), planner.horizon)

@@ -1,12 +1,12 @@
-"""Arms and commands: what they do to a version.
+"""Changes of arms, and commands: their effect on a version.
 
-Rules that hold in this file (design.md §4):
+Rules that hold in this file (docs/design.md §4):
 
-- They change the parameters where they stand in the journal and leave the statistics as they are: a new arm starts at
-  the prior, a retired one keeps what is known of it, a price changes the reward and nothing else.
+- They take effect at their position in the journal and leave the statistics unchanged: a new arm starts at the prior, a
+  retired one keeps its statistics, a price changes the reward and nothing else.
 - Arms keep the order of their first appearance, so an older version's arms are the first ones of a newer version.
-- What changes nothing makes no version: the same record twice is the same as once.
-- What cannot be done is refused with a reason; the journal goes on.
+- A record that changes nothing makes no version: the same record twice is the same as once.
+- An order that cannot be carried out is refused with a reason; the journal is read on.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from worker.stream.versions import KEPT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An order that was not carried out, and why."""
+    """An order that was not carried out, with the reason."""
 
     order: ArmChange | Command
     reason: str
 
 
 def change_arm(current: Parameters, change: ArmChange) -> Parameters | Refusal | None:
-    """Add, price, retire or bring back an arm; None if it is so already.
+    """Add, price, retire or reactivate an arm; return None if nothing changes.
 
     >>> settings = LearningSettings(dim=1)
     >>> first = Parameters.first(settings, (Arm(arm="a", reward=1.0),))
@@ -42,20 +42,19 @@ def change_arm(current: Parameters, change: ArmChange) -> Parameters | Refusal |
         arm = Arm(arm=change.arm, reward=change.reward, active=change.active)
     except InputError as error:
         return Refusal(order=change, reason=str(error))
-    places = {known.arm: place for place, known in enumerate(current.arms)}
-    place = places.get(arm.arm)
-    if place is None:
+    index = {known.arm: index for index, known in enumerate(current.arms)}.get(arm.arm)
+    if index is None:
         if not arm.active:
             return Refusal(order=change, reason=f"arm {arm.arm!r} cannot be retired: it is not known")
         model = current.model.with_arms(1, ridge=current.settings.ridge)
         return replace(current, arms=(*current.arms, arm), model=model)
-    if current.arms[place] == arm:
+    if current.arms[index] == arm:
         return None
-    return replace(current, arms=(*current.arms[:place], arm, *current.arms[place + 1 :]))
+    return replace(current, arms=(*current.arms[:index], arm, *current.arms[index + 1 :]))
 
 
 def obey(current: Parameters, command: Command, history: Mapping[int, Parameters]) -> Parameters | Refusal | None:
-    """Freeze, unfreeze, or go back to the estimate of an earlier version in `history`; None if it is so already."""
+    """Freeze, unfreeze, or roll back to a version in `history`; return None if nothing changes."""
     if command.action == "rollback":
         return _roll_back(current, command, history)
     frozen = command.action == "freeze"
@@ -86,7 +85,7 @@ def _roll_back(current: Parameters, command: Command, history: Mapping[int, Para
 
 
 def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
-    """Return the same estimate under the settings of now, which may have changed since the version was made."""
+    """Return the same estimate under other settings."""
     if settings == parameters.settings:
         return parameters
     thresholds = fitted_thresholds(parameters.thresholds, settings.horizon)
@@ -94,7 +93,7 @@ def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
 
 
 def fitted_thresholds(thresholds: tuple[float, ...], horizon: int) -> tuple[float, ...]:
-    """Cut thresholds to the horizon, or let the last one stand for the steps that are new.
+    """Cut thresholds to the horizon, or repeat the last one for new steps.
 
     >>> fitted_thresholds((3.0, 2.0), 4)
     (3.0, 2.0, 2.0, 2.0)

@@ -1,7 +1,7 @@
-"""Chance that can be repeated: numbers in [0, 1) from a stable hash of the session.
+"""Repeatable chance: numbers in [0, 1) from a stable hash of the session.
 
-The same session draws the same numbers in every process and after every crash; `salt` makes deployments differ. Each
-purpose has a hash of its own: whether a session is chosen for random display says nothing about what it then shows.
+A session draws the same numbers in every process and after every crash; `salt` makes deployments differ. Each purpose
+has a hash of its own, so the choice of a session for random display is independent of the arms that it then shows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNIT = 1.0 / (1 << 53)
 
 
 def lottery(salt: str, session_id: str) -> float:
-    """Return the number that decides whether a session is one of the `random_share`.
+    """Return the number that selects a session for the `random_share`.
 
     >>> lottery("salt", "a") == lottery("salt", "a") != lottery("salt", "b")
     True

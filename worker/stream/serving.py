@@ -1,15 +1,15 @@
 """Serving, by partition: arrivals and feedback in; journal, decisions, dead letters and table changes out.
 
-Rules that hold in this file (design.md §3):
+Rules that hold in this file (docs/design.md §3):
 
-- Every record that is valid by itself is journaled, whether or not it changed anything, also feedback that does not fit
-  the slate in the table: after a crash the table may hold another slate than the one the user saw, and the learner
-  finds out which by what was reported.
+- Every record that is valid by itself is journaled, whether or not it changed anything. This includes feedback that
+  does not fit the slate in the table: after a crash the table may hold another slate than the user saw, and the learner
+  finds out which by the answers.
 - Every session that a batch touches gets its current decision once, at the end, if it is open. Same state, same bytes.
-- Slates are planned at arrival, all that is handled together at once, and pinned.
+- Slates are planned at arrival, all of a batch at once, and pinned.
 - A bad record costs one dead letter and nothing else. Nothing here raises, whatever the records.
-- Values are deleted at the start of a later batch, once the acknowledged progress of the partition says that nothing
-  can come for them any more.
+- Values are deleted at the start of a later batch, once the acknowledged progress of the partition shows that no
+  further record can concern them.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from worker.stream.tokens import check_token, slate_tokens
 from worker.stream.topology import Emits, Record, Tally, Topics, dead_letter
 from worker.stream.versions import Versions
 
-#: Feedback records kept for one session whose arrival has not come; an honest client sends one or two per position.
+#: Most feedback records parked for one session; a well-behaved client sends one or two per position.
 MOST_PARKED = 64
 
 _mode_and_position = itemgetter("mode", "position")
 
-_TICK = 1000  # milliseconds; values fall due in steps of this
+_TICK = 1000  # milliseconds between checks for expired values
 
-#: Session → under what, the packed context, and the slate.
+#: By session id: the planner, the packed context, and the slate.
 Planned: TypeAlias = dict[str, tuple[SlatePlanner, bytes, Slate]]
 
 
 def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
-    """Process records of several partitions; return what each calls for.
+    """Process records of several partitions; return the outputs of each.
 
-    The same as one after the other, but new sessions of all of them are planned in one go: with few records to each,
-    planning takes longer to begin than to do.
+    The same as one after the other, but the new sessions of all partitions are planned in one call: for few sessions,
+    most of the time of a call is its set-up.
     """
     batches = [serving._read(records) for serving, records in work]
     _plan(batches)
@@ -55,9 +55,9 @@ def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Em
 
 @dataclass(slots=True)
 class _Batch:
-    """Records of one partition on their way.
+    """Records of one partition in progress.
 
-    `touched` says of each session that they concern whether its value has changed; `facts` are for the journal.
+    `touched` maps every session concerned to whether its value has changed; `facts` are for the journal.
     """
 
     serving: Serving
@@ -70,11 +70,11 @@ class _Batch:
 
 
 def _plan(batches: Sequence[_Batch]) -> None:
-    """Plan every session that is new, in one go per version."""
+    """Plan all new sessions, with one call per version."""
     groups: dict[SlatePlanner, list[tuple[_Batch, Arrival]]] = {}
     for batch in batches:
         at = batch.serving._versions.at
-        for arrival in batch.serving._newcomers(batch):
+        for arrival in batch.serving._new_arrivals(batch):
             groups.setdefault(at(arrival.occurred_at), []).append((batch, arrival))
     for planner, group in groups.items():
         arrivals = [arrival for _, arrival in group]
@@ -84,14 +84,14 @@ def _plan(batches: Sequence[_Batch]) -> None:
 
 
 class Serving:
-    """The task of one partition.
+    """The sessions of one partition.
 
     Parameters
     ----------
     versions : the parameters known to this worker, shared by its partitions
-    limits : what is accepted
-    secret : signs tokens and asks for them; none by default
-    keep_changelog : whether anybody stores the table's changes
+    limits : limits on records from outside
+    secret : key of the tokens that decisions carry and feedback must return; no tokens by default
+    keep_changelog : whether the table's changes are stored
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Serving:
         keep_changelog: bool = True,
     ) -> None:
         self.table: dict[str, State] = {}
-        self.parked = 0  # records waiting for their arrival
-        self._awaited = 0  # the sessions that they wait for
+        self.parked = 0  # feedback records without an arrival
+        self._awaited = 0  # sessions of these records
         self._versions = versions
         self._partition = partition
         self._arrivals, self._clicks = topics.arrivals, topics.clicks
@@ -119,29 +119,29 @@ class Serving:
 
     @property
     def open_sessions(self) -> int:
-        """Sessions in the table, ended ones that are still remembered among them."""
+        """The number of sessions in the table, including ended ones not yet deleted."""
         return len(self.table) - self._awaited
 
-    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── ownership ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def restore(self, items: Iterable[tuple[bytes, bytes]]) -> Tally:
-        """Take over the table of a partition."""
+        """Load the table of the partition."""
         tally = Tally()
         for key, value in items:
             session_id, state = key.decode(), decode_state(value)
             self.table[session_id] = state
             if type(state) is Session:
                 tally.recovered += 1
-                self._remember(session_id, state.deadline)
+                self._schedule_expiry(session_id, state.deadline)
             elif type(state) is Parked:
                 tally.recovered_parked += len(state.records)
                 self.parked += len(state.records)
                 self._awaited += 1
-                self._remember(session_id, self._parked_until(state.latest))
+                self._schedule_expiry(session_id, self._parked_until(state.latest))
         return tally
 
     def hand_over(self) -> Tally:
-        """Give the partition away; return what was in the table."""
+        """Drop the partition; return the counts of its table."""
         tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
         self.table.clear()
         self._due.clear()
@@ -151,14 +151,14 @@ class Serving:
 
     @property
     def has_due(self) -> bool:
-        """Whether the next batch, even an empty one, would delete something."""
+        """Whether the next batch, even an empty one, deletes a value."""
         return bool(self._ticks) and self._ticks[0] * _TICK <= self._progress
 
     def acknowledged(self, progress: int) -> None:
-        """Learn that all up to this time is processed, journaled and acknowledged."""
+        """Note that everything up to this time is processed, journaled and acknowledged."""
         self._progress = max(self._progress, progress)
 
-    # ── a batch ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, records: Sequence[Record]) -> Emits:
         """Process records of this partition's arrivals and clicks."""
@@ -166,17 +166,17 @@ class Serving:
 
     def _read(self, records: Sequence[Record]) -> _Batch:
         emits = Emits()
-        self._forget(emits)
+        self._expire(emits)
         return _Batch(self, records, self._decoded(records, emits), emits)
 
     def _step(self, batch: _Batch) -> Emits:
         for record, event in zip(batch.records, batch.events, strict=True):
             if type(event) is Feedback:
-                self._hear(record, event, batch)
+                self._handle_feedback(record, event, batch)
             elif type(event) is Arrival:
-                self._arrive(record, event, batch)
-        self._tell(batch)
-        self._answer(batch)
+                self._handle_arrival(record, event, batch)
+        self._write_facts(batch)
+        self._write_decisions(batch)
         return batch.emits
 
     def _decoded(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
@@ -194,13 +194,13 @@ class Serving:
                         decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
                     )
             except Rejected as rejected:
-                self._bury(record, rejected.reason, rejected.error, emits)
+                self._dead_letter(record, rejected.reason, rejected.error, emits)
                 events.append(None)
         emits.tally.arrivals += arrivals
         emits.tally.feedback += len(records) - arrivals
         return events
 
-    def _bury(self, record: Record, reason: str, error: str, emits: Emits) -> None:
+    def _dead_letter(self, record: Record, reason: str, error: str, emits: Emits) -> None:
         emits.dead_letters.append(dead_letter(record, reason, error))
         emits.tally.dead[reason] += 1
         if record.topic == self._arrivals:
@@ -208,8 +208,8 @@ class Serving:
         else:
             emits.tally.dead_feedback += 1
 
-    def _newcomers(self, batch: _Batch) -> Iterable[Arrival]:
-        """Return the first arrival of every session that is new."""
+    def _new_arrivals(self, batch: _Batch) -> Iterable[Arrival]:
+        """Return the first arrival of every new session."""
         table = self.table
         first: dict[str, Arrival] = {}
         for event in batch.events:
@@ -217,7 +217,7 @@ class Serving:
                 first.setdefault(event.session_id, event)
         return first.values()
 
-    def _arrive(self, record: Record, arrival: Arrival, batch: _Batch) -> None:
+    def _handle_arrival(self, record: Record, arrival: Arrival, batch: _Batch) -> None:
         session_id, emits, touched = arrival.session_id, batch.emits, batch.touched
         before = self.table.get(session_id)
         if type(before) is Session:
@@ -227,7 +227,9 @@ class Serving:
                 or arrival.exclude != session.exclude
                 or pack_context(arrival.context) != session.context
             ):
-                self._bury(record, "session-reused", "another arrival has this session_id; ids must be unique", emits)
+                self._dead_letter(
+                    record, "session-reused", "another arrival has this session_id; ids must be unique", emits
+                )
                 return
             emits.tally.repeated += 1
             touched.setdefault(session_id, False)
@@ -237,7 +239,7 @@ class Serving:
             deadline = arrival.occurred_at + parameters.settings.session_timeout
             session = Session(arrival.occurred_at, deadline, context, arrival.exclude, parameters.version, *slate)
             self.table[session_id] = session
-            self._remember(session_id, deadline)
+            self._schedule_expiry(session_id, deadline)
             emits.tally.opened += 1
             if session.values:
                 emits.tally.expected_reward += session.values[0]
@@ -257,7 +259,7 @@ class Serving:
         )
 
     def _join(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
-        """Apply what came before the arrival; it is in the journal already."""
+        """Apply feedback that was parked; it is in the journal already."""
         self.parked -= len(parked.records)
         self._awaited -= 1
         horizon = self._versions.newest.settings.horizon
@@ -267,20 +269,20 @@ class Serving:
                 feedback = decode_feedback(
                     kept.value, limits=self._limits, horizon=max(horizon, len(session.slate)), timestamp=kept.timestamp
                 )
-            except Rejected as rejected:  # limits have become stricter since it was parked
-                self._bury(record, rejected.reason, rejected.error, emits)
+            except Rejected as rejected:  # the limits are stricter than when it was parked
+                self._dead_letter(record, rejected.reason, rejected.error, emits)
                 continue
             if self._secret is not None and not self._has_token(feedback, session):
-                self._bury(record, "token", "$.token belongs to another session of this id", emits)
+                self._dead_letter(record, "token", "$.token belongs to another session of this id", emits)
                 continue
             self._apply(record, feedback, session, emits)
 
-    def _hear(self, record: Record, feedback: Feedback, batch: _Batch) -> None:
+    def _handle_feedback(self, record: Record, feedback: Feedback, batch: _Batch) -> None:
         session_id, touched = feedback.session_id, batch.touched
         state = self.table.get(session_id)
         session = state if type(state) is Session else None
         if self._secret is not None and not self._has_token(feedback, session):
-            self._bury(record, "token", "$.token is missing or does not belong to this display", batch.emits)
+            self._dead_letter(record, "token", "$.token is missing or does not belong to this display", batch.emits)
             return
         if session is not None and feedback.arm in session.slate:
             batch.facts.append(feedback_document(feedback))
@@ -290,7 +292,7 @@ class Serving:
                 touched.setdefault(session_id, False)
             return
         if feedback.arm not in self._versions.newest_arms:
-            self._bury(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
+            self._dead_letter(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
         batch.facts.append(feedback_document(feedback))
         if session is None:
@@ -326,9 +328,9 @@ class Serving:
         elif verdict == "outside":
             tally.outside += 1
         elif verdict == "position":
-            self._bury(record, "position", f"$.position is beyond the slate of {len(session.slate)}", emits)
+            self._dead_letter(record, "position", f"$.position is beyond the slate of {len(session.slate)}", emits)
         else:
-            self._bury(record, "arm-mismatch", "$.arm is not what was shown at that position", emits)
+            self._dead_letter(record, "arm-mismatch", "$.arm is not what was shown at that position", emits)
         return False
 
     def _park(self, record: Record, feedback: Feedback, parked: Parked | None, batch: _Batch) -> None:
@@ -336,17 +338,19 @@ class Serving:
         latest = feedback.occurred_at
         if parked is None:
             if self._parked_until(latest) + self._versions.newest.settings.lateness <= self._progress:
-                emits.tally.late += 1  # its session has been and gone
+                emits.tally.late += 1  # its session is deleted
                 return
             parked = Parked(latest, [])
             self.table[session_id] = parked
             self._awaited += 1
-            self._remember(session_id, self._parked_until(latest))
+            self._schedule_expiry(session_id, self._parked_until(latest))
         value = record.value or b""
         if any(kept.value == value for kept in parked.records):
             emits.tally.redundant += 1
         elif len(parked.records) >= MOST_PARKED:
-            self._bury(record, "parked-overflow", f"{MOST_PARKED} records wait for the arrival of this session", emits)
+            self._dead_letter(
+                record, "parked-overflow", f"{MOST_PARKED} records wait for the arrival of this session", emits
+            )
             return
         else:
             parked.records.append(ParkedRecord(record.offset, record.timestamp, value))
@@ -354,11 +358,11 @@ class Serving:
             self.parked += 1
             batch.touched[session_id] = True
 
-    def _tell(self, batch: _Batch) -> None:
+    def _write_facts(self, batch: _Batch) -> None:
         keys = [fact["session_id"].encode() for fact in batch.facts]
         batch.emits.journal += zip(keys, encode_many(batch.facts), strict=True)
 
-    def _answer(self, batch: _Batch) -> None:
+    def _write_decisions(self, batch: _Batch) -> None:
         table, secret, keep_changelog = self.table, self._secret, self._keep_changelog
         emits, changelog = batch.emits, batch.emits.changelog
         keys: list[bytes] = []
@@ -368,7 +372,7 @@ class Serving:
             key = session_id.encode()
             if changed and keep_changelog:
                 changelog.append((key, encode_state(state)))
-            # An exhausted slate calls for nothing more, an empty one for the answer that there is nothing.
+            # An exhausted slate needs no decision; an empty one gets mode `none`.
             if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
                 continue
             keys.append(key)
@@ -387,13 +391,13 @@ class Serving:
             first=session.passed + 1,
         )
 
-    # ── forgetting ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── expiry ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _parked_until(self, latest: int) -> int:
         return latest + self._versions.newest.settings.session_timeout
 
-    def _remember(self, session_id: str, until: int) -> None:
-        """Note when a value may be deleted: one tick after `until` + lateness at the latest."""
+    def _schedule_expiry(self, session_id: str, until: int) -> None:
+        """Schedule the deletion of a value: at most one tick after `until` + lateness."""
         tick = (until + self._versions.newest.settings.lateness) // _TICK + 1
         due = self._due.get(tick)
         if due is None:
@@ -401,7 +405,7 @@ class Serving:
             heappush(self._ticks, tick)
         due.append(session_id)
 
-    def _forget(self, emits: Emits) -> None:
+    def _expire(self, emits: Emits) -> None:
         lateness = self._versions.newest.settings.lateness
         while self.has_due:
             for session_id in self._due.pop(heappop(self._ticks)):
@@ -410,7 +414,7 @@ class Serving:
                     continue
                 until = state.deadline if type(state) is Session else self._parked_until(state.latest)  # type: ignore[union-attr]
                 if until + lateness > self._progress:
-                    self._remember(session_id, until)  # more feedback was parked, or the settings have changed
+                    self._schedule_expiry(session_id, until)  # more feedback was parked, or the settings changed
                     continue
                 del self.table[session_id]
                 if self._keep_changelog:

@@ -1,4 +1,4 @@
-"""What the runners carry: topics, records in, emits out. Written once; every runner moves the same bytes."""
+"""Topics, records and outputs: the values that every runner moves."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Topics:
 
 
 class DeadLetter(NamedTuple):
-    """The original record and why it could not be used."""
+    """A record that could not be used, with the reasons in its headers."""
 
     key: bytes | None
     value: bytes | None
@@ -94,7 +94,7 @@ class DeadLetter(NamedTuple):
 
 
 def dead_letter(record: Record, reason: str, error: str) -> DeadLetter:
-    """Return a record as it goes to the dead letters."""
+    """Return the dead letter of a record."""
     return DeadLetter(
         record.key,
         record.value,
@@ -110,9 +110,9 @@ def dead_letter(record: Record, reason: str, error: str) -> DeadLetter:
 
 @dataclass(slots=True)
 class Tally:
-    """What a batch did, counted for whoever watches.
+    """Counts of a batch, for the metrics.
 
-    Sums of tallies satisfy the accounting of design.md §7, at every moment:
+    Sums of tallies satisfy the accounting of docs/design.md §7, at every moment:
 
     - arrivals = opened + repeated + dead_arrivals
     - opened + recovered = ended + open + handed_over
