@@ -7,7 +7,8 @@ import pytest
 
 from worker.bandit.additive import AdditiveModel
 from worker.cli.main import main
-from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
+from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.settings import Arm, LearningSettings
 
 BY_HAND = {
     "horizon": 2,

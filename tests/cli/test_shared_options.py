@@ -17,7 +17,7 @@ from worker.cli.options.learning import learning_settings
 from worker.cli.options.parser import build_parser, resolve
 from worker.cli.options.times import duration
 from worker.errors import InputError
-from worker.stream.parameters import SETTINGS, Arm
+from worker.stream.settings import SETTINGS, Arm
 
 PASSWORD = "hush-hush-hush"
 

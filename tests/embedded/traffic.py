@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from worker.embedded.runner import Embedded
-from worker.stream.parameters import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings
 
 SECOND = 1_000
 START = 1_700_000_000_000 // 60_000 * 60_000

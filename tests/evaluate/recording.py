@@ -16,7 +16,7 @@ from worker.evaluate.planning import Assembled
 from worker.logs.format import LogWriter
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import TIDY, Habits
-from worker.stream.parameters import LearningSettings
+from worker.stream.settings import LearningSettings
 
 Line = dict[str, Any]
 

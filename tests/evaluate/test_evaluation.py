@@ -23,7 +23,8 @@ from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
 from worker.simulation.demo.run import Demo
 from worker.simulation.users import Habits
-from worker.stream.parameters import Arm, Parameters, decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.settings import Arm
 from worker.stream.topology import Topics
 
 from .recording import Line, lines_of, record, true_value, write

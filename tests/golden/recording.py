@@ -19,7 +19,7 @@ from worker.embedded.runner import Embedded
 from worker.logs.format import LogWriter
 from worker.stream.encoding import encode_arrival, encode_feedback
 from worker.stream.events import ArmChange, Arrival, Command, Feedback
-from worker.stream.parameters import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Topics
 
 GOLDEN = Path(__file__).with_name("log.jsonl.gz")

@@ -19,7 +19,7 @@ from tests.kafka.world import TopicSet, WorkerProcess, eventually
 from worker.kafka.clients import run_client
 from worker.kafka.control import KafkaControl
 from worker.kafka.topics import TopicLayout, create
-from worker.stream.parameters import LearningSettings
+from worker.stream.settings import LearningSettings
 
 #: The settings of tests/embedded/traffic.py as flags.
 TIMES = ("window", "session_timeout", "lateness")

@@ -10,7 +10,8 @@ import pytest
 from tests.embedded.traffic import ARMS, SECOND, START, arrivals
 from tests.kafka.fleet import Fleet
 from tests.kafka.world import CommandLine, eventually
-from worker.stream.parameters import Arm, encode_parameters
+from worker.stream.parameters import encode_parameters
+from worker.stream.settings import Arm
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,8 @@ from worker.kafka.worker import PipelineSettings, Worker
 from worker.kafka.writer import TopicWriter
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
-from worker.stream.parameters import LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import DeadLetter, Emits, Record, Topics
 
 #: In place of the learner: a process that ends with its standard input.

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from worker.secret import Secret
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
 

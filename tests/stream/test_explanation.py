@@ -13,7 +13,8 @@ from worker.errors import InputError
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival
 from worker.stream.explanation import explain
-from worker.stream.parameters import Arm, LearningSettings, Parameters, with_settings
+from worker.stream.parameters import Parameters, with_settings
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
 
 NOBODY = np.array([], dtype=np.intp)

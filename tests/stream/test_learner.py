@@ -20,7 +20,8 @@ from worker.stream.contexts import pack_context
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import ArmChange, Arrival, Command, Episode, FeedbackFact, JournalEvent, Opened, Progress
 from worker.stream.learner import REPUBLISH, Learner, Outcome, should_publish
-from worker.stream.parameters import Arm, LearningSettings, Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
 
 # Windows of a second; a session lasts 300 ms, disorder 50 ms: the window [0, 1000) is closed when time reaches 1350.

@@ -36,7 +36,8 @@ from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Command, FeedbackFact, JournalEvent, Opened, Progress
 from worker.stream.folding import Folded
 from worker.stream.learner import Learner, should_publish
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import KEPT
 from worker.stream.windows import ClosedWindow, OpenWindows, agreed
 

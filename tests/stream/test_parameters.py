@@ -18,15 +18,8 @@ from hypothesis import strategies as st
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
-from worker.stream.parameters import (
-    SETTINGS,
-    Arm,
-    LearningSettings,
-    Parameters,
-    decode_parameters,
-    encode_parameters,
-    with_settings,
-)
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters, with_settings
+from worker.stream.settings import SETTINGS, Arm, LearningSettings
 
 #: Where and when a version was made, which its hash does not cover (design.md §5).
 PLACE = ("made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress")

@@ -23,7 +23,8 @@ from jsonschema import Draft202012Validator
 
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
-from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
+from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.settings import Arm, LearningSettings
 
 FOLDER = Path(__file__).parents[2] / "schemas"
 NAMES = ("arrival", "click", "decision", "episode", "journal", "parameters")

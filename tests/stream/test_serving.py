@@ -26,9 +26,10 @@ from tests.stream.scenes import (
     serving,
 )
 from worker.secret import Secret
-from worker.stream.parameters import Arm, Parameters
+from worker.stream.parameters import Parameters
 from worker.stream.serving import MOST_PARKED, Serving, handle_together
 from worker.stream.session import Session
+from worker.stream.settings import Arm
 from worker.stream.tokens import make_token
 from worker.stream.topology import Record, Tally
 from worker.stream.versions import Versions

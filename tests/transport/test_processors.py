@@ -15,8 +15,9 @@ from worker.kafka.processors import PartitionServing, StreamProcessors, clock_of
 from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Arm, Parameters, encode_parameters
+from worker.stream.parameters import Parameters, encode_parameters
 from worker.stream.serving import Serving
+from worker.stream.settings import Arm
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import KEPT
 

@@ -17,7 +17,8 @@ from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Tally
 from worker.web.figures import MOST_ARMS, lately, positions, top_arms
 from worker.web.problems import MOST_LAG, problems

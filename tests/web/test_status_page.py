@@ -11,7 +11,7 @@ import pytest
 from tests.web.browser import Tab, browser_tab, chromium
 from worker.metrics import Metrics
 from worker.simulation.demo.run import Demo, DemoSettings
-from worker.stream.parameters import Arm
+from worker.stream.settings import Arm
 from worker.web.server import WebServer, operations
 from worker.web.status import status_routes
 

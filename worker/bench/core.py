@@ -19,7 +19,8 @@ from worker.bandit.policies import Ucbbp, exploration_scores
 from worker.bench.figures import Figure, medians, one_blas_thread, peak_memory
 from worker.errors import FailedError
 from worker.simulation.environments import Environment, make_environment
-from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
+from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.settings import Arm, LearningSettings
 
 BATCH = 256
 BETA = 1.5

@@ -24,7 +24,7 @@ from worker.simulation.users import TIDY, Sent, Users
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_arrival, encode_feedback, encode_journal
 from worker.stream.events import Arrival
-from worker.stream.parameters import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Record
 
 DIM, ARMS, HORIZON, PARTITIONS = 16, 50, 5, 8

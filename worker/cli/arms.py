@@ -10,7 +10,8 @@ from worker.cli.options.target import TARGET, control
 from worker.console import check_writable, say, table, write_json
 from worker.errors import InputError
 from worker.stream.events import ArmChange
-from worker.stream.parameters import Arm, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm
 
 ARM = Option(name="arm", help="id of the ad", positional=True)
 REWARD = Option(name="reward", help="reward of a click, above zero", parse=number(above=0), metavar="AMOUNT")

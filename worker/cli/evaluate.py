@@ -20,7 +20,8 @@ from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
-from worker.stream.parameters import FIRST_MODEL, Parameters, decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.settings import FIRST_MODEL
 from worker.stream.topology import Topics
 
 

@@ -13,7 +13,8 @@ from worker.cli.options.target import TARGET, control
 from worker.console import check_writable, note, say, table, write_file, write_json
 from worker.errors import InputError
 from worker.stream.events import Command
-from worker.stream.parameters import SETTINGS, Parameters, encode_parameters
+from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.settings import SETTINGS
 
 TOP = 15  # arms in a table; --json has all
 

@@ -17,7 +17,7 @@ from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.secret import Secret
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.tokens import token_secret
 from worker.stream.topology import Topics
 

@@ -20,8 +20,9 @@ from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_episode, encode_journal, encode_progress
 from worker.stream.events import ArmChange, Command, Episode, Progress
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Arm, LearningSettings, Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 from worker.stream.serving import Serving
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Tally, Topics
 from worker.stream.versions import KEPT, Versions, version_key
 

@@ -31,7 +31,7 @@ from worker.evaluate.targets import Change, find_estimates
 from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
 from worker.logs.stages import Stage, silent, ticking
-from worker.stream.parameters import LearningSettings
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
 
 

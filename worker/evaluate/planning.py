@@ -23,7 +23,8 @@ from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
 from worker.stream.chance import session_uniforms
 from worker.stream.contexts import stack_packed
-from worker.stream.parameters import Arm, LearningSettings, Parameters, with_settings
+from worker.stream.parameters import Parameters, with_settings
+from worker.stream.settings import Arm, LearningSettings
 
 DRAWS: Final = 8  # slates drawn from a target that draws
 CONTRADICTS: Final = "contradicts its version"

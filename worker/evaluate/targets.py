@@ -28,7 +28,8 @@ from worker.errors import FailedError, InputError
 from worker.logs.ordered import OrderedLog
 from worker.stream.catalogue import under
 from worker.stream.learner import Learner
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
 
 CHUNK = 1024  # journal records folded at once
 

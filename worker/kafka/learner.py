@@ -34,7 +34,8 @@ from worker.kafka.records import next_records
 from worker.metrics import Metrics
 from worker.stream.encoding import encode_episode
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Arm, LearningSettings, Parameters, encode_parameters
+from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.stream.versions import version_key
 

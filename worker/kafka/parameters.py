@@ -16,7 +16,8 @@ from worker.kafka.connection import Connection
 from worker.kafka.records import plain
 from worker.metrics import Metrics
 from worker.stream.learner import should_publish
-from worker.stream.parameters import LearningSettings, Parameters, decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import Versions, keep
 

@@ -23,7 +23,8 @@ from worker.kafka.transport import Background, Transport
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.web.server import LOOPBACK, WebServer, operations
 from worker.web.status import status_routes

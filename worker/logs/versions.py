@@ -22,7 +22,8 @@ import orjson
 
 from worker.errors import ParametersError
 from worker.logs.findings import Findings, Mismatch
-from worker.stream.parameters import LearningSettings, Parameters, decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
 from worker.stream.versions import KEPT
 

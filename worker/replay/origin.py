@@ -9,7 +9,8 @@ from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import ArmChange, Command, Progress
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import KEPT
 
 

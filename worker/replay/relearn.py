@@ -35,7 +35,8 @@ from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_deci
 from worker.stream.encoding import encode_feedback_fact, encode_journal, encode_opened, encode_progress
 from worker.stream.events import Arrival, Decision, Mode, Opened, Progress
 from worker.stream.learner import Learner
-from worker.stream.parameters import Arm, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm
 from worker.stream.topology import Topics
 from worker.stream.versions import Versions
 

@@ -24,7 +24,8 @@ from worker.logs.findings import Findings, Mismatch
 from worker.logs.versions import PublishedVersion, RecordedVersion, RecordedVersions
 from worker.stream.events import Command
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.versions import KEPT
 
 CHUNK: Final = 1024  # journal records at once

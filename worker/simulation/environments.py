@@ -21,7 +21,7 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM, Floats, Ints, check_rewards, sigmoid
 from worker.bandit.click_model import ClickModel
 from worker.errors import InputError
-from worker.stream.parameters import Arm
+from worker.stream.settings import Arm
 
 Bools = NDArray[np.bool_]
 

@@ -120,11 +120,11 @@ def _contexts(version: Parameters, plans: list[SessionPlan]) -> Floats:
 
 
 def _slates(version: Parameters, plans: list[SessionPlan]) -> Ints:
-    """Return the slates as places in the version's arms, NO_ARM after their end: (n, longest)."""
-    places = {arm.arm: place for place, arm in enumerate(version.arms)}
+    """Return the slates as indices of the version's arms, NO_ARM after their end: (n, longest)."""
+    indices = version.indices
     longest = max(1, max(len(plan.slate) for plan in plans))
     nothing = ("",) * longest
     return np.array(
-        [[places.get(arm, NO_ARM) for arm in (*plan.slate, *nothing[len(plan.slate) :])] for plan in plans],
+        [[indices.get(arm, NO_ARM) for arm in (*plan.slate, *nothing[len(plan.slate) :])] for plan in plans],
         dtype=np.intp,
     )

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from worker.errors import InputError
 from worker.stream.events import ArmChange, Command
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import KEPT
 
 
@@ -42,7 +43,7 @@ def change_arm(current: Parameters, change: ArmChange) -> Parameters | Refusal |
         arm = Arm(arm=change.arm, reward=change.reward, active=change.active)
     except InputError as error:
         return Refusal(order=change, reason=str(error))
-    index = {known.arm: index for index, known in enumerate(current.arms)}.get(arm.arm)
+    index = current.indices.get(arm.arm)
     if index is None:
         if not arm.active:
             return Refusal(order=change, reason=f"arm {arm.arm!r} cannot be retired: it is not known")

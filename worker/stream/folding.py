@@ -87,8 +87,8 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
 
 def observations(parameters: Parameters, window: ClosedWindow) -> Observations:
     """Return the displays that count, of arms that are known; sessions without any are left out."""
-    places = {arm.arm: place for place, arm in enumerate(parameters.arms)}
-    arms = np.array([places.get(arm, -1) for arm in window.arms], dtype=np.intp)
+    indices = parameters.indices
+    arms = np.array([indices.get(arm, -1) for arm in window.arms], dtype=np.intp)
     known = arms >= 0
     rows, sessions = np.unique(np.array(window.rows, dtype=np.intp)[known], return_inverse=True)
     return Observations(
@@ -151,12 +151,12 @@ def sample(plans: list[SessionPlan], most: int) -> list[SessionPlan]:
 def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
     policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(parameters.settings.bonus))
-    places = {arm.arm: place for place, arm in enumerate(parameters.arms)}
+    indices = parameters.indices
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):
         part = plans[start : start + ROWS_AT_ONCE]
         contexts = stack_packed([plan.context for plan in part], parameters.settings.dim)
-        masked = planner.masked([[places[arm] for arm in plan.exclude if arm in places] for plan in part])
+        masked = planner.masked([[indices[arm] for arm in plan.exclude if arm in indices] for plan in part])
         parts.append(exploration_scores(planner, contexts, policy.slates(planner, contexts, masked).arms))
     return np.concatenate(parts)
 

@@ -34,7 +34,8 @@ from worker.stream.catalogue import Refusal, change_arm, obey, under
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import ArmChange, Command, Episode, FeedbackFact, Opened, Progress
 from worker.stream.folding import fold
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import KEPT, keep
 from worker.stream.windows import ClosedWindow, OpenWindows
 
@@ -278,9 +279,9 @@ class Learner:
             outcome.episodes.append(_episode(window, self._current, numbers, steps, rejected, late))
 
     def _make(self, candidate: Parameters, offset: int, effective_at: int, outcome: Outcome) -> None:
-        """Give a version its number and its place in the journal, and let it stand."""
+        """Give a version its number and position in the journal, and make it the current one."""
         made = replace(
-            self._placed(candidate, offset),
+            self._at_position(candidate, offset),
             version=self._current.version + 1,
             parent_sha256=self._current.sha256,
             effective_at=effective_at,
@@ -289,14 +290,14 @@ class Learner:
         known = self._known.get(made.version)
         if known is not None:
             _check_same(made, known)
-        self._stand(made, outcome)
+        self._set_current(made, outcome)
 
     def _republish_if_due(self, offset: int, outcome: Outcome) -> None:
         behind = self.closed_until - (self._current.window_end or 0)
         if behind >= REPUBLISH * self.settings.window:
-            self._stand(self._placed(self._current, offset), outcome)
+            self._set_current(self._at_position(self._current, offset), outcome)
 
-    def _placed(self, parameters: Parameters, offset: int) -> Parameters:
+    def _at_position(self, parameters: Parameters, offset: int) -> Parameters:
         needed = self._windows.needed_from
         return replace(
             parameters,
@@ -306,7 +307,7 @@ class Learner:
             progress=dict(self._progress),
         )
 
-    def _stand(self, parameters: Parameters, outcome: Outcome) -> None:
+    def _set_current(self, parameters: Parameters, outcome: Outcome) -> None:
         if should_publish(parameters, self._newest_known):
             outcome.versions.append(parameters)
         self._current = parameters

@@ -7,10 +7,9 @@ that it says about the model (not when and where in the journal it was made), so
 from __future__ import annotations
 
 import hashlib
-import math
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,130 +17,15 @@ import orjson
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Floats
-from worker.bandit.bonuses import BONUSES, bonus_named
+from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel
-from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
-from worker.bandit.policies import POLICIES, Exploration, Policy, check_combination, policy_named
+from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, ParametersError
-
-UNANSWERED = ("ignored", "passed")
-FIRST_MODEL = "additive"
+from worker.stream.settings import FIRST_MODEL, SETTINGS, Arm, LearningSettings, is_number, is_whole
 
 T = TypeVar("T")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """An ad that can be shown: its id, the revenue of a click, and whether it is shown at present."""
-
-    arm: str
-    reward: float
-    active: bool = True
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.arm, str) and self.arm):
-            raise InputError(f"an arm's id must be a text that is not empty, not {self.arm!r}")
-        if not (_is_number(self.reward) and self.reward > 0):
-            raise InputError(f"arm {self.arm!r}: the reward must be a finite number above zero, not {self.reward}")
-        if not isinstance(self.active, bool):
-            raise InputError(f"arm {self.arm!r}: active must be true or false, not {self.active!r}")
-        object.__setattr__(self, "reward", float(self.reward))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearningSettings:
-    """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
-
-    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds.
-    An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
-    """
-
-    dim: int
-    horizon: int = 5
-    repeats: bool = True
-    policy: str = "ucbbp"
-    epsilon: float = 0.1
-    bonus: str = "value"
-    beta: float | str = 2.5
-    estimator: str = "laplace"
-    ridge: float = 0.5
-    forgetting: float = 1.0
-    warmup: int = 1
-    horizon_episodes: int = 1000
-    random_share: float = 0.0
-    salt: str = "adcascade"
-    session_timeout: int = 60_000
-    lateness: int = 5_000
-    window: int = 60_000
-    unanswered: str = "ignored"
-    model: str = FIRST_MODEL
-
-    def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not _is_whole(value) or value < least:
-                raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in tuple(known):
-                raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
-        if not isinstance(self.repeats, bool):
-            raise InputError(f"repeats must be true or false, not {self.repeats!r}")
-        if not isinstance(self.salt, str):
-            raise InputError(f"salt must be a text, not {self.salt!r}")
-        self._check_numbers()
-        check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
-
-    def _check_numbers(self) -> None:
-        for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
-            value = getattr(self, name)
-            if name == "beta" and isinstance(value, str):
-                if value != "theory":
-                    raise InputError(f'beta must be a number or "theory", not {value!r}')
-                continue
-            if not _is_number(value):
-                raise InputError(f"{name} must be a finite number, not {value!r}")
-            object.__setattr__(self, name, float(value))
-        for name in ("epsilon", "random_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
-        if not 0 < self.forgetting <= 1:
-            raise InputError(f"forgetting must be above 0 and at most 1 (1: off), not {self.forgetting}")
-        if self.ridge <= 0:
-            raise InputError(f"ridge must be a finite number above zero, not {self.ridge}")
-        if not isinstance(self.beta, str) and self.beta < 0:
-            raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
-
-
-_LEAST = {
-    "dim": 1,
-    "horizon": 1,
-    "warmup": 0,
-    "horizon_episodes": 2,
-    "window": 1,
-    "session_timeout": 0,
-    "lateness": 0,
-}
-_CHOICES: Mapping[str, Collection[str]] = {
-    "policy": POLICIES,
-    "bonus": BONUSES,
-    "estimator": ESTIMATORS,
-    "unanswered": UNANSWERED,
-    "model": MODELS,
-}
-
-#: Names of the settings in the record of a version. `model` is written only where it differs from the first model, so
-#: that versions made before there were others keep their hash.
-SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name != "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +62,7 @@ class Parameters:
         if self.thresholds and len(self.thresholds) != self.settings.horizon:
             raise ParametersError(f"{len(self.thresholds)} thresholds for a horizon of {self.settings.horizon}")
         # JSON has no word for what is not finite: orjson would write null.
-        if not all(map(_is_number, (*self.thresholds, self.radius))):
+        if not all(map(is_number, (*self.thresholds, self.radius))):
             raise ParametersError("a threshold or the confidence radius is not finite")
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
         object.__setattr__(self, "radius", float(self.radius))
@@ -205,6 +89,11 @@ class Parameters:
         """The number of standard deviations that counts, also under "theory"."""
         beta = self.settings.beta
         return self.radius if isinstance(beta, str) else float(beta)
+
+    @property
+    def indices(self) -> dict[str, int]:
+        """The index of each arm by its id."""
+        return {arm.arm: index for index, arm in enumerate(self.arms)}
 
     def planner(self, dtype: DTypeLike = np.float32) -> Planner | None:
         """Return a planner under this version; None if there is no arm to show."""
@@ -362,7 +251,7 @@ def _of(kind: type[T], record: Mapping[str, Any], name: str) -> T:
 
 
 def _whole(record: Mapping[str, Any], name: str) -> int:
-    if not _is_whole(record[name]):
+    if not is_whole(record[name]):
         raise ParametersError(f"{name} must be a whole number, not {record[name]!r}")
     return int(record[name])
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -25,6 +24,7 @@ from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
 from worker.stream.encoding import encode_many, feedback_document, opened_document
 from worker.stream.events import Arrival, Feedback
+from worker.stream.expiry import ExpiryQueue
 from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state, encode_state
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.tokens import check_token, slate_tokens
@@ -35,8 +35,6 @@ from worker.stream.versions import Versions
 MOST_PARKED = 64
 
 _mode_and_position = itemgetter("mode", "position")
-
-_TICK = 1000  # milliseconds between checks for expired values
 
 #: By session id: the planner, the packed context, and the slate.
 Planned: TypeAlias = dict[str, tuple[SlatePlanner, bytes, Slate]]
@@ -114,8 +112,7 @@ class Serving:
         self._secret = secret
         self._keep_changelog = keep_changelog
         self._progress = -1
-        self._due: dict[int, list[str]] = {}
-        self._ticks: list[int] = []
+        self._expiry = ExpiryQueue()
 
     @property
     def open_sessions(self) -> int:
@@ -144,15 +141,14 @@ class Serving:
         """Drop the partition; return the counts of its table."""
         tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
         self.table.clear()
-        self._due.clear()
-        self._ticks.clear()
+        self._expiry = ExpiryQueue()
         self.parked = self._awaited = 0
         return tally
 
     @property
     def has_due(self) -> bool:
         """Whether the next batch, even an empty one, deletes a value."""
-        return bool(self._ticks) and self._ticks[0] * _TICK <= self._progress
+        return self._expiry.has_due(self._progress)
 
     def acknowledged(self, progress: int) -> None:
         """Note that everything up to this time is processed, journaled and acknowledged."""
@@ -272,7 +268,7 @@ class Serving:
             except Rejected as rejected:  # the limits are stricter than when it was parked
                 self._dead_letter(record, rejected.reason, rejected.error, emits)
                 continue
-            if self._secret is not None and not self._has_token(feedback, session):
+            if not self._has_token(feedback, session):
                 self._dead_letter(record, "token", "$.token belongs to another session of this id", emits)
                 continue
             self._apply(record, feedback, session, emits)
@@ -281,7 +277,7 @@ class Serving:
         session_id, touched = feedback.session_id, batch.touched
         state = self.table.get(session_id)
         session = state if type(state) is Session else None
-        if self._secret is not None and not self._has_token(feedback, session):
+        if not self._has_token(feedback, session):
             self._dead_letter(record, "token", "$.token is missing or does not belong to this display", batch.emits)
             return
         if session is not None and feedback.arm in session.slate:
@@ -397,31 +393,24 @@ class Serving:
         return latest + self._versions.newest.settings.session_timeout
 
     def _schedule_expiry(self, session_id: str, until: int) -> None:
-        """Schedule the deletion of a value: at most one tick after `until` + lateness."""
-        tick = (until + self._versions.newest.settings.lateness) // _TICK + 1
-        due = self._due.get(tick)
-        if due is None:
-            self._due[tick] = due = []
-            heappush(self._ticks, tick)
-        due.append(session_id)
+        self._expiry.add(session_id, until + self._versions.newest.settings.lateness)
 
     def _expire(self, emits: Emits) -> None:
         lateness = self._versions.newest.settings.lateness
-        while self.has_due:
-            for session_id in self._due.pop(heappop(self._ticks)):
-                state = self.table.get(session_id)
-                if state is None:
-                    continue
-                until = state.deadline if type(state) is Session else self._parked_until(state.latest)  # type: ignore[union-attr]
-                if until + lateness > self._progress:
-                    self._schedule_expiry(session_id, until)  # more feedback was parked, or the settings changed
-                    continue
-                del self.table[session_id]
-                if self._keep_changelog:
-                    emits.changelog.append((session_id.encode(), None))
-                if type(state) is Session:
-                    emits.tally.ended[state.ending] += 1
-                elif type(state) is Parked:
-                    emits.tally.late += len(state.records)
-                    self.parked -= len(state.records)
-                    self._awaited -= 1
+        for session_id in self._expiry.pop_due(self._progress):
+            state = self.table.get(session_id)
+            if state is None:
+                continue
+            until = state.deadline if isinstance(state, Session) else self._parked_until(state.latest)
+            if until + lateness > self._progress:
+                self._schedule_expiry(session_id, until)  # more feedback was parked, or the settings changed
+                continue
+            del self.table[session_id]
+            if self._keep_changelog:
+                emits.changelog.append((session_id.encode(), None))
+            if isinstance(state, Session):
+                emits.tally.ended[state.ending] += 1
+            else:
+                emits.tally.late += len(state.records)
+                self.parked -= len(state.records)
+                self._awaited -= 1

@@ -36,7 +36,7 @@ class SlatePlanner:
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self.names = [arm.arm for arm in parameters.arms]
-        self.index = {arm: index for index, arm in enumerate(self.names)}
+        self.index = parameters.indices
 
     @cached_property
     def _planner(self) -> Planner:

@@ -60,14 +60,14 @@ class Versions:
 
     @property
     def newest_arms(self) -> Mapping[str, int]:
-        """The arms of the newest version and their places; arms are never removed, so these are all."""
+        """The arms of the newest version with their indices; arms are never removed, so these are all."""
         return self._known[-1].index
 
     def reward_of(self, arm: str) -> float:
         """Return what a click on the arm earns by the newest version; 0 if it is not known."""
         newest = self._known[-1]
-        place = newest.index.get(arm)
-        return 0.0 if place is None else newest.parameters.arms[place].reward
+        index = newest.index.get(arm)
+        return 0.0 if index is None else newest.parameters.arms[index].reward
 
     @property
     def history(self) -> tuple[Parameters, ...]:

@@ -16,8 +16,9 @@ from worker.embedded.runner import Embedded
 from worker.simulation.environments import Environment, make_environment
 from worker.simulation.users import TIDY, Sent, Users
 from worker.stream.decoding import decode_decision
-from worker.stream.parameters import Arm, LearningSettings, Parameters
+from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
+from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 

@@ -15,7 +15,7 @@ import orjson
 from worker.cli.options.parser import Option, boolean
 from worker.errors import InputError
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Arm
+from worker.stream.settings import Arm
 
 CATALOG = Option(
     name="catalog",

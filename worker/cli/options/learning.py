@@ -12,7 +12,7 @@ from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, grouped, integer, number
 from worker.cli.options.times import Duration, duration
 from worker.stream.decoding import Limits
-from worker.stream.parameters import SETTINGS, UNANSWERED, LearningSettings
+from worker.stream.settings import SETTINGS, UNANSWERED, LearningSettings
 
 
 def beta(text: str) -> float | str:

@@ -28,7 +28,8 @@ from worker.simulation.users import BEGINNING, Habits, Sent, Users
 from worker.simulation.worth import Valuer
 from worker.stream.decoding import decode_decision
 from worker.stream.events import Decision
-from worker.stream.parameters import LearningSettings, Parameters
+from worker.stream.parameters import Parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Tally, Topics
 
 TICK = 1_000  # milliseconds of event time per step

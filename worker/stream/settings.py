@@ -1,0 +1,130 @@
+"""The arms, and the settings of serving and learning that every version carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+
+from worker.bandit.bonuses import BONUSES
+from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.models import MODELS
+from worker.bandit.policies import POLICIES, check_combination
+from worker.errors import InputError
+
+UNANSWERED = ("ignored", "passed")
+FIRST_MODEL = "additive"
+
+
+def is_whole(value: object) -> bool:
+    """Return whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """An ad that can be shown: its id, the revenue of a click, and whether it is shown at present."""
+
+    arm: str
+    reward: float
+    active: bool = True
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.arm, str) and self.arm):
+            raise InputError(f"an arm's id must be a text that is not empty, not {self.arm!r}")
+        if not (is_number(self.reward) and self.reward > 0):
+            raise InputError(f"arm {self.arm!r}: the reward must be a finite number above zero, not {self.reward}")
+        if not isinstance(self.active, bool):
+            raise InputError(f"arm {self.arm!r}: active must be true or false, not {self.active!r}")
+        object.__setattr__(self, "reward", float(self.reward))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningSettings:
+    """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
+
+    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds.
+    An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
+    """
+
+    dim: int
+    horizon: int = 5
+    repeats: bool = True
+    policy: str = "ucbbp"
+    epsilon: float = 0.1
+    bonus: str = "value"
+    beta: float | str = 2.5
+    estimator: str = "laplace"
+    ridge: float = 0.5
+    forgetting: float = 1.0
+    warmup: int = 1
+    horizon_episodes: int = 1000
+    random_share: float = 0.0
+    salt: str = "adcascade"
+    session_timeout: int = 60_000
+    lateness: int = 5_000
+    window: int = 60_000
+    unanswered: str = "ignored"
+    model: str = FIRST_MODEL
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not is_whole(value) or value < least:
+                raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in tuple(known):
+                raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
+        if not isinstance(self.repeats, bool):
+            raise InputError(f"repeats must be true or false, not {self.repeats!r}")
+        if not isinstance(self.salt, str):
+            raise InputError(f"salt must be a text, not {self.salt!r}")
+        self._check_numbers()
+        check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
+
+    def _check_numbers(self) -> None:
+        for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
+            value = getattr(self, name)
+            if name == "beta" and isinstance(value, str):
+                if value != "theory":
+                    raise InputError(f'beta must be a number or "theory", not {value!r}')
+                continue
+            if not is_number(value):
+                raise InputError(f"{name} must be a finite number, not {value!r}")
+            object.__setattr__(self, name, float(value))
+        for name in ("epsilon", "random_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+        if not 0 < self.forgetting <= 1:
+            raise InputError(f"forgetting must be above 0 and at most 1 (1: off), not {self.forgetting}")
+        if self.ridge <= 0:
+            raise InputError(f"ridge must be a finite number above zero, not {self.ridge}")
+        if not isinstance(self.beta, str) and self.beta < 0:
+            raise InputError(f"beta must be a finite number of at least 0, not {self.beta}")
+
+
+_LEAST = {
+    "dim": 1,
+    "horizon": 1,
+    "warmup": 0,
+    "horizon_episodes": 2,
+    "window": 1,
+    "session_timeout": 0,
+    "lateness": 0,
+}
+_CHOICES: Mapping[str, Collection[str]] = {
+    "policy": POLICIES,
+    "bonus": BONUSES,
+    "estimator": ESTIMATORS,
+    "unanswered": UNANSWERED,
+    "model": MODELS,
+}
+
+#: Names of the settings in the record of a version. `model` is written only where it differs from the first model, so
+#: that versions made before there were others keep their hash.
+SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name != "model")
