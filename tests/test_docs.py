@@ -318,7 +318,8 @@ def test_the_commands_on_kafka_lead_from_a_broker_to_a_replayed_log(tmp_path: Pa
     way = sorted((block for block in SHELL if block.kind in kinds), key=lambda block: "broker stop" in block.text)
     output = ""
     with ExitStack() as stack:
-        stack.callback(_kill_broker, tmp_path / "kafka")
+        kill = [BROKER, "stop", "--kill", "--data-dir", tmp_path / "kafka"]
+        stack.callback(subprocess.run, kill, capture_output=True, check=False)
         services = stack.enter_context(ExitStack())
         for block in way:
             if block.kind == "service":
@@ -335,10 +336,6 @@ def test_the_commands_on_kafka_lead_from_a_broker_to_a_replayed_log(tmp_path: Pa
     versions = re.search(r"versions 0 to (\d+): (\d+) of (\d+) folded again", output)
     assert versions is not None and int(versions[1]) >= 3
     assert "no mismatch" in output
-
-
-def _kill_broker(folder: Path) -> None:
-    subprocess.run([BROKER, "stop", "--kill", "--data-dir", folder], capture_output=True, check=False)
 
 
 def _is_up(tour: Tour, name: str) -> bool:
