@@ -8,11 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from worker.bandit.bonuses import BONUSES
-from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.policies import POLICIES
 from worker.cli.options.brokers import PREFIX
-from worker.cli.options.learning import beta
+from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
 from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError, ParametersError
@@ -37,26 +34,10 @@ def confidence_level(text: str) -> float:
     return value
 
 
-#: Settings of the target; those of the policy that served by default.
-CHANGES: Final = (
-    Option(name="policy", help="policy to evaluate (default: the one that served)", choices=POLICIES),
-    Option(name="bonus", help="exploration bonus of the policy (default: as served)", choices=BONUSES),
-    Option(name="beta", help="amount of exploration: standard deviations, or theory (default: as served)", parse=beta),
-    Option(
-        name="epsilon",
-        help="share of random arms under epsilon-greedy (default: as served)",
-        parse=number(least=0, most=1),
-    ),
-    Option(
-        name="estimator",
-        help="estimator of the click model; the journal of the log is folded again with it (default: as served)",
-        choices=ESTIMATORS,
-    ),
-    Option(
-        name="horizon",
-        help="most displays in a session, no more than were served (default: as served)",
-        parse=integer(least=1),
-    ),
+#: Settings of the target.
+CHANGES: Final = tuple(
+    setting(name, default=None, help=f"{setting(name).help} (default: as served)")
+    for name in ("policy", "bonus", "beta", "epsilon", "estimator", "horizon")
 )
 
 OPTIONS = (

@@ -141,7 +141,7 @@ def _decisions(report: ReplayReport) -> str:
 
 
 def _slates(report: ReplayReport) -> str:
-    return f"slates: {report.pinned or 0:,} as recorded, {report.planned or 0:,} planned here"
+    return f"slates: {report.pinned:,} as recorded, {report.planned:,} planned here"
 
 
 def warnings(report: ReplayReport) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -121,16 +121,11 @@ class _Shape:
     def period(self, arms: tuple[Arm, ...]) -> int:
         return self.periods.setdefault(arms, len(self.periods))
 
-    def prices(self) -> Floats:
+    def table(self, field: str) -> Floats:
+        """Return one field of every arm in every period: (g, K)."""
         table = np.zeros((len(self.periods), max(1, self.arms)))
         for arms, row in self.periods.items():
-            table[row, : len(arms)] = [arm.reward for arm in arms]
-        return table
-
-    def active(self) -> Bools:
-        table = np.zeros((len(self.periods), max(1, self.arms)), dtype=bool)
-        for arms, row in self.periods.items():
-            table[row, : len(arms)] = [arm.active for arm in arms]
+            table[row, : len(arms)] = [getattr(arm, field) for arm in arms]
         return table
 
     def wide(self, slates: Ints) -> Ints:
@@ -171,12 +166,12 @@ def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession],
     rule = _Planning(alone, shape).rule(contexts, excluded, 1.0 if whole else served.settings.random_share)
     # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
     planned = np.where((drawn | (rule.epsilon > 0))[:, None], rule.best, slates)
-    rule = Rule(best=planned, epsilon=rule.epsilon, uniform=rule.uniform, repeats=rule.repeats)
+    rule = replace(rule, best=planned)
     planning = _Planning(target, shape)
     aim = planning.rule(contexts, excluded, 0.0)
     same = alone.settings == target.settings and alone.model is target.model
     if same:
-        aim = Rule(best=rule.best, epsilon=aim.epsilon, uniform=aim.uniform, repeats=aim.repeats)
+        aim = replace(aim, best=rule.best)
     part = _Part(
         sessions=sessions,
         contexts=contexts,
@@ -223,7 +218,7 @@ def _fits(part: _Part, served: Parameters) -> Bools:
 
 def _joined(parts: Sequence[_Part], shape: _Shape) -> Sessions:
     sessions = [session for part in parts for session in part.sessions]
-    prices = shape.prices()
+    prices = shape.table("reward")
     slates = np.concatenate([part.slates for part in parts])
     period = np.concatenate([np.full(len(part.sessions), part.period) for part in parts])
     displayed = np.array([session.displayed for session in sessions], dtype=np.intp)
@@ -239,7 +234,7 @@ def _joined(parts: Sequence[_Part], shape: _Shape) -> Sessions:
         clicked=clicked,
         earned=np.where(clicked, prices[period, last], 0.0),
         prices=prices,
-        active=shape.active(),
+        active=shape.table("active").astype(bool),
         period=period,
         excluded=excluded if any(excluded) else (),
         served=_rules([part.served for part in parts]),

@@ -27,7 +27,7 @@ from worker.logs.stages import Stage, silent, ticking
 from worker.logs.versions import RecordedVersions
 from worker.stream.decoding import Limits
 from worker.stream.events import MOST, TOPICS
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 # Kinds of entries of the traffic, in their order within one time.
 DEAD: Final = 0  # the arrival or click at this offset became a dead letter
@@ -144,25 +144,25 @@ class OrderedLog:
         self._add(0, _COUNTED + TOPICS.index(topic), line, b"")
 
     def _add_arrival(self, line: Line) -> None:
-        value = line.record.value
-        time = _time(_read(value).occurred_at)
-        if time is None or value is None:
-            self._count("arrivals", line)  # a dead letter
-            return
-        if self._extend_span(line, time):
+        time = self._add_traffic(line, ARRIVAL)
+        if time is not None:
             first, last = self.arrivals_of.get(line.record.partition, (time, time))
             self.arrivals_of[line.record.partition] = (min(first, time), max(last, time))
-        self._add(time, ARRIVAL, line, value)
 
     def _add_click(self, line: Line) -> None:
+        time = self._add_traffic(line, CLICK)
+        if time is not None:
+            self.last_feedback = max(self.last_feedback, time)
+
+    def _add_traffic(self, line: Line, kind: int) -> int | None:
+        """Add an arrival or a click; return its time if that extends the span of the log."""
         value = line.record.value
         time = _time(_read(value).occurred_at)
         if time is None or value is None:
-            self._count("clicks", line)
-            return
-        if self._extend_span(line, time):
-            self.last_feedback = max(self.last_feedback, time)
-        self._add(time, CLICK, line, value)
+            self._count(_KINDS[kind], line)  # a dead letter
+            return None
+        self._add(time, kind, line, value)
+        return time if self._extend_span(line, time) else None
 
     def _add_decision(self, line: Line) -> None:
         value = line.record.value
@@ -174,7 +174,7 @@ class OrderedLog:
 
     def _add_journal(self, line: Line) -> None:
         record = line.record
-        if record.partition:
+        if record.partition != ONLY_PARTITION:
             raise InputError(
                 f"line {line.number}: {record.topic} has one partition, this record is of partition {record.partition}"
             )

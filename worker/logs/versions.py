@@ -82,21 +82,12 @@ class RecordedVersions:
         try:
             parameters = decode_parameters(value or b"")
         except ParametersError as error:
-            self._findings.add(
-                Mismatch(
-                    kind="version",
-                    name="record",
-                    expected="a readable version",
-                    found=str(error),
-                    line=line,
-                    version=_number(value),
-                )
-            )
+            self._add_mismatch("record", "a readable version", str(error), line, _number(value))
             return
         sha256 = orjson.loads(value or b"")["sha256"]
-        there = self.known.get(parameters.version)
-        if there is None:
-            there = self.known[parameters.version] = RecordedVersion(
+        known = self.known.get(parameters.version)
+        if known is None:
+            known = self.known[parameters.version] = RecordedVersion(
                 parameters.version,
                 sha256,
                 parameters.parent_sha256,
@@ -105,19 +96,15 @@ class RecordedVersions:
                 self._shared(parameters.settings),
                 [],
             )
-        elif there.sha256 != sha256:
-            self._findings.add(
-                Mismatch(
-                    kind="version",
-                    name="sha256 of another record of it",
-                    expected=there.sha256,
-                    found=sha256,
-                    line=line,
-                    version=parameters.version,
-                )
-            )
+        elif known.sha256 != sha256:
+            self._add_mismatch("sha256 of another record of it", known.sha256, sha256, line, parameters.version)
             return
-        self._keep(there, parameters, value or b"")
+        self._keep(known, parameters, value or b"")
+
+    def _add_mismatch(self, name: str, expected: str, found: str, line: int, version: int | None) -> None:
+        self._findings.add(
+            Mismatch(kind="version", name=name, expected=expected, found=found, line=line, version=version)
+        )
 
     def _keep(self, version: RecordedVersion, parameters: Parameters, value: bytes) -> None:
         if any(kept.journal_offset == parameters.journal_offset for kept in version.records):

@@ -14,15 +14,14 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from math import isclose
 from typing import Any, Final, TypeAlias
 
-from worker.logs.findings import Findings, Kind, Mismatch
+from worker.logs.findings import Kind, Mismatch
 from worker.logs.ordered import Entry, OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
+from worker.replay.report import ReplayReport
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Decision, Opened
 from worker.stream.session import answered, objection
@@ -35,33 +34,19 @@ Difference: TypeAlias = tuple[str, Any, Any]  # field, expected, found
 Planned: TypeAlias = dict[tuple[SessionTrace, int], list[Slate]]  # trace and version → possible slates
 
 
-@dataclass(slots=True)
-class Audit:
-    """The counts of a verification."""
-
-    decisions: int = 0
-    sessions: int = 0
-    clicks: int = 0
-    revenue: float = 0.0
-    stale: int = 0
-    modes: Counter[str] = field(default_factory=Counter)
-    unverified: Counter[str] = field(default_factory=Counter)  # by what the log lacks
-
-
 class DecisionAudit:
     """Check every session of a log."""
 
-    def __init__(self, log: OrderedLog, findings: Findings) -> None:
-        self.audit = Audit()
+    def __init__(self, log: OrderedLog, report: ReplayReport) -> None:
         self._log = log
-        self._findings = findings
+        self._report = report
         self._versions = log.versions
         newest = log.versions.newest
         self._dim = newest.settings.dim if newest else None
         self._timeout = log.versions.longest("session_timeout")
         self._slack = log.versions.longest("lateness")
 
-    def run(self, entries: Iterable[Entry]) -> Audit:
+    def run(self, entries: Iterable[Entry]) -> None:
         """Check the sessions of these entries, which are in the order of time."""
         traces: list[SessionTrace] = []
         for trace in TraceReader(self._log, unreadable=self._report_unreadable).read(entries):
@@ -70,11 +55,10 @@ class DecisionAudit:
                 self._check(traces)
                 traces = []
         self._check(traces)
-        return self.audit
 
     def _report_unreadable(self, entry: Entry, reason: str) -> None:
-        self.audit.decisions += 1
-        self._findings.add(
+        self._report.decisions += 1
+        self._report.findings.add(
             Mismatch(kind="decision", name="record", expected="a decision", found=reason, line=entry.line)
         )
 
@@ -111,12 +95,12 @@ class DecisionAudit:
         return planned
 
     def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:
-        audit = self.audit
-        audit.decisions += 1
-        audit.modes[decision.mode] += 1
+        report = self._report
+        report.decisions += 1
+        report.modes[decision.mode] += 1
         version = decision.parameters_version
         if version not in self._versions.known:
-            audit.unverified["version"] += 1
+            report.unverified_because["version"] += 1
             return
         difference: Difference | None
         if slates:
@@ -124,7 +108,7 @@ class DecisionAudit:
         elif self._within_arrivals(entry):
             difference = ("arrival", "an arrival of this session at this time", "none")
         else:
-            audit.unverified["arrival"] += 1
+            report.unverified_because["arrival"] += 1
             return
         judged = self._versions.judge(version, trace.arrived_at)
         if difference is None and judged == "not in force":
@@ -132,13 +116,13 @@ class DecisionAudit:
             difference = ("parameters_version", called, version)
         if difference is None and decision.position > 1 and not self._passed(trace, decision, slates):
             if trace.arrived_at + self._timeout > self._log.last_feedback:
-                audit.unverified["feedback"] += 1
+                report.unverified_because["feedback"] += 1
                 return
             difference = ("feedback", f"position {decision.position - 1} passed over", "no such feedback")
         if difference is not None:
-            self._report("decision", entry.line, trace, decision.position, version, difference)
+            self._add_mismatch("decision", entry.line, trace, decision.position, version, difference)
         elif judged == "stale":
-            audit.stale += 1
+            report.stale += 1
 
     def _check_opened(self, trace: SessionTrace, line: int, opened: Opened, slates: Sequence[Slate]) -> None:
         if not slates:
@@ -152,7 +136,7 @@ class DecisionAudit:
         if difference is None and self._versions.judge(version, trace.arrived_at) == "not in force":
             difference = ("parameters_version", self._versions.called_for(trace.arrived_at), version)
         if difference is not None:
-            self._report("opened", line, trace, None, version, difference)
+            self._add_mismatch("opened", line, trace, None, version, difference)
 
     def _within_arrivals(self, entry: Entry) -> bool:
         """Return whether the arrival of a decision must be in the log; both are in the same partition."""
@@ -170,11 +154,11 @@ class DecisionAudit:
             for slate in slates
         )
 
-    def _report(
+    def _add_mismatch(
         self, kind: Kind, line: int, trace: SessionTrace, position: int | None, version: int, difference: Difference
     ) -> None:
         name, expected, found = difference
-        self._findings.add(
+        self._report.findings.add(
             Mismatch(
                 kind=kind,
                 name=name,
@@ -193,7 +177,7 @@ class DecisionAudit:
         """Count the session, its click and the revenue."""
         if not trace.decisions and not trace.openings:
             return  # an arrival without an answer
-        self.audit.sessions += 1
+        self._report.sessions += 1
         if not any(feedback.clicked for feedback in trace.feedback):
             return
         opened = trace.openings[0][1] if trace.openings else None
@@ -203,13 +187,13 @@ class DecisionAudit:
         last = trace.arrived_at + self._timeout
         shown, clicked = answered(slate, trace.feedback, whole_slate=False, first=trace.arrived_at, last=last)
         if clicked:
-            self.audit.clicks += 1
+            self._report.clicks += 1
             newest = self._versions.newest
             known = version if version in self._versions.known else newest.version if newest else None
             if known is not None:
                 planner = self._versions.planner(known)
                 index = planner.index.get(slate[shown - 1])
-                self.audit.revenue += 0.0 if index is None else planner.parameters.arms[index].reward
+                self._report.revenue += 0.0 if index is None else planner.parameters.arms[index].reward
 
 
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────────

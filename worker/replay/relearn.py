@@ -18,18 +18,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from worker.logs.findings import Findings, Mismatch
+from worker.logs.findings import Mismatch
 from worker.logs.format import NO_TIMESTAMP
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, OrderedLog
 from worker.logs.sorting import MEMORY
 from worker.logs.stages import Stage, silent, ticking
 from worker.logs.traces import UNLIMITED
 from worker.replay.origin import Origin, Timetable, find_origin, read_timetable
-from worker.replay.report import ReplayReport, log_facts, read_traffic
-from worker.replay.versions import Status, VersionResult, difference, hash_differs, is_lost
+from worker.replay.report import ReplayReport, Status, VersionResult, read_traffic
+from worker.replay.versions import difference, hash_differs, is_lost
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_feedback_fact, encode_journal, encode_opened, encode_progress
@@ -62,57 +62,28 @@ def relearn(
     changes : changes to the recorded settings; without recorded ones, changes to the defaults
     arms : the first arms, instead of the recorded ones
     """
-    findings = Findings()
-    with OrderedLog(topics or Topics(), findings, memory=memory) as log:
+    report = ReplayReport(mode="relearn")
+    with OrderedLog(topics or Topics(), report.findings, memory=memory) as log:
         reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
         origin = find_origin(log, changes=dict(changes or {}), arms=arms)
-        learner = Relearner(log, origin, read_timetable(log), findings, tolerance=tolerance)
+        learner = Relearner(log, origin, read_timetable(log), report, tolerance=tolerance)
         with stage("learning again", len(log.traffic)) as bar:
             for entry in ticking(log.entries(), bar):
                 learner.add(entry)
-            result = learner.finish()
-        return ReplayReport(
-            mode="relearn",
-            **log_facts(log, reader),
-            findings=findings,
-            versions=result.versions,
-            decisions=result.decisions,
-            unverified_because={"version": result.unverified} if result.unverified else {},
-            sessions=result.sessions,
-            clicks=result.clicks,
-            revenue=result.revenue,
-            pinned=result.pinned,
-            planned=result.planned,
-            lost=result.lost,
-        )
-
-
-@dataclass(slots=True)
-class Relearned:
-    """The result of learning again."""
-
-    decisions: int = 0
-    unverified: int = 0  # decisions whose version the log lacks
-    sessions: int = 0
-    clicks: int = 0
-    revenue: float = 0.0
-    pinned: int = 0  # arrivals with a recorded slate
-    planned: int = 0
-    lost: int | None = None  # last version before a rollback to a version that the log lacks
-    versions: list[VersionResult] = field(default_factory=list)
+            learner.finish()
+        return report.describe(log, reader)
 
 
 class Relearner:
     """Learn from the traffic of a log, in the order of time."""
 
     def __init__(
-        self, log: OrderedLog, origin: Origin, timetable: Timetable, findings: Findings, *, tolerance: float = 0.0
+        self, log: OrderedLog, origin: Origin, timetable: Timetable, report: ReplayReport, *, tolerance: float = 0.0
     ) -> None:
         self._tolerance = tolerance
-        self.result = Relearned()
+        self._report = report
         self._log = log
         self._compared = origin.compared
-        self._findings = findings
         known = log.versions.known
         made_under = {number: version.settings for number, version in known.items()} if origin.compared else {}
         self._learner = Learner(origin.settings, origin.arms, origin.loaded, made_under=made_under)
@@ -134,8 +105,8 @@ class Relearner:
             self._handle_same_time()
         self._same_time.append(entry)
 
-    def finish(self) -> Relearned:
-        """Advance time to its end; return the result."""
+    def finish(self) -> None:
+        """Advance time to its end."""
         self._handle_same_time()
         end = self._end
         if end is None:
@@ -144,7 +115,6 @@ class Relearner:
         self._advance_to(end)
         while self._orders:  # given at a time after the rest of the log
             self._apply_order()
-        return self.result
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,13 +156,13 @@ class Relearner:
             return None
 
     def _read_decision(self, entry: Entry, decided: dict[str, Decision]) -> None:
-        self.result.decisions += 1
+        self._report.decisions += 1
         try:
             decision = decode_decision(entry.value)
         except Rejected:
             return
         if decision.parameters_version not in self._log.versions.known:
-            self.result.unverified += 1
+            self._report.unverified_because["version"] += 1
         if decision.position == 1:
             decided.setdefault(decision.session_id, decision)
 
@@ -215,9 +185,9 @@ class Relearner:
             modes = (decided.mode,) * len(decided.slate)
             self._pin(arrival, decided.slate, modes, decided.parameters_version)
         if fitting or decided is not None:
-            self.result.pinned += 1
+            self._report.pinned += 1
         else:
-            self.result.planned += 1
+            self._report.planned += 1
             self._unplanned.append(arrival)
             if len(self._unplanned) >= CHUNK:
                 self._plan()
@@ -300,21 +270,21 @@ class Relearner:
         facts, self._facts = self._facts, []
         outcome = self._learner.handle(facts)
         if is_lost(self._learner, outcome):
-            self.result.lost = self._learner.current.version
+            self._report.lost = self._learner.current.version
             self._compared = False
         for episode in outcome.episodes:
-            self.result.sessions += episode.sessions
-            self.result.clicks += episode.clicks
-            self.result.revenue += episode.reward
+            self._report.sessions += episode.sessions
+            self._report.clicks += episode.clicks
+            self._report.revenue += episode.reward
         self._add_versions(outcome.versions)
 
     def _add_versions(self, versions: Sequence[Parameters]) -> None:
         for made in versions:
             self._versions.learn(made)
-            if self.result.versions and self.result.versions[-1].version == made.version:
+            if self._report.versions and self._report.versions[-1].version == made.version:
                 continue  # published again from a newer position
             status: Status = "folded" if self._matches_record(made) else "differs"
-            self.result.versions.append(VersionResult(version=made.version, sha256=made.sha256, status=status))
+            self._report.versions.append(VersionResult(version=made.version, sha256=made.sha256, status=status))
 
     def _matches_record(self, made: Parameters) -> bool:
         recorded = self._log.versions.known.get(made.version)
@@ -324,7 +294,7 @@ class Relearner:
         if by <= self._tolerance:
             return True
         detail = hash_differs(name, by)
-        self._findings.add(
+        self._report.findings.add(
             Mismatch(kind="version", name=detail, expected=made.sha256, found=recorded.sha256, version=made.version)
         )
         return False

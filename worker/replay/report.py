@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from worker.errors import InputError
 from worker.logs.findings import Findings
 from worker.logs.format import LogReader
 from worker.logs.ordered import OrderedLog
 from worker.logs.stages import Stage
-from worker.replay.versions import VersionResult
+
+Status: TypeAlias = Literal["folded", "recorded", "differs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VersionResult:
+    """A version with its computed hash (`folded`, `differs`) or its recorded one (`recorded`)."""
+
+    version: int
+    sha256: str
+    status: Status
+
+
+@dataclass(slots=True, kw_only=True)
 class ReplayReport:
     """The results of a replay.
 
@@ -22,31 +33,33 @@ class ReplayReport:
     ----------
     counts : records per topic, repeated lines once
     versions : all versions, recorded or made
+    unverified_because : decisions that could not be checked, by what the log lacks
     stale : decisions by an older version than the one in force, which reached the worker late
-    pinned, planned : slates taken from the log and slates planned here; None unless learning was repeated
-    lost : last version before a rollback to a version that is not in the log; None if there was no such rollback
+    holes : first and last missing offset of the first holes in the journal
+    pinned, planned : slates taken from the log, and slates planned here, when learning is repeated
+    lost : last version before a rollback to a version that the log lacks; None if there was no such rollback
     """
 
     mode: str
-    counts: Mapping[str, int]
-    lines: int
-    bad: int
-    first_bad: str
-    duplicates: int
-    ignored: int
-    span: tuple[int, int] | None
-    findings: Findings
-    versions: Sequence[VersionResult]
-    decisions: int
-    unverified_because: Mapping[str, int]
-    modes: Mapping[str, int] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    lines: int = 0
+    bad: int = 0
+    first_bad: str = ""
+    duplicates: int = 0
+    ignored: int = 0
+    span: tuple[int, int] | None = None
+    versions: list[VersionResult] = field(default_factory=list)
+    decisions: int = 0
+    unverified_because: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
     stale: int = 0
-    sessions: int
-    clicks: int
-    revenue: float
-    holes: Sequence[tuple[int, int]] = ()
-    pinned: int | None = None
-    planned: int | None = None
+    sessions: int = 0
+    clicks: int = 0
+    revenue: float = 0.0
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    pinned: int = 0
+    planned: int = 0
     lost: int | None = None
 
     @property
@@ -62,12 +75,19 @@ class ReplayReport:
     @property
     def unverified(self) -> int:
         """Number of decisions that could not be checked."""
-        return sum(self.unverified_because.values())
+        return self.unverified_because.total()
 
     @property
     def unfolded(self) -> int:
         """Number of recorded versions that the journal of the log is not sufficient for."""
         return sum(version.status == "recorded" for version in self.versions)
+
+    def describe(self, log: OrderedLog, reader: LogReader) -> ReplayReport:
+        """Add the facts about the log, all of which has been read; return the report."""
+        self.counts, self.duplicates, self.ignored = log.counts, log.duplicates, log.others.total()
+        self.lines, self.bad, self.first_bad = reader.lines, reader.bad, reader.first_bad
+        self.span = None if log.first_time is None else (log.first_time, log.last_time)
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in its JSON form."""
@@ -98,7 +118,7 @@ class ReplayReport:
             "modes": dict(self.modes),
             "journal_holes": [list(hole) for hole in self.holes],
         }
-        if self.pinned is not None:
+        if self.mode == "relearn":
             document |= {"slates_recorded": self.pinned, "slates_planned": self.planned, "lost_after": self.lost}
         return document
 
@@ -114,16 +134,3 @@ def read_traffic(path: str, log: OrderedLog, *, skip_bad: bool, stage: Stage) ->
         hint = f"; try --prefix {prefix}" if prefix else ""
         raise InputError(f"{reader.name}: it has no records of these topics, but of {topic}{hint}")
     return reader
-
-
-def log_facts(log: OrderedLog, reader: LogReader) -> dict[str, Any]:
-    """Return the fields of a report that describe the log; complete when all of it has been read."""
-    return {
-        "counts": log.counts,
-        "lines": reader.lines,
-        "bad": reader.bad,
-        "first_bad": reader.first_bad,
-        "duplicates": log.duplicates,
-        "ignored": log.others.total(),
-        "span": None if log.first_time is None else (log.first_time, log.last_time),
-    }

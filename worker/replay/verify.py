@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
 from worker.logs.sorting import MEMORY
 from worker.logs.stages import Stage, silent, ticking
 from worker.replay.decisions import DecisionAudit
-from worker.replay.report import ReplayReport, log_facts, read_traffic
+from worker.replay.report import ReplayReport, read_traffic
 from worker.replay.versions import FoldAudit
 from worker.stream.topology import Topics
 
@@ -29,27 +28,11 @@ def verify(
     tolerance : largest relative difference between the numbers of equal versions, for logs of other machines
     memory : bytes held by each of the two sorters
     """
-    findings = Findings()
-    with OrderedLog(topics or Topics(), findings, memory=memory) as log:
+    report = ReplayReport(mode="verify")
+    with OrderedLog(topics or Topics(), report.findings, memory=memory) as log:
         reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
-        folds = FoldAudit(log.versions, findings, tolerance=tolerance)
         with stage("folding the versions again", len(log.journal)) as bar:
-            for offset, value in ticking(log.journal_records(), bar):
-                folds.add(offset, value)
-            versions = folds.finish()
+            FoldAudit(log.versions, report, tolerance=tolerance).run(ticking(log.journal_records(), bar))
         with stage("planning the decisions again", len(log.traffic)) as bar:
-            audit = DecisionAudit(log, findings).run(ticking(log.entries(), bar))
-        return ReplayReport(
-            mode="verify",
-            **log_facts(log, reader),
-            findings=findings,
-            versions=versions,
-            decisions=audit.decisions,
-            unverified_because=audit.unverified,
-            modes=audit.modes,
-            stale=audit.stale,
-            sessions=audit.sessions,
-            clicks=audit.clicks,
-            revenue=audit.revenue,
-            holes=folds.holes,
-        )
+            DecisionAudit(log, report).run(ticking(log.entries(), bar))
+        return report.describe(log, reader)

@@ -13,15 +13,17 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import numpy as np
 
-from worker.logs.findings import Findings, Mismatch
+from worker.logs.findings import Mismatch
 from worker.logs.versions import PublishedVersion, RecordedVersion, RecordedVersions
+from worker.replay.report import ReplayReport, VersionResult
 from worker.stream.events import Command
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
@@ -30,25 +32,13 @@ from worker.stream.versions import KEPT
 
 CHUNK: Final = 1024  # journal records at once
 
-Status: TypeAlias = Literal["folded", "recorded", "differs"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionResult:
-    """A version with its computed hash (`folded`, `differs`) or its recorded one (`recorded`)."""
-
-    version: int
-    sha256: str
-    status: Status
-
 
 class FoldAudit:
     """Fold the journal of a log, in its order, and compare the versions with the recorded ones."""
 
-    def __init__(self, versions: RecordedVersions, findings: Findings, *, tolerance: float = 0.0) -> None:
-        self.holes: list[tuple[int, int]] = []  # first and last missing offset of the first holes
+    def __init__(self, versions: RecordedVersions, report: ReplayReport, *, tolerance: float = 0.0) -> None:
         self._versions = versions
-        self._findings = findings
+        self._report = report
         self._tolerance = tolerance
         self._results: dict[int, VersionResult] = {}
         self._made_under = _made_under(versions)
@@ -59,24 +49,17 @@ class FoldAudit:
         self._recent: deque[tuple[int, bytes]] = deque()  # records that a restarted learner may need
         self._next: int | None = None
 
-    def add(self, offset: int, value: bytes) -> None:
-        """Add the next journal record."""
-        if self._next is None:
-            self._start(above=-1, first=offset)
-        elif offset != self._next:
-            self._feed()
-            self._report_missing(self._next)
-            if len(self.holes) < 10:
-                self.holes.append((self._next, offset - 1))
-            self._recent.clear()
-            self._start(above=self._newest_kept(), first=offset)
-        self._next = offset + 1
-        self._chunk.append((offset, value))
-        if len(self._chunk) >= CHUNK:
-            self._feed()
-
-    def finish(self) -> list[VersionResult]:
-        """Fold the rest; return all versions, folded or recorded."""
+    def run(self, journal: Iterable[tuple[int, bytes]]) -> None:
+        """Fold the records of the journal, (offset, value), and add all versions, folded or recorded, to the report."""
+        for offset, value in journal:
+            if self._next is None:
+                self._start(above=-1, first=offset)
+            elif offset != self._next:
+                self._restart_after_hole(self._next, offset)
+            self._next = offset + 1
+            self._chunk.append((offset, value))
+            if len(self._chunk) >= CHUNK:
+                self._feed()
         if self._next is None:
             self._start(above=-1, first=0)  # version 0 needs no journal
         self._feed()
@@ -84,7 +67,7 @@ class FoldAudit:
         for number, recorded in self._versions.known.items():
             if number not in self._results:
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="recorded")
-        return [self._results[number] for number in sorted(self._results)]
+        self._report.versions = [self._results[number] for number in sorted(self._results)]
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -97,6 +80,14 @@ class FoldAudit:
                 if record is not None:
                     self._start_from(number, record)
                     return
+
+    def _restart_after_hole(self, first: int, end: int) -> None:
+        self._feed()
+        self._report_missing(first)
+        if len(self._report.holes) < 10:
+            self._report.holes.append((first, end - 1))
+        self._recent.clear()
+        self._start(above=self._newest_kept(), first=end)
 
     def _start_from(self, number: int, record: PublishedVersion) -> None:
         loaded = self._versions.read(number, record)
@@ -171,7 +162,7 @@ class FoldAudit:
         number, sha256 = made.version, made.sha256
         if sha256 == recorded.sha256:
             if made.effective_at != recorded.effective_at:
-                self._report(number, "effective_at", made.effective_at, recorded.effective_at)
+                self._add_mismatch(number, "effective_at", made.effective_at, recorded.effective_at)
             self._results[number] = VersionResult(version=number, sha256=sha256, status="folded")
             return True
         there = self._versions.read(number)
@@ -179,7 +170,7 @@ class FoldAudit:
         if by <= self._tolerance:
             self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="folded")
         else:
-            self._report(number, hash_differs(name, by), sha256, recorded.sha256)
+            self._add_mismatch(number, hash_differs(name, by), sha256, recorded.sha256)
             self._results[number] = VersionResult(version=number, sha256=sha256, status="differs")
         following = self._versions.known.get(number + 1)
         if following is not None and following.parent_sha256 == sha256:
@@ -189,8 +180,8 @@ class FoldAudit:
         self._kept[number] = replace(there, **position)
         return False
 
-    def _report(self, version: int, name: str, expected: object, found: object) -> None:
-        self._findings.add(Mismatch(kind="version", name=name, expected=expected, found=found, version=version))
+    def _add_mismatch(self, version: int, name: str, expected: object, found: object) -> None:
+        self._report.findings.add(Mismatch(kind="version", name=name, expected=expected, found=found, version=version))
 
     def _report_missing(self, end: int) -> None:
         """Report the recorded versions that the journal before `end` should have given."""
@@ -199,7 +190,7 @@ class FoldAudit:
         for number in sorted(self._versions.known):
             recorded = self._versions.known[number]
             if number > self._started and number not in self._results and recorded.records[0].journal_offset < end:
-                self._report(number, "version", "none, by the journal", f"sha256 {recorded.sha256[:12]}…")
+                self._add_mismatch(number, "version", "none, by the journal", f"sha256 {recorded.sha256[:12]}…")
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="differs")
 
 
