@@ -68,7 +68,7 @@ def reasons(emits: Emits) -> list[str]:
 
 
 def assert_balanced(tally: Tally, task: Serving) -> None:
-    """The accounting of design.md §7, over the whole life of a task."""
+    """The accounting of docs/design.md §7, over the whole life of a task."""
     assert tally.arrivals == tally.opened + tally.repeated + tally.dead_arrivals
     assert tally.opened + tally.recovered == sum(tally.ended.values()) + task.open_sessions + tally.handed_over
     assert tally.feedback + tally.recovered_parked == (

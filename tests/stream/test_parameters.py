@@ -21,7 +21,7 @@ from worker.errors import InputError, ParametersError
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters, with_settings
 from worker.stream.settings import SETTINGS, Arm, LearningSettings
 
-#: Where and when a version was made, which its hash does not cover (design.md §5).
+#: Where and when a version was made, which its hash does not cover (docs/design.md §5).
 PLACE = ("made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress")
 
 often = settings(max_examples=200, deadline=None)
@@ -359,8 +359,8 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r["arms"].pop(), "the model has 3 arms, the catalogue 2"),
     (lambda r: r.update(dim=3), "the model has 2 context features, dim says 3"),
     (lambda r: r.update(dim=2.0), "dim must be a whole number"),
-    (lambda r: r.update(version=1.5), "version must be a whole number"),
-    (lambda r: r.update(version=True), "version must be a whole number"),
+    (lambda r: r.update(version=1.5), "version has the wrong type"),
+    (lambda r: r.update(version=True), "version has the wrong type"),
     (lambda r: r.update(frozen=0), "frozen has the wrong type"),
     (lambda r: r.update(parent_sha256=None), "parent_sha256 has the wrong type"),
     (lambda r: r.update(horizon=4), "3 thresholds for a horizon of 4"),

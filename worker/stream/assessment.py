@@ -1,14 +1,12 @@
-"""What a closed window earned, what was expected of it, and what it may have lost.
+"""Revenue, expected revenue and regret of a closed window, for its episode record.
 
-All of it goes into the episode record, none of it into the model.
-
-- `reward` and `expected_reward` are by the version that served each session, its prices among them; if that version is
-  no longer kept, by the parent of the fold.
+- `reward` and `expected_reward` are by the version that served each session, with its prices; if that version is no
+  longer kept, by the parent of the fold.
 - `explored` counts a session by the share of its positions that explored, so that it compares with M_t.
 - `regret_bound` is the mean optimistic gap V^ucb − V̂^π per session, `regret_posterior` the mean posterior regret, of
-  the slates as served, under the estimate in force after the window (math.md §6). Both are means over an evenly spread
-  sample of the sessions, and both take every active arm as eligible for everyone. They are null where no arm is active
-  or the numbers are beyond floating point.
+  the slates as served, under the estimate after the window (docs/math.md §6). Both are means over an evenly spread
+  sample of the sessions, and both take every active arm as eligible. They are null where no arm is active or the
+  numbers leave the floating-point range.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
 from worker.stream.windows import ClosedWindow, SessionPlan
 
-#: Contexts looked at for the two regrets, and contexts × arms (× draws) that bound memory and time.
+#: Bounds on the contexts sampled for the two regrets, and on contexts × arms (× draws).
 MOST_BOUNDED, BOUNDED_ELEMENTS = 2000, 4_000_000
 MOST_DRAWN, DRAWN_ELEMENTS, DRAWS = 256, 8_000_000, 32
 LEAST = 8
@@ -47,7 +45,7 @@ class Assessment:
 
 
 def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: Mapping[int, Parameters]) -> Assessment:
-    """Assess a window that `parent` was the newest version for, `current` being in force after it."""
+    """Assess a window; `parent` is the version before its fold, `current` the one after it."""
     with one_thread(), np.errstate(all="ignore"):
         reward, expected = _revenue(window, parent, kept)
         bound, posterior = _regrets(window, current)
@@ -75,7 +73,7 @@ def _smallest_eigenvalue(parameters: Parameters) -> float | None:
 
 
 def _revenue(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]) -> tuple[float, float]:
-    """Return what was earned and what was expected."""
+    """Return the revenue and the expected revenue."""
     versions = {plan.parameters_version for plan in window.plans}
     served = {number: kept.get(number, parent) for number in sorted(versions)}
     prices = {number: {arm.arm: arm.reward for arm in version.arms} for number, version in served.items()}
@@ -108,7 +106,7 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
         planner,
         _contexts(current, plans),
         _slates(current, plans),
-        # The same window and version give the same draws, whoever folds.
+        # The same window and version give the same draws in every learner.
         generator=np.random.default_rng([current.version, window.end]),
         draws=DRAWS,
     )

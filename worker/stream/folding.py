@@ -1,15 +1,15 @@
-"""From a closed window to the next estimate, and to how much the next sessions shall explore.
+"""From a closed window to the next estimate, and to the exploration of the next sessions.
 
 Rules that hold in this file:
 
-- The same parent, window and settings give the same bits: sessions are in the order of their keys, every sum is made
-  in one order, and BLAS runs in one thread whatever the caller has set.
-- The gate: what comes out is finite, its precision positive definite, Newton's method converged, the step bounded.
-  Otherwise `EstimationError`, and the parent stands.
+- The same parent, window and settings give the same bits: sessions are in the order of their keys, every sum has one
+  order, and BLAS runs in one thread whatever the caller has set.
+- The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded.
+  Otherwise `EstimationError`, and the parent stays in force.
 - Exploration is planned for as many users as the window had. N = sessions of this window, t = folds so far:
   M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t among the
-  window's own contexts under the new estimate (math.md §5). Sessions drawn at random (`random_share`) explore nothing,
-  so the rank is scaled up to the share of the others.
+  window's own contexts under the new estimate (docs/math.md §5). Sessions drawn at random (`random_share`) explore
+  nothing, so the rank is scaled up to the share of the others.
 - β "theory" takes c_z, the bound on ‖z‖, from the contexts folded, at least sqrt(1 + d); it never falls.
 """
 
@@ -35,14 +35,14 @@ from worker.stream.windows import ClosedWindow, SessionPlan
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
 MOST_SCORED = 20_000_000
-#: But never fewer contexts than this.
+#: Fewest contexts scored.
 LEAST_SCORED = 500
 ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """The parent with the new estimate in it, not yet numbered, and how many Newton steps it took."""
+    """The parent with the new estimate, not yet numbered, and the number of Newton steps."""
 
     parameters: Parameters
     steps: int
@@ -50,7 +50,7 @@ class Folded:
 
 @cache
 def _blas() -> ThreadpoolController:
-    return ThreadpoolController()  # looks through all loaded libraries, so once
+    return ThreadpoolController()  # slow: it inspects all loaded libraries
 
 
 def one_thread() -> AbstractContextManager[object]:
@@ -86,7 +86,7 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
 
 
 def observations(parameters: Parameters, window: ClosedWindow) -> Observations:
-    """Return the displays that count, of arms that are known; sessions without any are left out."""
+    """Return the displays that count, of known arms; sessions without any are left out."""
     indices = parameters.indices
     arms = np.array([indices.get(arm, -1) for arm in window.arms], dtype=np.intp)
     known = arms >= 0
@@ -120,7 +120,7 @@ def _radius(folded: Parameters, data: Observations) -> float:
         ridge=settings.ridge,
         displays=folded.observations,
     )
-    return max(radius, folded.radius)  # in this order a NaN comes out, for the gate to see
+    return max(radius, folded.radius)  # in this order a NaN is passed on to the gate
 
 
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,7 +138,7 @@ def _thresholds(folded: Parameters, plans: list[SessionPlan]) -> tuple[float, ..
 
 
 def sample(plans: list[SessionPlan], most: int) -> list[SessionPlan]:
-    """Return at most `most` of the plans, evenly spread over the order of the keys: no chance in it.
+    """Return at most `most` of the plans, evenly spread over the order of the keys.
 
     >>> [plan.parameters_version for plan in sample([SessionPlan(n, (), b"", (), 0) for n in range(10)], 4)]
     [0, 2, 5, 7]

@@ -1,31 +1,30 @@
 """The learner: a deterministic fold over the journal that makes the versions.
 
-Rules that hold in this file (design.md §4 and §5):
+Rules that hold in this file (docs/design.md §4 and §5):
 
 - Versions depend on the journal and the settings alone. There is no clock: a version's times come from progress
-  records. So learners that were restarted, paused or run side by side all make the same versions.
-- **Watermark** = lowest progress over all partitions. A partition that has not reported stands at 0, which closes
-  nothing. The number of partitions is the highest that any progress record has named: if topics grow, time waits for
-  the new partitions; it never runs back. They cannot shrink: whoever takes partitions away has to append progress for
-  those that are gone.
-- **A window is closed** when the watermark reaches its end + session_timeout + lateness; one progress record may close
-  several, in order, each with a version of its own. A window without sessions leaves no trace. What comes for a closed
-  window is late: counted, never folded.
-- `arm` and `command` act where they stand and make a version at once, unless they change nothing.
-- **Position**: a version says how far the journal was folded. `window_end`: everything before is closed;
-  `journal_offset`: the record that made it; `resume_offset`: the oldest record that an open window needs, else
-  journal_offset + 1; `progress`: the highest per partition.
+  records. So learners that were restarted, paused or run side by side make the same versions.
+- **Watermark** = lowest progress over all partitions. A partition that has not reported is at 0, which closes nothing.
+  The number of partitions is the highest in any progress record: if topics grow, the watermark waits for the new
+  partitions. Topics cannot shrink, unless progress is appended for the partitions that were removed.
+- **A window is closed** when the watermark reaches its end + session_timeout + lateness. One progress record may close
+  several, in order, each with its own version. A window without sessions leaves no trace. A record for a closed window
+  is late: counted, never folded.
+- `arm` and `command` take effect at their position and make a version at once, unless they change nothing.
+- **Position** of a version in the journal: `window_end`, before which everything is closed; `journal_offset`, the
+  record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
+  `progress`, the highest of each partition.
 - **Restart**: read from resume_offset; up to journal_offset take only `opened` and `feedback` of open windows; then
-  close every window that the loaded progress calls for (a version may have been made while another window was due);
-  then take everything.
+  close every window that is due by the loaded progress (one may have been due when the version was made); then take
+  everything.
 - **Republishing**: when `REPUBLISH` windows were closed since the position of the newest version and none of them made
-  a version (idle, frozen, rejected), the same version goes out again with its newer position.
+  a version (idle, frozen, rejected), the same version is published again from the newer position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from worker.errors import EstimationError, FailedError, InputError
@@ -45,10 +44,10 @@ REPUBLISH: Final = 10
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What some journal records led to.
+    """The result of some journal records.
 
-    Write the episodes before the versions: who ends in between makes both again, the other way round an episode would
-    be lost. Episodes may come twice; versions may too, and `should_publish` says whether one is to be written.
+    Write the episodes before the versions: after a crash in between, both are made again; in the other order an episode
+    would be lost. So an episode may come twice. A version may too: `should_publish` decides whether to write it.
     """
 
     versions: list[Parameters] = field(default_factory=list)
@@ -59,10 +58,9 @@ class Outcome:
 
 
 def should_publish(candidate: Parameters, newest: Parameters | None) -> bool:
-    """Return whether a version is to be written, `newest` being the highest on the topic, read to its end just now.
+    """Return whether to write a version, given the newest one of the topic, which was just read to its end.
 
-    The newest version itself is written again only from a newer position. Raise `FailedError` if it is there with
-    another content: two learners disagree, and somebody has to look.
+    The newest version is written again only from a newer position. Raise `FailedError` if its content differs.
     """
     if newest is None or candidate.version > newest.version:
         return True
@@ -73,15 +71,15 @@ def should_publish(candidate: Parameters, newest: Parameters | None) -> bool:
 
 
 class Learner:
-    """Folds the journal into versions.
+    """Fold the journal into versions.
 
     Parameters
     ----------
-    settings : how to learn from now on; a version keeps the settings that it was made under
+    settings : settings of new versions
     arms : the arms of version 0; later versions have theirs from the journal
-    history : versions that are known, at least the newest 8 of those that were published, in any order, also repeated
-    made_under : settings of versions to come that were made already, if they are to be made again (`replay --verify`)
-    with_episodes : whether to assess closed windows; who only wants the versions saves about half of the work
+    history : published versions, at least the newest 8, in any order, possibly repeated
+    made_under : settings by version, where known versions are made again (`replay --verify`)
+    with_episodes : whether to assess closed windows, which is about half of the work
 
     Examples
     --------
@@ -124,7 +122,7 @@ class Learner:
         self._windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
         self._next_offset = loaded.resume_offset
         self._live_from = loaded.journal_offset + 1
-        self._late = self._late_told = 0
+        self._late = self._late_counted = 0
         self._live = False
 
     # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -247,12 +245,12 @@ class Learner:
 
     def _close_due(self, offset: int, outcome: Outcome) -> None:
         """Close every window that the watermark calls for, the earliest first."""
-        while due := self._windows.due(self._called_for):
+        while due := self._windows.due(self._due_until):
             self._close(due[0], offset, outcome)
-        self._windows.skip(self._called_for)
+        self._windows.skip(self._due_until)
 
     @property
-    def _called_for(self) -> int:
+    def _due_until(self) -> int:
         settings = self.settings
         return (self.watermark - settings.session_timeout - settings.lateness) // settings.window * settings.window
 
@@ -275,7 +273,7 @@ class Learner:
                 self._make(folded.parameters, offset, effective_at, outcome)
         if self._with_episodes:
             numbers = assess(window, parent, self._current, kept)
-            late, self._late_told = self._late - self._late_told, self._late
+            late, self._late_counted = self._late - self._late_counted, self._late
             outcome.episodes.append(_episode(window, self._current, numbers, steps, rejected, late))
 
     def _make(self, candidate: Parameters, offset: int, effective_at: int, outcome: Outcome) -> None:
@@ -325,22 +323,16 @@ def _episode(
         sessions=len(window.plans),
         displays=len(window.arms),
         clicks=sum(window.clicked),
-        reward=numbers.reward,
-        expected_reward=numbers.expected_reward,
-        explored=numbers.explored,
         late=late,
         beta=current.beta,
         explore_budget=current.explore_budget,
         thresholds=current.thresholds,
-        regret_bound=numbers.regret_bound,
-        regret_posterior=numbers.regret_posterior,
         frozen=current.frozen,
         rejected=rejected,
         folds=current.folds,
         observations=current.observations,
         newton_steps=steps,
-        parameter_norm=numbers.parameter_norm,
-        smallest_eigenvalue=numbers.smallest_eigenvalue,
+        **asdict(numbers),
     )
 
 

@@ -1,7 +1,7 @@
 """One version of everything that serving needs: the estimate, the arms, and the settings it was made under.
 
-The learner publishes versions, workers plan by them, `replay --verify` recomputes them. A version's `sha256` covers all
-that it says about the model (not when and where in the journal it was made), so equal hashes mean equal decisions.
+The learner publishes versions, workers plan by them, `replay --verify` makes them again. A version's `sha256` covers
+the whole model, but not the time and position at which it was made. So equal hashes mean equal decisions.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import MISSING, dataclass, field, fields, replace
+from types import NoneType
+from typing import Any
 
 import numpy as np
 import orjson
@@ -24,8 +25,6 @@ from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, ParametersError
 from worker.stream.settings import FIRST_MODEL, SETTINGS, Arm, LearningSettings, is_number, is_whole
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class Parameters:
             raise ParametersError("two arms have the same id")
         if self.thresholds and len(self.thresholds) != self.settings.horizon:
             raise ParametersError(f"{len(self.thresholds)} thresholds for a horizon of {self.settings.horizon}")
-        # JSON has no word for what is not finite: orjson would write null.
+        # orjson would write null for a number that is not finite.
         if not all(map(is_number, (*self.thresholds, self.radius))):
             raise ParametersError("a threshold or the confidence radius is not finite")
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
@@ -129,6 +128,16 @@ class Parameters:
 
 # ── as JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+#: Fields that are written as they are, and what they must be when they are read.
+_PLAIN: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("version", "effective_at", "made_at", "journal_offset", "resume_offset"), (int,)),
+    **dict.fromkeys(("folds", "observations", "expected_sessions", "explore_budget"), (int,)),
+    "window_end": (int, NoneType),
+    "parent_sha256": (str,),
+    "frozen": (bool,),
+    "thresholds": (list, tuple),
+    "radius": (int, float),
+}
 _UNCOVERED = frozenset(
     ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"]
 )
@@ -144,22 +153,9 @@ def encode_parameters(parameters: Parameters) -> bytes:
 def _record(parameters: Parameters) -> dict[str, Any]:
     settings = parameters.settings
     record: dict[str, Any] = {
-        "version": parameters.version,
-        "parent_sha256": parameters.parent_sha256,
-        "effective_at": parameters.effective_at,
-        "made_at": parameters.made_at,
-        "window_end": parameters.window_end,
-        "journal_offset": parameters.journal_offset,
-        "resume_offset": parameters.resume_offset,
-        "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
-        "frozen": parameters.frozen,
-        "folds": parameters.folds,
-        "observations": parameters.observations,
-        "expected_sessions": parameters.expected_sessions,
+        **{name: getattr(parameters, name) for name in _PLAIN},
         **{name: getattr(settings, name) for name in SETTINGS},
-        "explore_budget": parameters.explore_budget,
-        "thresholds": list(parameters.thresholds),
-        "radius": parameters.radius,
+        "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
         "arms": [{"arm": arm.arm, "reward": arm.reward, "active": arm.active} for arm in parameters.arms],
     }
     if settings.model != FIRST_MODEL:
@@ -183,7 +179,7 @@ def _packed(array: Floats) -> dict[str, Any]:
 
 
 def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
-    """Read a version and check its hash.
+    """Decode a version and check its hash.
 
     With `complete` false (a file written by hand for `explain`), fields not needed for planning may be missing and
     arrays may be nested lists; a hash is then checked only if there is one.
@@ -219,61 +215,31 @@ def _parameters(record: Mapping[str, Any], complete: bool) -> Parameters:
     settings = LearningSettings(**named, model=kind)
     marks = {} if complete else {"active": True}
     arms = tuple(
-        Arm(arm=arm["arm"], reward=arm["reward"], active={**marks, **arm}["active"]) for arm in _of(list, known, "arms")
+        Arm(arm=arm["arm"], reward=arm["reward"], active={**marks, **arm}["active"])
+        for arm in _checked(known, "arms", (list,))
     )
-    return Parameters(
-        version=_whole(known, "version"),
-        settings=settings,
-        arms=arms,
-        model=model,
-        parent_sha256=_of(str, known, "parent_sha256"),
-        effective_at=_whole(known, "effective_at"),
-        made_at=_whole(known, "made_at"),
-        window_end=None if known["window_end"] is None else _whole(known, "window_end"),
-        journal_offset=_whole(known, "journal_offset"),
-        resume_offset=_whole(known, "resume_offset"),
-        progress={int(partition): _whole(known["progress"], partition) for partition in _of(dict, known, "progress")},
-        frozen=_of(bool, known, "frozen"),
-        folds=_whole(known, "folds"),
-        observations=_whole(known, "observations"),
-        expected_sessions=_whole(known, "expected_sessions"),
-        explore_budget=_whole(known, "explore_budget"),
-        thresholds=tuple(_of(list, known, "thresholds")),
-        radius=known["radius"],
-    )
+    progress = {int(partition): time for partition, time in _checked(known, "progress", (dict,)).items()}
+    if not all(map(is_whole, progress.values())):
+        raise ParametersError("progress must be whole numbers")
+    plain = {name: _checked(known, name, kinds) for name, kinds in _PLAIN.items()}
+    plain["thresholds"] = tuple(plain["thresholds"])
+    return Parameters(settings=settings, arms=arms, model=model, progress=progress, **plain)
 
 
-def _of(kind: type[T], record: Mapping[str, Any], name: str) -> T:
+def _checked(record: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
     value = record[name]
-    if not isinstance(value, kind):
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise ParametersError(f"{name} has the wrong type: {value!r}")
     return value
-
-
-def _whole(record: Mapping[str, Any], name: str) -> int:
-    if not is_whole(record[name]):
-        raise ParametersError(f"{name} must be a whole number, not {record[name]!r}")
-    return int(record[name])
 
 
 def _planning_defaults(record: Mapping[str, Any], model: ClickModel) -> dict[str, Any]:
     """Return what a hand-written file may leave out."""
     beta = record.get("beta")
     return {
+        **{f.name: f.default for f in fields(Parameters) if f.default is not MISSING},
         "version": 0,
-        "parent_sha256": "",
-        "effective_at": 0,
-        "made_at": 0,
-        "window_end": None,
-        "journal_offset": -1,
-        "resume_offset": 0,
         "progress": {},
-        "frozen": False,
-        "folds": 0,
-        "observations": 0,
-        "expected_sessions": 0,
-        "explore_budget": 0,
-        "thresholds": [],
         "radius": beta if isinstance(beta, int | float) else 0.0,
         "warmup": 0,
         "dim": model.dim,
@@ -303,7 +269,7 @@ def _unpacked(value: Any, name: str) -> Floats:
 
 
 def with_settings(parameters: Parameters, **changes: Any) -> Parameters:
-    """Return the same estimate under other settings (what `explain --policy` asks for)."""
+    """Return the same estimate under other settings."""
     settings = replace(parameters.settings, **changes)
     thresholds = parameters.thresholds
     if settings.horizon != parameters.settings.horizon:

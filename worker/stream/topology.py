@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from worker.errors import InputError
+from worker.stream.events import TOPICS
 
 
 class Record(NamedTuple):
@@ -26,58 +27,29 @@ ONLY_PARTITION = 0
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Full names of the topics.
+    """Full names of the topics; `changelog` is the session table on Kafka, partitioned as the arrivals.
 
     >>> Topics("ads").arrivals
     'ads.arrivals'
     """
 
     prefix: str = "ads"
+    arrivals: str = field(init=False)
+    clicks: str = field(init=False)
+    decisions: str = field(init=False)
+    journal: str = field(init=False)
+    parameters: str = field(init=False)
+    episodes: str = field(init=False)
+    dead_letters: str = field(init=False)
+    changelog: str = field(init=False)
 
     def __post_init__(self) -> None:
         allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
         if not self.prefix or set(self.prefix) - allowed or len(self.prefix) > 200:
             raise InputError(f"the topic prefix {self.prefix!r} may have letters, digits, '.', '_' and '-' only")
-
-    @property
-    def arrivals(self) -> str:
-        """Users that have come."""
-        return f"{self.prefix}.arrivals"
-
-    @property
-    def clicks(self) -> str:
-        """What they did with what was shown."""
-        return f"{self.prefix}.clicks"
-
-    @property
-    def decisions(self) -> str:
-        """What to show."""
-        return f"{self.prefix}.decisions"
-
-    @property
-    def journal(self) -> str:
-        """The facts, in one order."""
-        return f"{self.prefix}.journal"
-
-    @property
-    def parameters(self) -> str:
-        """Versions of the parameters."""
-        return f"{self.prefix}.parameters"
-
-    @property
-    def episodes(self) -> str:
-        """What each window held and taught."""
-        return f"{self.prefix}.episodes"
-
-    @property
-    def dead_letters(self) -> str:
-        """Records that could not be used."""
-        return f"{self.prefix}.dead-letters"
-
-    @property
-    def changelog(self) -> str:
-        """The session table, on Kafka only; compacted, partitioned as the arrivals."""
-        return f"{self.prefix}.sessions-changelog"
+        for topic in TOPICS:
+            object.__setattr__(self, topic.replace("-", "_"), f"{self.prefix}.{topic}")
+        object.__setattr__(self, "changelog", f"{self.prefix}.sessions-changelog")
 
     @property
     def inputs(self) -> frozenset[str]:

@@ -1,13 +1,13 @@
-"""The versions of the parameters that a worker knows, and which of them serves an arrival.
+"""The versions known to a worker, and the one that serves an arrival.
 
 Rules that hold in this file:
 
-- An arrival is served by the newest known version that was in force when the user came (`effective_at ≤ occurred_at`),
-  not by the newest one: so planning again after a crash gives the same slate.
-- The last 8 versions are kept, as the compacted topic does (key = version mod 8), so that a worker that has run for a
-  month and one that has just started answer alike. Version 0, the prior over the configured arms, counts as known and
-  in force since ever until a version ≥ 8 is seen; after that, the oldest known one serves what came before all of them.
-- The same version with another hash is refused: two learners disagree, and somebody has to look.
+- An arrival is served by the newest known version that was in force when it occurred (`effective_at ≤ occurred_at`).
+  So planning again after a crash gives the same slate.
+- The last 8 versions are kept, as in the compacted topic (key = version mod 8), so that old and new workers answer
+  alike. Version 0, the prior over the configured arms, is known and in force from the beginning until a version ≥ 8 is
+  seen. After that the oldest known version serves earlier arrivals.
+- The same version with another hash is refused: two learners disagree.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Versions:
     Examples
     --------
     >>> from dataclasses import replace
-    >>> from worker.stream.parameters import Arm, LearningSettings
+    >>> from worker.stream.settings import Arm, LearningSettings
     >>> zero = Parameters.first(LearningSettings(dim=1), (Arm(arm="a", reward=1.0),))
     >>> known = Versions(zero)
     >>> known.learn(replace(zero, version=1, effective_at=1000))
@@ -64,7 +64,7 @@ class Versions:
         return self._known[-1].index
 
     def reward_of(self, arm: str) -> float:
-        """Return what a click on the arm earns by the newest version; 0 if it is not known."""
+        """Return the revenue of a click on the arm by the newest version; 0 if it is unknown."""
         newest = self._known[-1]
         index = newest.index.get(arm)
         return 0.0 if index is None else newest.parameters.arms[index].reward
@@ -75,7 +75,7 @@ class Versions:
         return tuple(planner.parameters for planner in self._known)
 
     def learn(self, parameters: Parameters) -> bool:
-        """Take a version in; return whether it is new. Raise if a known version comes with another content."""
+        """Add a version; return whether it is new. Raise `FailedError` if it is known with another content."""
         for planner in self._known:
             if planner.parameters.version == parameters.version:
                 known, came = planner.parameters.sha256, parameters.sha256
@@ -84,12 +84,12 @@ class Versions:
                         f"parameters version {parameters.version} came with sha256 {came[:12]}…, but is known with "
                         f"{known[:12]}…: two learners disagree, check their settings"
                     )
-                planner.parameters = parameters  # the same model, perhaps republished from a newer position
+                planner.parameters = parameters  # perhaps from a newer position
                 return False
         kept = [*self._known, SlatePlanner(parameters)]
         kept.sort(key=lambda planner: planner.parameters.version)
         newest = kept[-1].parameters.version
-        # Version 0 is the one that was configured; it leaves when the topic would have compacted it away.
+        # Version 0 is dropped when the topic would have compacted it away.
         self._known = [planner for planner in kept if planner.parameters.version > newest - KEPT]
         return parameters.version > newest - KEPT
 
