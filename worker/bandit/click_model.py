@@ -171,7 +171,7 @@ class Heads(Protocol):
 
 
 class HeadBatch(Protocol):
-    """Contexts of one batch before the heads. `start` is a multiple of ROWS wherever widths are asked for."""
+    """Contexts of one batch before the heads. For widths, `start` is a multiple of ROWS."""
 
     def __len__(self) -> int: ...
 

@@ -6,7 +6,7 @@ Every observation is z = [x; onehot(k)], so A = λI + Σ w z zᵀ has a diagonal
          [B, D]]       B  (K, d)  cross, a row per arm
                        D  (K,)    arms, the diagonal
 
-and everything goes through the Schur complement of D (docs/math.md §4), with U = B / D:
+and all operations use the Schur complement of D (docs/math.md §4), with U = B / D:
 
     S = (C − Uᵀ B)⁻¹ = LᵀL        zᵀA⁻¹z = ‖L(x − U_k)‖² + 1/D_k
 

@@ -1,6 +1,4 @@
-"""What a session may have lost, as far as it can be told (docs/math.md §6).
-
-Three different things, never to be mixed up:
+"""Regret of sessions, in three measures that must not be mixed up (docs/math.md §6).
 
 - pseudo-regret: against the true model, so in simulations only;
 - the optimistic gap: an upper bound at the chosen confidence, from the widths;

@@ -29,7 +29,7 @@ from worker.stream.settings import FIRST_MODEL, SETTINGS, Arm, LearningSettings,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """A version. `progress` is the highest progress per partition; `radius` the number that "theory" stands for."""
+    """A version. `progress` is the highest progress per partition; `radius` the value of β "theory"."""
 
     version: int
     settings: LearningSettings

@@ -19,7 +19,7 @@ from worker.stream.parameters import Parameters
 
 
 class Slate(NamedTuple):
-    """What was planned for one session, per position; `propensities` is None where nothing was left to chance."""
+    """The plan of one session, per position; `propensities` is None where nothing was left to chance."""
 
     arms: tuple[str, ...]
     modes: tuple[Mode, ...]
@@ -31,7 +31,7 @@ _NOTHING = Slate((), (), None, ())
 
 
 class SlatePlanner:
-    """Plans arrivals under one version; what depends on the version alone is prepared once."""
+    """Plan arrivals under one version, which is prepared once."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
@@ -65,7 +65,7 @@ class SlatePlanner:
         return slates
 
     def _by_mode(self, arrivals: Sequence[Arrival]) -> list[tuple[Mode | None, Sequence[int]]]:
-        """Split rows into those whose whole session is drawn at random, and those that the policy plans (None)."""
+        """Split rows into sessions drawn at random as a whole, and sessions that the policy plans (None)."""
         settings = self.parameters.settings
         if self.parameters.folds < settings.warmup:
             rest: Mode | None = "warmup"
@@ -92,10 +92,10 @@ class SlatePlanner:
                     slates = self._policy.slates(self._planner, contexts, masked, uniforms)
                 values = self._planner.slate_values(contexts, slates.arms)
         except (AdcascadeError, ArithmeticError, ValueError, IndexError):
-            # There is always an answer: whatever is wrong with this version, the user gets the dearest ads.
+            # There is always an answer: under an unusable version, the ads with the highest rewards.
             return [self._fallback(arrival) for arrival in arrivals]
         planned = self._named(mode, slates, values)
-        # A row without an arm is one without an eligible arm, or one whose scores were no numbers.
+        # A row without an arm has no eligible arm, or scores that are not numbers.
         doubtful = ~np.isfinite(values).all(axis=1) | (slates.arms[:, 0] == NO_ARM)
         for row in np.flatnonzero(doubtful).tolist():
             planned[row] = self._fallback(arrivals[row])

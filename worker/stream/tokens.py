@@ -1,8 +1,8 @@
-"""Tokens: proof that feedback answers a display that was really made.
+"""Tokens: proof that feedback answers a real display.
 
 A token is ``<arrived_at>.<signature>``. The signature is HMAC-SHA256, cut to 128 bits, in base64url without padding,
-over session, position, arm and arrival time. Each part goes in with its length before it (or in a fixed width), so that
-no two displays share a message.
+over session, position, arm and arrival time. Each part is preceded by its length (or has a fixed width), so that no
+two displays share a message.
 """
 
 from __future__ import annotations
