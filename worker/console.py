@@ -111,6 +111,24 @@ def write_json(path: str | None, value: Any) -> None:
         write_file(path, data)
 
 
+def write_result(path: str | None, value: Any, text: str, notes: Iterable[str] = ()) -> None:
+    """Write the JSON and print the text; if the JSON goes to standard output, print only the notes, apart from it."""
+    write_json(path, value)
+    if path != "-":
+        say(text)
+        return
+    for line in notes:
+        note(line)
+
+
+def read_file(path: str, option: str) -> bytes:
+    """Return the content of the file that an option names."""
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{option} {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
 def check_writable(*paths: str | None) -> None:
     """Raise `InputError`, before any work is done, for a path that cannot be written."""
     for path in paths:

@@ -17,11 +17,11 @@ COMMAND = CommandSpec(
     name="serve",
     summary="Serve.",
     options=(
-        Option(name="beta", help="how much", parse=number(least=0), default=1.5),
-        Option(name="session-timeout", help="how long", parse=integer(least=1), default=60),
-        Option(name="policy", help="which", choices=("ucbbp", "greedy"), default="ucbbp"),
-        Option(name="users", help="how many", parse=integer(least=1), repeatable=True, default=(50,)),
-        Option(name="repeats", help="again", flag=True, default=True),
+        Option("beta", "how much", parse=number(least=0), default=1.5),
+        Option("session-timeout", "how long", parse=integer(least=1), default=60),
+        Option("policy", "which", choices=("ucbbp", "greedy"), default="ucbbp"),
+        Option("users", "how many", parse=integer(least=1), repeatable=True, default=(50,)),
+        Option("repeats", "again", flag=True, default=True),
     ),
     run=lambda options: 0,
 )

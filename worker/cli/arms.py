@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.target import TARGET, control
-from worker.console import check_writable, say, table, write_json
+from worker.console import check_writable, table, write_result
 from worker.errors import InputError
 from worker.stream.events import ArmChange
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 
-ARM = Option(name="arm", help="id of the ad", positional=True)
-REWARD = Option(name="reward", help="reward of a click, above zero", parse=number(above=0), metavar="AMOUNT")
+ARM = Option("arm", "id of the ad", positional=True)
+REWARD = Option("reward", "reward of a click, above zero", parse=number(above=0), metavar="AMOUNT")
 
 
 def listing(options: argparse.Namespace) -> int:
     """Show all arms."""
     check_writable(options.json)
     newest = control(options).history()[-1]
-    arms = [{"arm": arm.arm, "reward": arm.reward, "active": arm.active} for arm in newest.arms]
-    write_json(options.json, {"version": newest.version, "arms": arms})
-    if options.json != "-":
-        rows = [[arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired"] for arm in newest.arms]
-        say(table(["arm", "reward", "state"], rows))
+    arms = [asdict(arm) for arm in newest.arms]
+    rows = [[arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired"] for arm in newest.arms]
+    write_result(options.json, {"version": newest.version, "arms": arms}, table(["arm", "reward", "state"], rows))
     return 0
 
 
@@ -72,9 +71,9 @@ def _existing(options: argparse.Namespace) -> Arm:
 
 def _change(options: argparse.Namespace, change: ArmChange, done: str) -> int:
     after: Parameters = control(options).order(change)
-    write_json(options.json, {"version": after.version, "sha256": after.sha256, "arm": change.arm})
-    if options.json != "-":
-        say(f"{change.arm}: {done} at {change.reward:g}; version {after.version} is in force")
+    record = {"version": after.version, "sha256": after.sha256, "arm": change.arm}
+    text = f"{change.arm}: {done} at {change.reward:g}; version {after.version} is in force"
+    write_result(options.json, record, text)
     return 0
 
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterator
 
 from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
-from worker.cli.options.parser import JSON, CommandSpec, Option, integer
-from worker.console import check_writable, note, progress, say, write_json
+from worker.cli.options.parser import JSON, CommandSpec, Option, count
+from worker.console import check_writable, note, progress, write_result
 
 
 def _show(name: str, measured: Iterator[Figure | str], count: int, json: str | None) -> int:
@@ -27,10 +27,9 @@ def _show(name: str, measured: Iterator[Figure | str], count: int, json: str | N
             bar.advance()
     if crowd:
         note(crowd)
-    write_json(json, {"bench": name, "machine": where, "busy": crowd, "figures": [one.record() for one in figures]})
-    if json != "-":
-        say(f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread\n")
-        say(figures_table(figures))
+    record = {"bench": name, "machine": where, "busy": crowd, "figures": [one.record() for one in figures]}
+    title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
+    write_result(json, record, f"{title}\n\n{figures_table(figures)}")
     return 0
 
 
@@ -87,21 +86,11 @@ KAFKA = CommandSpec(
         "adcascade bench kafka --soak",
     ),
     options=(
+        Option("broker", "broker to measure on (default: one that is started for the benchmark)", metavar="HOST:PORT"),
+        count("partitions", "partitions of every topic that can have more than one", 4, most=100),
         Option(
-            name="broker",
-            help="broker to measure on (default: one that is started for the benchmark)",
-            metavar="HOST:PORT",
-        ),
-        Option(
-            name="partitions",
-            help="partitions of every topic that can have more than one",
-            parse=integer(least=1, most=100),
-            default=4,
-            metavar="N",
-        ),
-        Option(
-            name="soak",
-            help="long run instead: 1,000,000 events, with a worker that is slow for a while; its memory",
+            "soak",
+            "long run instead: 1,000,000 events, with a worker that is slow for a while; its memory",
             flag=True,
             default=False,
         ),

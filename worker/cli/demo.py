@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from worker.bandit.bonuses import BONUSES
-from worker.bandit.policies import POLICIES
-from worker.cli.options.learning import beta
-from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
+from worker.cli.options.learning import with_defaults
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
+from worker.cli.options.world import SEED, world
+from worker.cli.signals import stops_on_signals
 from worker.console import check_writable, note, say, write_json
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
@@ -24,7 +21,6 @@ from worker.simulation.demo.report import can_draw, check_report, write_report
 from worker.simulation.demo.run import TICK, Demo, DemoSettings, check_state
 from worker.simulation.demo.summary import summary, summary_table
 from worker.simulation.demo.view import DemoView
-from worker.simulation.environments import ENVIRONMENTS
 from worker.simulation.live import PlainView, RichView, live_view
 from worker.web.server import WebServer, operations
 from worker.web.status import status_routes
@@ -33,55 +29,26 @@ DEFAULTS = DemoSettings()
 NO_REPORT = "none"
 
 OPTIONS = (
-    Option(name="environment", help="simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
-    Option(name="policy", help="policy that chooses the slates", choices=POLICIES, default=DEFAULTS.policy),
-    Option(name="users", help="mean number of users per episode", parse=integer(least=1), default=DEFAULTS.users),
-    Option(
-        name="episodes",
-        help="number of episodes, windows of a minute",
-        parse=integer(least=1),
-        default=DEFAULTS.episodes,
+    *world(DEFAULTS),
+    *with_defaults(DEFAULTS, "policy", "bonus", "beta", "random-share"),
+    count("users", "mean number of users per episode", DEFAULTS.users),
+    count("episodes", "number of episodes, windows of a minute", DEFAULTS.episodes),
+    SEED,
+    count(
+        "partitions",
+        "partitions of arrivals and clicks; the results do not depend on them",
+        DEFAULTS.partitions,
+        most=1024,
     ),
-    Option(name="seed", help="random seed of the world and its users", parse=integer(least=0), default=DEFAULTS.seed),
-    Option(name="dim", help="number of context features d", parse=integer(least=1), default=DEFAULTS.dim),
-    Option(name="arms", help="number of arms K", parse=integer(least=1), default=DEFAULTS.arms),
-    Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
+    Option("state", "state folder; a run continues from it, also after a kill -9", metavar="DIR"),
+    Option("record", "log of all records of this run (.gz: compressed, -: standard output)", metavar="FILE"),
     Option(
-        name="beta",
-        help="exploration width in standard deviations, or theory",
-        parse=beta,
-        default=DEFAULTS.beta,
-    ),
-    Option(name="bonus", help="exploration bonus added to Q", choices=BONUSES, default=DEFAULTS.bonus),
-    Option(name="repeats", help="repeated displays of an arm within a session", flag=True, default=DEFAULTS.repeats),
-    Option(
-        name="random-share",
-        help="share of sessions served at random, for a later `adcascade evaluate`",
-        parse=number(least=0, most=1),
-        default=DEFAULTS.random_share,
-    ),
-    Option(
-        name="partitions",
-        help="partitions of arrivals and clicks; the results do not depend on them",
-        parse=integer(least=1, most=1024),
-        default=DEFAULTS.partitions,
-    ),
-    Option(name="state", help="state folder; a run continues from it, also after a kill -9", metavar="DIR"),
-    Option(name="record", help="log of all records of this run (.gz: compressed, -: standard output)", metavar="FILE"),
-    Option(
-        name="report",
-        help="folder of the report, or none (default: DIR/report with --state DIR, else a temporary folder)",
+        "report",
+        "folder of the report, or none (default: DIR/report with --state DIR, else a temporary folder)",
         metavar="DIR",
     ),
-    Option(
-        name="metrics-port",
-        help="port of the status page http://127.0.0.1:PORT/ and of /metrics; 0: any free port",
-        parse=integer(least=0, most=65535),
-        default=0,
-    ),
-    Option(
-        name="speed", help="most seconds of event time per second (default: as fast as possible)", parse=number(above=0)
-    ),
+    port("metrics-port", "port of the status page http://127.0.0.1:PORT/ and of /metrics; 0: any free port"),
+    Option("speed", "most seconds of event time per second (default: as fast as possible)", parse=number(above=0)),
     JSON,
 )
 
@@ -126,7 +93,7 @@ def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
 def _run(demo: Demo, view: PlainView | RichView, speed: float | None) -> int:
     """Run the demo to its end or to the first signal; return the number of the signal, else 0."""
     began, from_time = time.perf_counter(), demo.time
-    with _signals() as came, view:
+    with stops_on_signals() as came, view:
         while not demo.finished and not came:
             demo.step()
             view.show()
@@ -134,25 +101,6 @@ def _run(demo: Demo, view: PlainView | RichView, speed: float | None) -> int:
                 ahead = (demo.time - from_time) / TICK / speed - (time.perf_counter() - began)
                 time.sleep(max(0.0, ahead))
     return came[0] if came else 0
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect the first Ctrl-C or SIGTERM, so that no step is interrupted; the next one acts as usual."""
-    came: list[int] = []
-    before: dict[int, Any] = {sent: signal.getsignal(sent) for sent in (signal.SIGINT, signal.SIGTERM)}
-
-    def collect(sent: int, _: Any) -> None:
-        came.append(sent)
-        signal.signal(sent, before[sent])
-
-    for sent in before:
-        signal.signal(sent, collect)
-    try:
-        yield came
-    finally:
-        for sent, handler in before.items():
-            signal.signal(sent, handler)
 
 
 def _report_folder(options: argparse.Namespace) -> Path | None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
+from worker.bandit.policies import EpsilonGreedy, policy_named
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.learning import setting
-from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
-from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, number
+from worker.console import check_writable, note, progress, read_file, table, write_result
 from worker.errors import InputError, ParametersError
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
@@ -42,32 +42,23 @@ CHANGES: Final = tuple(
 
 OPTIONS = (
     Option(
-        name="log",
-        help="recorded log: JSON lines as `kcat -J` writes them, also gzipped; - for standard input",
-        positional=True,
+        "log", "recorded log: JSON lines as `kcat -J` writes them, also gzipped; - for standard input", positional=True
     ),
     *CHANGES,
     Option(
-        name="parameters",
-        help="one version of the parameters for all sessions, instead of those that served",
-        metavar="FILE",
+        "parameters", "one version of the parameters for all sessions, instead of those that served", metavar="FILE"
     ),
     Option(
-        name="method",
-        help="estimator of the revenue; repeatable; exit 1 if one of them has no answer (default: all)",
+        "method",
+        "estimator of the revenue; repeatable; exit 1 if one of them has no answer (default: all)",
         choices=tuple(METHODS),
         repeatable=True,
         default=(),
     ),
-    Option(name="confidence", help="confidence level of the intervals", parse=confidence_level, default=0.95),
-    Option(
-        name="seed",
-        help="random seed for cross-fitting and for a target that draws",
-        parse=integer(least=0),
-        default=0,
-    ),
+    Option("confidence", "confidence level of the intervals", parse=confidence_level, default=0.95),
+    count("seed", "random seed for cross-fitting and for a target that draws", 0, least=0),
     PREFIX,
-    Option(name="skip-bad", help="whether unreadable lines are skipped and counted", flag=True, default=False),
+    Option("skip-bad", "whether unreadable lines are skipped and counted", flag=True, default=False),
     JSON,
 )
 
@@ -84,14 +75,10 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
         topics=Topics(options.prefix),
         skip_bad=options.skip_bad,
-        stage=_stage,
+        stage=partial(progress, unit="records"),
     )
-    write_json(options.json, as_json(evaluation, options))
-    if options.json == "-":
-        for text in evaluation.notes:
-            note(f"note: {text}")
-    else:
-        say(report(evaluation))
+    notes = [f"note: {text}" for text in evaluation.notes]
+    write_result(options.json, as_json(evaluation, options), report(evaluation), notes)
     refused = [estimate for estimate in evaluation.estimates if estimate.refused is not None]
     if refused and (options.method or len(refused) == len(evaluation.estimates)):
         for estimate in refused:
@@ -103,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 def _change(options: argparse.Namespace) -> Change:
     given = {option.attribute: getattr(options, option.attribute) for option in CHANGES}
     settings = {name: value for name, value in given.items() if value is not None}
-    if options.epsilon is not None and options.policy not in (None, "epsilon-greedy"):
+    if options.epsilon is not None and options.policy not in (None, EpsilonGreedy.name):
         raise InputError("--epsilon is for --policy epsilon-greedy only")
     if options.parameters is None:
         return Change(settings=settings)
@@ -114,15 +101,9 @@ def _change(options: argparse.Namespace) -> Change:
 
 def _parameters(path: str) -> Parameters:
     try:
-        return decode_parameters(Path(path).read_bytes(), complete=False)
-    except OSError as error:
-        raise InputError(f"--parameters {path}: {error.strerror or error}") from None
+        return decode_parameters(read_file(path, "--parameters"), complete=False)
     except ParametersError as error:
         raise ParametersError(f"--parameters {path}: {error}") from None
-
-
-def _stage(title: str, total: float | None) -> AbstractContextManager[ProgressBar]:
-    return progress(title, total, unit="records")
 
 
 # ── for machines ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -179,10 +160,10 @@ def report(evaluation: Evaluation) -> str:
 
 def _title(evaluation: Evaluation) -> str:
     target = evaluation.target
-    explored = {
-        "epsilon-greedy": f", ε = {target.epsilon:g}",
-        **dict.fromkeys(("ucbbp", "aucbbp", "myopic-ucb"), f", {target.bonus} bonus, β = {target.beta}"),
-    }.get(target.policy, "")
+    policy = policy_named(target.policy)
+    explored = f", ε = {target.epsilon:g}" if policy is EpsilonGreedy else ""
+    if policy.has_bonus[0]:
+        explored = f", {target.bonus} bonus, β = {target.beta}"
     return (
         f"{target.policy}{explored}, {target.estimator} estimator, up to {target.horizon} displays; "
         f"its estimates: {evaluation.origin}\n"
@@ -192,19 +173,12 @@ def _title(evaluation: Evaluation) -> str:
 
 
 def _row(name: str, revenue: Interval, difference: Interval | None, sessions: int, basis: str) -> list[str]:
-    gained = (
-        ""
-        if difference is None
-        else f"{_signed(difference.estimate)} ({_signed(difference.low)} … {_signed(difference.high)})"
-    )
-    return [
-        name,
-        f"{revenue.estimate:.4f}",
-        f"{revenue.low:.4f} … {revenue.high:.4f}",
-        gained,
-        str(sessions),
-        basis,
-    ]
+    gained = ""
+    if difference is not None:
+        estimate, low, high = map(_signed, (difference.estimate, difference.low, difference.high))
+        gained = f"{estimate} ({low} … {high})"
+    interval = f"{revenue.low:.4f} … {revenue.high:.4f}"
+    return [name, f"{revenue.estimate:.4f}", interval, gained, str(sessions), basis]
 
 
 def _signed(value: float) -> str:

@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from worker.bandit.arrays import Floats, Ints
 from worker.bandit.policies import policy_named
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
-from worker.console import check_writable, note, say, table, write_json
+from worker.console import check_writable, read_file, table, write_result
 from worker.errors import InputError, ParametersError
 from worker.stream.explanation import Explanation, Position, explain
 from worker.stream.parameters import Parameters, decode_parameters, with_settings
@@ -33,17 +32,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 OPTIONS = (
-    Option(name="parameters", help="record of a version, from `adcascade parameters export`", metavar="FILE"),
+    Option("parameters", "record of a version, from `adcascade parameters export`", metavar="FILE"),
     Option(
-        name="context",
-        help="context of the user: a JSON list of numbers, @FILE with one, or - for standard input",
+        "context",
+        "context of the user: a JSON list of numbers, @FILE with one, or - for standard input",
         metavar="LIST",
     ),
     *(
         setting(name, default=None, help=f"{setting(name).help} (default: that of the record)", **changes)
         for name, changes in OVERRIDES.items()
     ),
-    Option(name="exclude", help="arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
+    Option("exclude", "arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
     JSON,
 )
 
@@ -59,15 +58,8 @@ def run(options: argparse.Namespace) -> int:
     parameters = _overridden(_read_parameters(options.parameters), options)
     context = _read_context(options.context, parameters.settings.dim)
     reasons = explain(parameters, context, _indices(parameters, options.exclude))
-    write_json(
-        options.json,
-        {"slate": list(reasons.slate), "positions": [asdict(position) for position in reasons.positions]},
-    )
-    if options.json == "-":
-        for text in reasons.notes:
-            note(f"note: {text}")
-    else:
-        say(report(parameters, reasons))
+    record = {"slate": list(reasons.slate), "positions": [asdict(position) for position in reasons.positions]}
+    write_result(options.json, record, report(parameters, reasons), [f"note: {text}" for text in reasons.notes])
     return 0
 
 
@@ -118,10 +110,7 @@ def _read_context(text: str, dim: int) -> Floats:
 def _read(path: str, where: str) -> bytes:
     if path == "-":
         return sys.stdin.buffer.read()
-    try:
-        return Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{where} {path}: {getattr(error, 'strerror', None) or error}") from None
+    return read_file(path, where)
 
 
 def _indices(parameters: Parameters, arms: tuple[str, ...]) -> Ints:

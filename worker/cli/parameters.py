@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from worker.cli.options.parser import JSON, CommandSpec, Option, integer
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
 from worker.cli.options.target import TARGET, control
-from worker.console import check_writable, note, say, table, write_file, write_json
+from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.stream.events import Command
 from worker.stream.parameters import Parameters, encode_parameters
@@ -18,7 +18,7 @@ from worker.stream.settings import SETTINGS
 
 TOP = 15  # arms in a table; --json has all
 
-VERSION = Option(name="version", help="version (default: the newest)", parse=integer(least=0), metavar="N")
+VERSION = count("version", "version (default: the newest)", least=0)
 
 
 def pick(history: list[Parameters], version: int | None) -> Parameters:
@@ -70,41 +70,36 @@ def show(options: argparse.Namespace) -> int:
     check_writable(options.json)
     history = control(options).history()
     details = describe(pick(history, options.version))
-    write_json(options.json, {**details, "kept": [p.version for p in history]})
-    if options.json == "-":
-        return 0
-    settings = details["settings"]
-    say(f"version {details['version']}  {details['sha256'][:16]}…  {'frozen' if details['frozen'] else 'learning'}")
-    say(f"  {details['folds']} folds, {details['observations']} observations; kept: {_span(history)}")
-    say(f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}")
-    smallest = details["smallest_eigenvalue"]
-    say(f"  ‖θ‖ {details['parameter_norm']:.4g}, smallest eigenvalue {'–' if smallest is None else f'{smallest:.4g}'}")
-    say()
-    best = sorted(details["arms"], key=lambda arm: -arm["probability"] * arm["reward"])
-    say(
-        table(
-            ["arm", "reward", "active", "click at x=0", "log-odds", "± deviation"],
-            [
-                [
-                    arm["arm"],
-                    f"{arm['reward']:.4g}",
-                    "yes" if arm["active"] else "retired",
-                    f"{arm['probability']:.4f}",
-                    f"{arm['log_odds']:+.3f}",
-                    f"{arm['deviation']:.3f}",
-                ]
-                for arm in best[:TOP]
-            ],
-        )
-    )
-    if len(best) > TOP:
-        say(f"… and {len(best) - TOP} more (--json - has all)")
+    kept = [parameters.version for parameters in history]
+    write_result(options.json, {**details, "kept": kept}, _report(details, kept))
     return 0
 
 
-def _span(history: list[Parameters]) -> str:
-    first, last = history[0].version, history[-1].version
-    return str(last) if first == last else f"{first} to {last}"
+def _report(details: dict[str, Any], kept: list[int]) -> str:
+    settings, smallest = details["settings"], details["smallest_eigenvalue"]
+    span = str(kept[0]) if len(kept) == 1 else f"{kept[0]} to {kept[-1]}"
+    best = sorted(details["arms"], key=lambda arm: -arm["probability"] * arm["reward"])
+    rows = [
+        [
+            arm["arm"],
+            f"{arm['reward']:.4g}",
+            "yes" if arm["active"] else "retired",
+            f"{arm['probability']:.4f}",
+            f"{arm['log_odds']:+.3f}",
+            f"{arm['deviation']:.3f}",
+        ]
+        for arm in best[:TOP]
+    ]
+    lines = [
+        f"version {details['version']}  {details['sha256'][:16]}…  {'frozen' if details['frozen'] else 'learning'}",
+        f"  {details['folds']} folds, {details['observations']} observations; kept: {span}",
+        f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
+        f"  ‖θ‖ {details['parameter_norm']:.4g}, smallest eigenvalue {'–' if smallest is None else f'{smallest:.4g}'}",
+        "",
+        table(["arm", "reward", "active", "click at x=0", "log-odds", "± deviation"], rows),
+    ]
+    more = [f"… and {len(best) - TOP} more (--json - has all)"] if len(best) > TOP else []
+    return "\n".join([*lines, *more])
 
 
 def export(options: argparse.Namespace) -> int:
@@ -127,20 +122,19 @@ def diff(options: argparse.Namespace) -> int:
     history = control(options).history()
     old, new = pick(history, options.old), pick(history, options.new)
     changes = differences(old, new)
-    write_json(options.json, changes)
-    if options.json == "-":
-        return 0
-    say(f"version {old.version} → {new.version}: {changes['observations']:+} observations, {changes['folds']:+} folds")
-    for name, (before, after) in changes["settings"].items():
-        say(f"  {name}: {before} → {after}")
-    say(f"  context: moved by {changes['context_moved']:.4g}")
     moved = sorted(changes["arms"], key=lambda arm: -abs(arm["log_odds_moved"]))
     rows = [
-        [arm["arm"], arm["change"], f"{arm['log_odds_moved']:+.4f}", f"{arm['deviation_before']:.3f}",
-         f"{arm['deviation_after']:.3f}"]
-        for arm in moved[:TOP]
-    ]  # fmt: skip
-    say(table(["arm", "change", "log-odds", "± before", "± after"], rows) if rows else "  the arms are the same")
+        [one["arm"], one["change"], f"{one['log_odds_moved']:+.4f}"]
+        + [f"{one[name]:.3f}" for name in ("deviation_before", "deviation_after")]
+        for one in moved[:TOP]
+    ]
+    lines = [
+        f"version {old.version} → {new.version}: {changes['observations']:+} observations, {changes['folds']:+} folds",
+        *(f"  {name}: {before} → {after}" for name, (before, after) in changes["settings"].items()),
+        f"  context: moved by {changes['context_moved']:.4g}",
+        table(["arm", "change", "log-odds", "± before", "± after"], rows) if rows else "  the arms are the same",
+    ]
+    write_result(options.json, changes, "\n".join(lines))
     return 0
 
 
@@ -193,10 +187,10 @@ def _ordering(action: str, done: str) -> Any:
         before = target.history()[-1]
         order = Command(action=action, version=getattr(options, "to", None))  # type: ignore[arg-type]
         after = target.order(order)
-        write_json(options.json, {"version": after.version, "sha256": after.sha256, "frozen": after.frozen})
-        if options.json != "-":
-            changed = after.version != before.version
-            say(f"{done}: version {after.version} is in force" if changed else f"nothing to do: already {done}")
+        changed = after.version != before.version
+        text = f"{done}: version {after.version} is in force" if changed else f"nothing to do: already {done}"
+        record = {"version": after.version, "sha256": after.sha256, "frozen": after.frozen}
+        write_result(options.json, record, text)
         return 0
 
     return run
@@ -209,7 +203,7 @@ def _action(name: str, run: Any, summary: str, example: str, *options: Option, j
 
 
 def _version(name: str, help: str, *, optional: bool = False) -> Option:
-    return Option(name=name, help=help, parse=integer(least=0), positional=True, optional=optional)
+    return Option(name, help, parse=integer(least=0), positional=True, optional=optional)
 
 
 COMMAND = CommandSpec(
@@ -229,7 +223,7 @@ COMMAND = CommandSpec(
             "Write the record of a version, for `adcascade explain --parameters`.",
             "--output now.json ",
             VERSION,
-            Option(name="output", help="output file, or - for standard output", default="-", metavar="FILE"),
+            Option("output", "output file, or - for standard output", default="-", metavar="FILE"),
             json=False,
         ),
         _action(

@@ -53,33 +53,25 @@ def ending(text: str) -> str:
 
 
 OPTIONS = (
-    Option(
-        name="file",
-        help="log to write, overwritten; compressed if it ends in .gz; - for standard output",
-        positional=True,
-    ),
+    Option("file", "log to write, overwritten; compressed if it ends in .gz; - for standard output", positional=True),
     *CONNECTION,
     Option(
-        name="from",
-        help="start: earliest, an offset (of every partition), a time (2026-01-31T12:00:00Z), or an age (10m)",
+        "from",
+        "start: earliest, an offset (of every partition), a time (2026-01-31T12:00:00Z), or an age (10m)",
         parse=beginning,
         metavar="WHERE",
         default="earliest",
     ),
     Option(
-        name="until",
-        help="end: the current end of the topics, or a time, also in the future",
+        "until",
+        "end: the current end of the topics, or a time, also in the future",
         parse=ending,
         metavar="WHERE",
         default="end",
     ),
-    Option(name="live", help="recording of new records until Ctrl-C", flag=True, default=False),
+    Option("live", "recording of new records until Ctrl-C", flag=True, default=False),
     Option(
-        name="topics",
-        help="topics, names without prefix, separated by commas",
-        parse=topic_list,
-        default=TOPICS,
-        metavar="NAMES",
+        "topics", "topics, names without prefix, separated by commas", parse=topic_list, default=TOPICS, metavar="NAMES"
     ),
     JSON,
 )
@@ -119,34 +111,20 @@ async def _record(
 ) -> tuple[Recorded, int]:
     from worker.logs.record import Recorder
 
-    stop = asyncio.Event()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    bar: ProgressBar | None = None
     with ExitStack() as stack:
-        came = stack.enter_context(stops_on_signals(stop))
-        bar = _Bar(stack, log.name)
+        came = stack.enter_context(stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)))
+
+        def report(total: int | None, written: int) -> None:
+            nonlocal bar
+            bar = bar or stack.enter_context(progress(f"recording {log.name}", total, unit="records"))
+            bar.advance(written)
+
         recorder = Recorder(
-            reached,
-            topics,
-            options.topics,
-            span_of(options),
-            write=log,
-            report=bar.report,
-            flush=log.flush,
+            reached, topics, options.topics, span_of(options), write=log, report=report, flush=log.flush
         )
         return await recorder.run(stop), came[0] if came else 0
-
-
-class _Bar:
-    """A progress bar that begins when the number of records, or None, is reported."""
-
-    def __init__(self, stack: ExitStack, name: str) -> None:
-        self._stack = stack
-        self._name = name
-        self._bar: ProgressBar | None = None
-
-    def report(self, total: int | None, written: int) -> None:
-        if self._bar is None:
-            self._bar = self._stack.enter_context(progress(f"recording {self._name}", total, unit="records"))
-        self._bar.advance(written)
 
 
 def span_of(options: argparse.Namespace) -> Span:

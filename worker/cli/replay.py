@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from worker.cli.options.brokers import PREFIX
@@ -13,7 +13,7 @@ from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.times import Duration
-from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
+from worker.console import check_writable, progress, table, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
 from worker.replay.report import ReplayReport
@@ -27,26 +27,24 @@ SETTINGS: Final = tuple(replace(option, default=None, help=f"with --relearn: {op
 
 OPTIONS = (
     Option(
-        name="file",
-        help="recorded log: JSON lines as `kcat -J` writes them, also gzipped; - for standard input",
-        positional=True,
+        "file", "recorded log: JSON lines as `kcat -J` writes them, also gzipped; - for standard input", positional=True
     ),
     Option(
-        name="verify",
-        help="check of every decision under its recorded version, and of every version from the journal (the default)",
+        "verify",
+        "check of every decision under its recorded version, and of every version from the journal (the default)",
         flag=True,
     ),
     Option(
-        name="relearn",
-        help="learning from arrivals and clicks alone, with the recorded slates (planned ones where there are none); "
+        "relearn",
+        "learning from arrivals and clicks alone, with the recorded slates (planned ones where there are none); "
         "its versions are compared with the recorded ones",
         flag=True,
     ),
-    Option(name="skip-bad", help="whether unreadable lines are skipped and counted", flag=True, default=False),
+    Option("skip-bad", "whether unreadable lines are skipped and counted", flag=True, default=False),
     PREFIX,
     Option(
-        name="tolerance",
-        help="largest relative difference between numbers of equal versions, for logs of another kind of machine",
+        "tolerance",
+        "largest relative difference between numbers of equal versions, for logs of another kind of machine",
         parse=number(least=0),
         default=0.0,
     ),
@@ -67,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         "topics": Topics(options.prefix),
         "skip_bad": options.skip_bad,
         "tolerance": options.tolerance,
-        "stage": _stage,
+        "stage": partial(progress, unit="lines"),
     }
     if options.relearn:
         report = relearn(
@@ -75,17 +73,9 @@ def run(options: argparse.Namespace) -> int:
         )
     else:
         report = verify(options.file, **common)
-    write_json(options.json, report.as_json())
-    if options.json == "-":
-        for text in (*warnings(report), *mismatches(report)):
-            note(text)
-    else:
-        say(summary(options.file, report))
+    notes = [*warnings(report), *mismatches(report)]
+    write_result(options.json, report.as_json(), summary(options.file, report), notes)
     return 1 if report.mismatches else 0
-
-
-def _stage(title: str, total: float | None) -> AbstractContextManager[ProgressBar]:
-    return progress(title, total, unit="lines")
 
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:

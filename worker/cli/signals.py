@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 @contextmanager
-def stops_on_signals(stop: asyncio.Event) -> Iterator[list[int]]:
-    """Set `stop` at the first SIGINT or SIGTERM, and yield a list that receives its number; needs a running loop."""
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
+def stops_on_signals(stop: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
+    """Call `stop` at the first SIGINT or SIGTERM, and yield a list that receives its number."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     received: list[int] = []
 
-    def request_stop(number: signal.Signals) -> None:
-        received.append(number)
-        stop.set()
-        for other in signals:
-            loop.remove_signal_handler(other)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-    for number in signals:
-        loop.add_signal_handler(number, request_stop, number)
+    def request_stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        restore()
+        stop()
+
+    for number in before:
+        signal.signal(number, request_stop)
     try:
         yield received
     finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+        restore()

@@ -8,61 +8,30 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from worker import __version__
-from worker.bandit.bonuses import BONUSES
-from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.policies import POLICIES
-from worker.cli.options.learning import beta
-from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
-from worker.console import check_writable, note, progress, say, table, write_file, write_json
+from worker.cli.options.learning import setting, with_defaults
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
+from worker.cli.options.world import world
+from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.errors import InputError
-from worker.simulation.environments import ENVIRONMENTS
 from worker.simulation.experiment import LAST, ExperimentSettings, Run, cores, run_all
 
 DEFAULTS = ExperimentSettings()
 
 OPTIONS = (
+    setting("policy", help="policies to compare; repeatable", repeatable=True, default=DEFAULTS.policy),
+    *world(DEFAULTS),
+    *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "epsilon", "ridge"),
+    setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
-        name="policy",
-        help="policies to compare; repeatable",
-        choices=POLICIES,
-        repeatable=True,
-        default=DEFAULTS.policy,
+        "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users
     ),
-    Option(name="environment", help="simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
-    Option(name="estimator", help="rule by which an episode is folded", choices=ESTIMATORS, default=DEFAULTS.estimator),
-    Option(name="bonus", help="exploration bonus added to Q", choices=BONUSES, default=DEFAULTS.bonus),
-    Option(
-        name="beta",
-        help="exploration width in standard deviations, or theory",
-        parse=beta,
-        default=DEFAULTS.beta,
-    ),
-    Option(
-        name="epsilon",
-        help="share of displays that epsilon-greedy explores",
-        parse=number(least=0, most=1),
-        default=DEFAULTS.epsilon,
-    ),
-    Option(name="dim", help="number of context features d", parse=integer(least=1), default=DEFAULTS.dim),
-    Option(name="arms", help="number of arms K", parse=integer(least=1), default=DEFAULTS.arms),
-    Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
-    Option(
-        name="users",
-        help="sessions N per episode; repeatable",
-        parse=integer(least=1),
-        repeatable=True,
-        default=DEFAULTS.users,
-    ),
-    Option(name="episodes", help="number of episodes T", parse=integer(least=2), default=DEFAULTS.episodes),
-    Option(name="warmup", help="round-robin episodes at the start", parse=integer(least=0), default=DEFAULTS.warmup),
-    Option(name="seeds", help="number of seeds", parse=integer(least=1), default=DEFAULTS.seeds),
-    Option(name="seed", help="first seed", parse=integer(least=0), default=DEFAULTS.seed),
-    Option(name="ridge", help="prior precision λ", parse=number(above=0), default=DEFAULTS.ridge),
-    Option(name="repeats", help="repeated displays of an arm within a session", flag=True, default=DEFAULTS.repeats),
-    Option(name="jobs", help="number of processes (default: all processors)", parse=integer(least=1)),
+    count("episodes", "number of episodes T", DEFAULTS.episodes, least=2),
+    count("seeds", "number of seeds", DEFAULTS.seeds),
+    count("seed", "first seed", DEFAULTS.seed, least=0),
+    count("jobs", "number of processes (default: all processors)"),
     JSON,
-    Option(name="plot", help="plot of the regret over time and users: .png, .svg or .pdf", metavar="FILE"),
-    Option(name="plot-structure", help="plot of Q over arms and steps: .png, .svg or .pdf", metavar="FILE"),
+    Option("plot", "plot of the regret over time and users: .png, .svg or .pdf", metavar="FILE"),
+    Option("plot-structure", "plot of Q over arms and steps: .png, .svg or .pdf", metavar="FILE"),
 )
 
 
@@ -74,14 +43,8 @@ def run(options: argparse.Namespace) -> int:
     runs = _make(settings, options.jobs or cores())
     runs.sort(key=lambda r: (settings.policy.index(r.policy), settings.users.index(r.users), r.seed))
     _draw(options, settings, runs)
-    write_json(
-        options.json,
-        {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **chosen}},
-    )
-    if options.json != "-":
-        say(_title(settings))
-        say()
-        say(summary(runs))
+    record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **chosen}}
+    write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs)}")
     return 0
 
 

@@ -8,33 +8,22 @@ from dataclasses import asdict
 from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.parser import JSON, CommandSpec, Option, integer
-from worker.cli.options.times import Duration, duration
+from worker.cli.options.parser import JSON, CommandSpec, count
+from worker.cli.options.times import time_option
 from worker.console import check_writable, say, table, write_json
 
 OPTIONS = (
-    Option(
-        name="partitions",
-        help="partitions of arrivals, clicks, decisions and sessions (default: as they are where they exist, else 8)",
-        parse=integer(least=1, most=10_000),
-        metavar="N",
+    count(
+        "partitions",
+        "partitions of arrivals, clicks, decisions and sessions (default: as they are where they exist, else 8)",
+        most=10_000,
     ),
-    Option(
-        name="replication",
-        help="replicas of each partition (default: 3, or as many as there are brokers)",
-        parse=integer(least=1, most=100),
-        metavar="N",
-    ),
-    Option(
-        name="retention",
-        help="retention of arrivals, clicks and decisions (default: 7d; as it is where they exist)",
-        parse=duration,
-    ),
-    Option(
-        name="journal-retention",
-        help="retention of journal, episodes and dead letters; longer than any outage of the learner",
-        parse=duration,
-        default=Duration(30 * 86_400_000),
+    count("replication", "replicas of each partition (default: 3, or as many as there are brokers)", most=100),
+    time_option("retention", "retention of arrivals, clicks and decisions (default: 7d; as it is where they exist)"),
+    time_option(
+        "journal-retention",
+        "retention of journal, episodes and dead letters; longer than any outage of the learner",
+        30 * 86_400_000,
     ),
 )
 

@@ -12,13 +12,13 @@ from typing import Any
 import orjson
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.parser import JSON, CommandSpec, Option, integer, number
-from worker.cli.options.times import Duration, duration, duration_range
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
+from worker.cli.options.times import duration_range, time_option
+from worker.cli.options.world import SEED, world
 from worker.cli.signals import stops_on_signals
-from worker.console import check_writable, note, say, write_file, write_json
+from worker.console import check_writable, note, say, write_file, write_json, write_result
 from worker.errors import InputError
 from worker.kafka.connection import Connection
-from worker.simulation.environments import ENVIRONMENTS
 from worker.simulation.live import live_view
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
 from worker.simulation.traffic.metrics import TrafficMetrics
@@ -35,59 +35,33 @@ _share = number(least=0, most=1)
 
 OPTIONS = (
     *CONNECTION,
-    Option(name="rate", help="mean number of users per second", parse=number(above=0), default=DEFAULTS.rate),
-    Option(name="flat-out", help="as many users as the workers can serve, instead of a rate", flag=True),
+    Option("rate", "mean number of users per second", parse=number(above=0), default=DEFAULTS.rate),
+    Option("flat-out", "as many users as the workers can serve, instead of a rate", flag=True),
+    count("waiting", "with --flat-out: most sessions that wait for a decision", DEFAULTS.waiting),
+    count("sessions", "number of sessions (default: until Ctrl-C)"),
+    time_option("duration", "duration, such as 30s or 10m (default: until Ctrl-C)"),
+    *world(DEFAULTS),
+    SEED,
     Option(
-        name="waiting",
-        help="with --flat-out: most sessions that wait for a decision",
-        parse=integer(least=1),
-        default=DEFAULTS.waiting,
-    ),
-    Option(name="sessions", help="number of sessions (default: until Ctrl-C)", parse=integer(least=1), metavar="N"),
-    Option(name="duration", help="duration, such as 30s or 10m (default: until Ctrl-C)", parse=duration),
-    Option(name="environment", help="simulated world", choices=ENVIRONMENTS, default=DEFAULTS.environment),
-    Option(name="dim", help="number of context features d", parse=integer(least=1), default=DEFAULTS.dim),
-    Option(name="arms", help="number of arms K", parse=integer(least=1), default=DEFAULTS.arms),
-    Option(name="horizon", help="most displays H in a session", parse=integer(least=1), default=DEFAULTS.horizon),
-    Option(name="repeats", help="repeated displays of an arm within a session", flag=True, default=DEFAULTS.repeats),
-    Option(name="seed", help="random seed of the world and its users", parse=integer(least=0), default=DEFAULTS.seed),
-    Option(
-        name="look",
-        help="time that users look at a display, shortest-longest (default: 1.5s-6.5s; with --flat-out 0)",
+        "look",
+        "time that users look at a display, shortest-longest (default: 1.5s-6.5s; with --flat-out 0)",
         parse=duration_range,
     ),
+    time_option("patience", "longest stay of a user; less than the session timeout", DEFAULTS.patience),
+    Option("duplicates", "share of records sent twice", parse=_share, default=DEFAULTS.duplicates),
+    time_option("disorder", "longest delay of records that others overtake; less than the lateness", DEFAULTS.disorder),
+    Option("silence", "share of users who never answer", parse=_share, default=DEFAULTS.silence),
+    Option("poison", "unusable records, as a share of the users", parse=_share, default=DEFAULTS.poison),
     Option(
-        name="patience",
-        help="longest stay of a user; less than the session timeout",
-        parse=duration,
-        metavar="TIME",
-        default=Duration(DEFAULTS.patience),
-    ),
-    Option(name="duplicates", help="share of records sent twice", parse=_share, default=DEFAULTS.duplicates),
-    Option(
-        name="disorder",
-        help="longest delay of records that others overtake; less than the lateness",
-        parse=duration,
-        metavar="TIME",
-        default=Duration(DEFAULTS.disorder),
-    ),
-    Option(name="silence", help="share of users who never answer", parse=_share, default=DEFAULTS.silence),
-    Option(name="poison", help="unusable records, as a share of the users", parse=_share, default=DEFAULTS.poison),
-    Option(
-        name="prefetching",
-        help="share of clients that go through the slate of their first decision",
+        "prefetching",
+        "share of clients that go through the slate of their first decision",
         parse=_share,
         default=DEFAULTS.prefetching,
     ),
+    port("metrics-port", "port of http://127.0.0.1:PORT/metrics; 0: any free port"),
     Option(
-        name="metrics-port",
-        help="port of http://127.0.0.1:PORT/metrics; 0: any free port",
-        parse=integer(least=0, most=65535),
-        default=0,
-    ),
-    Option(
-        name="write-arms",
-        help="file for the arms of this world (JSON, for `adcascade worker --catalog FILE`); no traffic",
+        "write-arms",
+        "file for the arms of this world (JSON, for `adcascade worker --catalog FILE`); no traffic",
         metavar="FILE",
     ),
     JSON,
@@ -172,9 +146,9 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
     from worker.simulation.traffic.client import run_traffic
 
     metrics = TrafficMetrics(traffic)
-    stop = asyncio.Event()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     with (
-        stops_on_signals(stop) as came,
+        stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)) as came,
         WebServer(operations(metrics.registry, lambda: None), port=port) as server,
         live_view(TrafficView(traffic, server.url)) as view,
     ):
@@ -183,13 +157,9 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
 
 
 def _print_summary(options: argparse.Namespace, numbers: dict[str, Any]) -> None:
-    write_json(options.json, numbers)
-    if options.json == "-":
-        return
     settings = numbers["settings"]
-    say(f"adcascade traffic: {settings['environment']}, seed {settings['seed']}, {numbers['seconds']:.1f} s")
-    say()
-    say(summary_table(numbers))
+    title = f"adcascade traffic: {settings['environment']}, seed {settings['seed']}, {numbers['seconds']:.1f} s"
+    write_result(options.json, numbers, f"{title}\n\n{summary_table(numbers)}")
 
 
 COMMAND = CommandSpec(

@@ -11,8 +11,8 @@ from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, LIMITS, learning_settings, limits
-from worker.cli.options.parser import CommandSpec, Option, integer
-from worker.cli.options.times import Duration, duration
+from worker.cli.options.parser import CommandSpec, Option, count, port
+from worker.cli.options.times import time_option
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.secret import Secret
@@ -24,45 +24,23 @@ from worker.stream.topology import Topics
 #: For tests: a file with the time, in place of the machine's clock (see `clock_of`).
 CLOCK = "ADCASCADE_TEST_CLOCK"
 
-GROUP = Option(name="group", help="consumer group of all workers of these topics", default="adcascade")
-
 OPERATION = (
-    GROUP,
-    Option(
-        name="member-timeout",
-        help="time after which the group assigns the partitions of a silent worker to others",
-        parse=duration,
-        default=Duration(10_000),
+    Option("group", "consumer group of all workers of these topics", default="adcascade"),
+    time_option(
+        "member-timeout", "time after which the group assigns the partitions of a silent worker to others", 10_000
     ),
+    time_option("progress-interval", "time between two progress records of a partition", 1_000),
+    count("changelog-replication", "replicas of the changelog, if `adcascade topics create` has not created it", 1),
+    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
+    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
+    Option("web-host", "address of /metrics, /livez and /readyz", default="127.0.0.1"),
+    port("web-port", "port of the web server; 0: a free one"),
     Option(
-        name="progress-interval",
-        help="time between two progress records of a partition",
-        parse=duration,
-        default=Duration(1000),
-    ),
-    Option(
-        name="changelog-replication",
-        help="replicas of the changelog, if `adcascade topics create` has not created it",
-        parse=integer(least=1),
-        default=1,
-    ),
-    Option(
-        name="token-secret",
-        help="secret that signs the tokens of decisions, at least 16 bytes",
-        parse=Secret,
-        secret=True,
-    ),
-    Option(name="token-secret-file", help="file with the secret that signs the tokens", metavar="FILE"),
-    Option(name="web-host", help="address of /metrics, /livez and /readyz", default="127.0.0.1"),
-    Option(
-        name="web-port", help="port of the web server; 0: a free one", parse=integer(least=0, most=65535), default=0
-    ),
-    Option(
-        name="log-format",
-        help="format of the log, json or text (default: text on a terminal, else json)",
+        "log-format",
+        "format of the log, json or text (default: text on a terminal, else json)",
         choices=log_format.FORMATS,
     ),
-    Option(name="log-level", help="lowest level that is logged", choices=log_format.LEVELS, default="info"),
+    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
 )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.planning import Masked
-from worker.bandit.policies import Greedy
+from worker.bandit.policies import EpsilonGreedy, Greedy, Random, policy_named
 from worker.errors import InputError
 from worker.evaluate.logged import LoggedSession
 from worker.evaluate.sessions import Bools, Rule, Sessions
@@ -162,7 +162,7 @@ def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession],
     drawn = np.array([session.opening.mode in ("warmup", "random") for session in sessions])
     alone = with_settings(served, warmup=0, random_share=0.0)
     warmup = served.folds < served.settings.warmup
-    whole = warmup or served.settings.policy == "random"
+    whole = warmup or policy_named(served.settings.policy) is Random
     rule = _Planning(alone, shape).rule(contexts, excluded, 1.0 if whole else served.settings.random_share)
     # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
     planned = np.where((drawn | (rule.epsilon > 0))[:, None], rule.best, slates)
@@ -267,7 +267,7 @@ class _Planning:
     def rule(self, contexts: Floats, excluded: Sequence[Sequence[int]], uniform: float) -> Rule:
         """Return the rule of the policy for some contexts."""
         count, settings = len(contexts), self._parameters.settings
-        epsilon = {"random": 1.0, "epsilon-greedy": settings.epsilon}.get(settings.policy, 0.0)
+        epsilon = {Random: 1.0, EpsilonGreedy: settings.epsilon}.get(type(self._policy), 0.0)
         if self._planner is None or epsilon == 1:
             best = np.full((count, settings.horizon), NO_ARM, dtype=np.intp)
         else:

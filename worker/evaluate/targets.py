@@ -24,6 +24,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from worker.bandit.click_model import ClickModel
+from worker.bandit.policies import policy_named
 from worker.errors import FailedError, InputError
 from worker.logs.ordered import OrderedLog
 from worker.stream.catalogue import under
@@ -104,7 +105,7 @@ def _needs_folding(log: OrderedLog, change: Change) -> bool:
 
 def _gives_other_versions(recorded: LearningSettings, changes: dict[str, Any]) -> bool:
     changed = replace(recorded, **changes)
-    thresholds = ("policy", "bonus", "beta", "horizon") if changed.policy == "aucbbp" else ()
+    thresholds = ("policy", "bonus", "beta", "horizon") if policy_named(changed.policy).is_selective else ()
     if any(getattr(changed, name) != getattr(recorded, name) for name in ("estimator", *thresholds)):
         return True
     return changed.beta == "theory" and recorded.beta != "theory"

@@ -26,7 +26,15 @@ from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Exploration, Policy, RoundRobin, Slates, check_combination, policy_named
+from worker.bandit.policies import (
+    EpsilonGreedy,
+    Exploration,
+    Policy,
+    RoundRobin,
+    Slates,
+    check_combination,
+    policy_named,
+)
 from worker.bandit.regret import pseudo_regret
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import EstimationError, FailedError, InputError
@@ -69,7 +77,7 @@ class ExperimentSettings:
                 raise InputError(f"{name} {twice} is given twice")
         if self.warmup >= self.episodes:
             raise InputError(f"a warmup of {self.warmup} episodes leaves none of {self.episodes} to the policies")
-        if self.epsilon != EPSILON and "epsilon-greedy" not in self.policy:
+        if self.epsilon != EPSILON and EpsilonGreedy.name not in self.policy:
             raise InputError("epsilon applies to the policy epsilon-greedy only")
         for policy in self.policy:
             check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)

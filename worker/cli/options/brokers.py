@@ -8,40 +8,38 @@ from __future__ import annotations
 
 import argparse
 import ssl
-from pathlib import Path
 from typing import NoReturn
 
 from worker.cli.options.parser import Option, grouped
+from worker.console import read_file
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.secret import Secret
 from worker.stream.topology import Topics
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-
-
 KAFKA = "connection to Kafka"
 
 BROKER = Option(
-    name="broker", help="bootstrap brokers, host:port[,…]", default="127.0.0.1:9092", metavar="HOST:PORT", group=KAFKA
+    "broker", "bootstrap brokers, host:port[,…]", default="127.0.0.1:9092", metavar="HOST:PORT", group=KAFKA
 )
 PREFIX = Option(
-    name="prefix", help="prefix of the topic names, as in PREFIX.arrivals", default="ads", metavar="TEXT", group=KAFKA
+    "prefix", "prefix of the topic names, as in PREFIX.arrivals", default="ads", metavar="TEXT", group=KAFKA
 )
 
 SECURITY = grouped(
     KAFKA,
-    Option(name="tls", help="TLS; implied by the other --tls options", flag=True, default=False),
-    Option(name="tls-ca", help="trusted certificates, PEM (default: those of the system)", metavar="FILE"),
-    Option(name="tls-cert", help="client certificate, PEM", metavar="FILE"),
-    Option(name="tls-key", help="key of the client certificate, PEM, without a passphrase", metavar="FILE"),
-    Option(name="sasl-mechanism", help="SASL mechanism", choices=MECHANISMS, default="SCRAM-SHA-512"),
-    Option(name="sasl-username", help="SASL user name (default: no authentication)", metavar="NAME"),
-    Option(name="sasl-password", help="SASL password", parse=Secret, secret=True),
-    Option(name="sasl-password-file", help="file with the SASL password", metavar="FILE"),
+    Option("tls", "TLS; implied by the other --tls options", flag=True, default=False),
+    Option("tls-ca", "trusted certificates, PEM (default: those of the system)", metavar="FILE"),
+    Option("tls-cert", "client certificate, PEM", metavar="FILE"),
+    Option("tls-key", "key of the client certificate, PEM, without a passphrase", metavar="FILE"),
+    Option("sasl-mechanism", "SASL mechanism", choices=MECHANISMS, default="SCRAM-SHA-512"),
+    Option("sasl-username", "SASL user name (default: no authentication)", metavar="NAME"),
+    Option("sasl-password", "SASL password", parse=Secret, secret=True),
+    Option("sasl-password-file", "file with the SASL password", metavar="FILE"),
     Option(
-        name="allow-plaintext-credentials",
-        help="user name and password without TLS, for a network that is otherwise private",
+        "allow-plaintext-credentials",
+        "user name and password without TLS, for a network that is otherwise private",
         flag=True,
         default=False,
     ),
@@ -94,9 +92,7 @@ def secret(options: argparse.Namespace, name: str) -> Secret | None:
         raise InputError(f"{variable} and --{name}-file are both given: remove one of them")
     if path is not None:
         try:
-            given = Secret(Path(path).read_text(encoding="utf-8").rstrip("\r\n"))
-        except OSError as error:
-            raise InputError(f"--{name}-file {path}: {error.strerror or error}") from None
+            given = Secret(read_file(path, f"--{name}-file").decode().rstrip("\r\n"))
         except UnicodeDecodeError:
             raise InputError(f"--{name}-file {path}: not UTF-8 text") from None
     if given is not None and not given.reveal():

@@ -13,13 +13,14 @@ from typing import Any
 import orjson
 
 from worker.cli.options.parser import Option, boolean
+from worker.console import read_file
 from worker.errors import InputError
 from worker.stream.decoding import Limits
 from worker.stream.settings import Arm
 
 CATALOG = Option(
-    name="catalog",
-    help="ads of version 0, JSON, CSV or TOML with arm and reward (later changes: `adcascade arms`)",
+    "catalog",
+    "ads of version 0, JSON, CSV or TOML with arm and reward (later changes: `adcascade arms`)",
     metavar="FILE",
 )
 
@@ -34,12 +35,11 @@ def read_arms(path: str | None) -> tuple[Arm, ...]:
     """
     if path is None:
         return ()
+    content = read_file(path, "--catalog")
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig")
         rows = list(_READERS.get(Path(path).suffix.lower(), _json)(text))
         arms = tuple(_arm(row, number) for number, row in enumerate(rows, start=1))
-    except OSError as error:
-        raise InputError(f"--catalog {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
         raise InputError(f"--catalog {path}: cannot be read: {error}") from None
     except InputError as error:

@@ -9,8 +9,8 @@ from typing import Any
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
-from worker.cli.options.parser import Option, grouped, integer, number
-from worker.cli.options.times import Duration, duration
+from worker.cli.options.parser import Option, count, grouped, number
+from worker.cli.options.times import Duration, time_option
 from worker.stream.decoding import Limits
 from worker.stream.settings import SETTINGS, UNANSWERED, LearningSettings
 
@@ -29,47 +29,38 @@ def beta(text: str) -> float | str:
         raise ValueError(f"{error} (or theory)") from None
 
 
-_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(LearningSettings)}
+_DEFAULTS: dict[str, Any] = {f.name.replace("_", "-"): f.default for f in fields(LearningSettings)}
 _LIMITS = Limits()
+_SHARE = number(least=0, most=1)
 
 
 def _option(name: str, help: str, **more: Any) -> Option:
-    return Option(name=name, help=help, default=_DEFAULTS[name.replace("-", "_")], **more)
+    return Option(name, help, default=_DEFAULTS[name], **more)
 
 
-def _time(name: str, help: str, default: int | None = None) -> Option:
-    milliseconds = _DEFAULTS[name.replace("-", "_")] if default is None else default
-    return Option(name=name, help=help, parse=duration, default=Duration(milliseconds), metavar="TIME")
+def _time(name: str, help: str) -> Option:
+    return time_option(name, help, _DEFAULTS[name])
 
 
-def _count(name: str, help: str, least: int) -> Option:
-    return _option(name, help, parse=integer(least=least), metavar="N")
+def _count(name: str, help: str, *, least: int) -> Option:
+    return count(name, help, _DEFAULTS[name], least=least)
 
 
 LEARNING = grouped(
     "serving and learning",
-    Option(
-        name="dim",
-        help="number d of context features (default: that of the published parameters)",
-        parse=integer(least=1),
-        metavar="N",
-    ),
-    _count("horizon", "most displays H in a session", 1),
+    count("dim", "number d of context features (default: that of the published parameters)"),
+    _count("horizon", "most displays H in a session", least=1),
     _option("repeats", "repeated displays of an arm within a session", flag=True),
     _option("policy", "policy that chooses the slates", choices=POLICIES),
-    _option("epsilon", "share of random choices of epsilon-greedy", parse=number(least=0, most=1)),
+    _option("epsilon", "share of random choices of epsilon-greedy", parse=_SHARE),
     _option("bonus", "exploration bonus added to Q", choices=BONUSES),
     _option("beta", "strength of exploration: a number of standard deviations, or theory", parse=beta),
     _option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
     _option("ridge", "precision λ of the prior", parse=number(above=0)),
     _option("forgetting", "factor γ per fold, for users who drift; 1 forgets nothing", parse=number(above=0, most=1)),
-    _count("warmup", "number of first folds during which slates are random", 0),
-    _count("horizon-episodes", "number T of episodes over which exploration is spread", 2),
-    _option(
-        "random-share",
-        "share of sessions with random slates, for `adcascade evaluate`",
-        parse=number(least=0, most=1),
-    ),
+    _count("warmup", "number of first folds during which slates are random", least=0),
+    _count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
+    _option("random-share", "share of sessions with random slates, for `adcascade evaluate`", parse=_SHARE),
     _option("salt", "salt of the hashes behind random choices", metavar="TEXT"),
     _time("session-timeout", "time after its arrival during which feedback of a session counts"),
     _time("lateness", "largest delay of a record"),
@@ -79,20 +70,11 @@ LEARNING = grouped(
 
 LIMITS = grouped(
     "limits on input records",
+    count("max-record-bytes", "largest record, in bytes", _LIMITS.max_record_bytes),
     Option(
-        name="max-record-bytes",
-        help="largest record, in bytes",
-        parse=integer(least=1),
-        default=_LIMITS.max_record_bytes,
-        metavar="N",
+        "max-norm", "largest norm of the vector of context and arm", parse=number(least=1), default=_LIMITS.max_norm
     ),
-    Option(
-        name="max-norm",
-        help="largest norm of the vector of context and arm",
-        parse=number(least=1),
-        default=_LIMITS.max_norm,
-    ),
-    _time("max-ahead", "largest lead of an event time over the timestamp of its record", _LIMITS.max_ahead_ms),
+    time_option("max-ahead", "largest lead of an event time over the timestamp of its record", _LIMITS.max_ahead_ms),
 )
 
 
@@ -103,6 +85,11 @@ def setting(name: str, **changes: Any) -> Option:
     'most displays H in a session'
     """
     return replace(next(option for option in LEARNING if option.name == name), group="options", **changes)
+
+
+def with_defaults(defaults: object, *names: str) -> tuple[Option, ...]:
+    """Return the options of settings, with the defaults of another command."""
+    return tuple(setting(name, default=getattr(defaults, name.replace("-", "_"))) for name in names)
 
 
 def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:

@@ -11,16 +11,16 @@ import argparse
 import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from worker.console import read_file
 from worker.errors import InputError
 
 Parser = Callable[[str], Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """One named setting of a command.
 
@@ -32,6 +32,7 @@ class Option:
 
     name: str
     help: str
+    _: KW_ONLY
     parse: Parser = str
     default: Any = None
     choices: Collection[str] = ()
@@ -54,8 +55,8 @@ class Option:
         return "ADCASCADE_" + self.attribute.upper()
 
 
-JSON = Option(name="json", help="file for the result as JSON, or - for standard output", metavar="FILE")
-CONFIG = Option(name="config", help="TOML file with options of the same names", metavar="FILE")
+JSON = Option("json", "file for the result as JSON, or - for standard output", metavar="FILE")
+CONFIG = Option("config", "TOML file with options of the same names", metavar="FILE")
 
 
 def grouped(title: str, *options: Option) -> tuple[Option, ...]:
@@ -89,6 +90,16 @@ def integer(*, least: int | None = None, most: int | None = None) -> Parser:
     5
     """
     return _bounded(int, "a whole number", least, most)
+
+
+def count(name: str, help: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> Option:
+    """Return an option for a whole number within bounds."""
+    return Option(name, help, parse=integer(least=least, most=most), default=default, metavar="N")
+
+
+def port(name: str, help: str) -> Option:
+    """Return an option for a port; any free one by default."""
+    return count(name, help, 0, least=0, most=65535)
 
 
 def number(*, least: float | None = None, most: float | None = None, above: float | None = None) -> Parser:
@@ -265,9 +276,7 @@ def _config(parsed: argparse.Namespace, environ: Mapping[str, str], command: Com
     if not path:
         return {}
     try:
-        content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--config {path}: {error.strerror or error}") from None
+        content = tomllib.loads(read_file(path, "--config").decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: not valid TOML: {error}") from None
     table = content.get(command.name)

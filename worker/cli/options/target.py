@@ -7,23 +7,17 @@ from dataclasses import replace
 
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
 from worker.cli.options.parser import Option, grouped
-from worker.cli.options.times import Duration, duration
+from worker.cli.options.times import time_option
 from worker.embedded.control import LearnerControl, StateFolderControl
 from worker.errors import InputError
 
 TARGET = (
     *grouped(
         "target",
-        Option(name="state", help="state folder of an embedded runner (`adcascade demo --state`)", metavar="DIR"),
+        Option("state", "state folder of an embedded runner (`adcascade demo --state`)", metavar="DIR"),
         replace(BROKER, default=None, help="bootstrap brokers of running workers, host:port[,…], without --state"),
         PREFIX,
-        Option(
-            name="wait",
-            help="longest wait for the answer of the learner",
-            parse=duration,
-            default=Duration(30_000),
-            metavar="TIME",
-        ),
+        time_option("wait", "longest wait for the answer of the learner", 30_000),
     ),
     *SECURITY,
 )

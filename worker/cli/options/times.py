@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from worker.cli.options.parser import Option
+
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
@@ -38,6 +40,12 @@ def duration(text: str) -> Duration:
     if not milliseconds.is_integer():
         raise ValueError(f"must be whole milliseconds, not {text}")
     return Duration(milliseconds)
+
+
+def time_option(name: str, help: str, default: int | None = None) -> Option:
+    """Return an option for a duration; its default is in milliseconds."""
+    shown = None if default is None else Duration(default)
+    return Option(name, help, parse=duration, default=shown, metavar="TIME")
 
 
 def duration_range(text: str) -> tuple[int, int]:
