@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel, Fit, Observations
+from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.bandit.precision import Precision
 
@@ -89,6 +91,32 @@ def belief(
             contexts, sessions=sessions, arms=shown, weights=generator.uniform(0.02, 0.25, displayed)
         ),
     )
+
+
+def planner_of(
+    seed: int,
+    arms: int,
+    horizon: int,
+    *,
+    dim: int = 2,
+    active: Sequence[bool] | None = None,
+    repeats: bool = True,
+    equal_rewards: bool = False,
+) -> tuple[Planner, np.random.Generator]:
+    """Return a planner in double precision, with some equal rewards if asked for, and the generator that made it."""
+    generator = np.random.default_rng(seed)
+    known = belief(dim, arms, generator)
+    marks = None if active is None else np.array(active, dtype=bool)
+    if equal_rewards:
+        rewards = generator.choice([0.2, 0.5, 1.0, *generator.uniform(0.05, 1, 3)], arms)
+    else:
+        rewards = generator.uniform(0.05, 1, arms)
+    return Planner(known, rewards, horizon=horizon, active=marks, repeats=repeats, dtype=np.float64), generator
+
+
+def excluded_arms(generator: np.random.Generator, arms: int, *shares: float) -> list[list[int]]:
+    """Return, per share, that part of the arms, drawn at random."""
+    return [np.flatnonzero(generator.random(arms) < share).tolist() for share in shares]
 
 
 def episode(truth: AdditiveModel, contexts: Floats, count: int, generator: np.random.Generator) -> Observations:

@@ -1,4 +1,4 @@
-"""The same mathematics again, dense, slow and obvious: what the structured code is held against.
+"""The same mathematics again, dense, slow and obvious: the structured code is compared with it.
 
 Algebra is done in extended precision where the machine has it, so that a difference is the tested code's.
 """
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.click_model import Observations
+from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.precision import Precision
 
 Floats = NDArray[np.float64]
@@ -20,11 +21,6 @@ Wide = NDArray[np.longdouble]
 
 
 # ── algebra ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def dense(precision: Precision) -> Floats:
-    """Return A itself, (d+K, d+K)."""
-    return np.block([[precision.context, precision.cross.T], [precision.cross, np.diag(precision.arms)]])
 
 
 def inverse(matrix: NDArray[np.floating]) -> Wide:
@@ -45,15 +41,9 @@ def features(contexts: Floats, sessions: Iterable[int], arms: Iterable[int], cou
     return np.array([[*contexts[session], *np.eye(count)[arm]] for session, arm in zip(sessions, arms, strict=True)])
 
 
-def squared_width(precision: Precision, context: Floats, arm: int) -> float:
-    """Return zᵀA⁻¹z of one context and arm."""
-    z = features(context[None, :], [0], [arm], len(precision.arms))[0].astype(np.longdouble)
-    return float(z @ inverse(dense(precision)) @ z)
-
-
 def squared_widths(precision: Precision, contexts: Floats) -> Floats:
     """Return zᵀA⁻¹z of all contexts and arms, (n, K)."""
-    inverted, count = inverse(dense(precision)), len(precision.arms)
+    inverted, count = inverse(dense_matrix(precision)), len(precision.arms)
     rows = []
     for row in range(len(contexts)):
         z = features(contexts, [row] * count, range(count), count).astype(np.longdouble)
@@ -68,11 +58,6 @@ def logistic(u: NDArray[np.floating]) -> Wide:
     return np.asarray(1 / (1 + np.exp(-np.asarray(u, dtype=np.longdouble))))
 
 
-def joint(posterior: AdditiveModel) -> Floats:
-    """Return [θ_x; θ_1 … θ_K]."""
-    return np.concatenate([posterior.theta_context, posterior.theta_arms])
-
-
 def all_features(data: Observations, count: int) -> Floats:
     return features(data.contexts, data.sessions, data.arms, count)
 
@@ -80,7 +65,7 @@ def all_features(data: Observations, count: int) -> Floats:
 def map_estimate(prior: AdditiveModel, data: Observations) -> tuple[Wide, Wide]:
     """Return the MAP and the precision there, by damped dense Newton in extended precision, to the last bit."""
     z = all_features(data, prior.arms).astype(np.longdouble)
-    centre, matrix = joint(prior).astype(np.longdouble), dense(prior.precision).astype(np.longdouble)
+    centre, matrix = dense_theta(prior).astype(np.longdouble), dense_matrix(prior.precision).astype(np.longdouble)
     theta = centre
 
     def height(at: Wide) -> float:
@@ -115,13 +100,12 @@ def slate_value(chances: Sequence[float] | Floats, rewards: Sequence[float] | Fl
     return value
 
 
-def best_with_repeats(chances: Floats, rewards: Floats, horizon: int, eligible: Iterable[int]) -> float:
-    """Return the value of the best of all K^H slates."""
-    return max((slate_value(chances, rewards, s) for s in product(list(eligible), repeat=horizon)), default=0.0)
-
-
-def best_without_repeats(chances: Floats, rewards: Floats, horizon: int, eligible: Iterable[int]) -> float:
-    """Return the value of the best of all ordered subsets of at most H arms."""
+def best_value(
+    chances: Floats, rewards: Floats, horizon: int, eligible: Iterable[int], *, repeats: bool = False
+) -> float:
+    """Return the value of the best of all K^H slates, or of all ordered subsets of at most H arms."""
     arms = list(eligible)
     sizes = range(min(horizon, len(arms)) + 1)
-    return max(slate_value(chances, rewards, s) for size in sizes for s in permutations(arms, size))
+    subsets = (slate for size in sizes for slate in permutations(arms, size))
+    slates = product(arms, repeat=horizon) if repeats else subsets
+    return max((slate_value(chances, rewards, slate) for slate in slates), default=0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,12 @@ from hypothesis import strategies as st
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import check_rewards, sigmoid
+from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
 from .beliefs import belief, lawful, probabilities, seeds
-from .reference import dense, inverse, joint, logistic
+from .reference import inverse, logistic
 
 
 @given(st.lists(st.floats(-800, 800), min_size=1, max_size=20))
@@ -31,12 +31,9 @@ def test_the_sigmoid_is_right_to_the_last_digits_at_both_ends(odds: list[float])
 
 
 @pytest.mark.parametrize("u", [-np.inf, -1e308, -750.0, 0.0, 750.0, 1e308, np.inf])
-def test_the_sigmoid_has_no_overflow(u: float) -> None:
+def test_the_sigmoid_has_no_overflow_and_keeps_single_precision(u: float) -> None:
     assert sigmoid(np.array([u])).item() == pytest.approx(0.5 if u == 0 else float(u > 0), abs=1e-300)
-
-
-def test_the_sigmoid_keeps_single_precision() -> None:
-    assert sigmoid(np.zeros(3, dtype=np.float32)).dtype == np.float32
+    assert sigmoid(np.array([0], dtype=np.float32)).dtype == np.float32
 
 
 @given(seeds, st.integers(1, 5), st.integers(1, 6))
@@ -47,7 +44,7 @@ def test_log_odds_and_probabilities_are_those_of_the_joint_feature(seed: int, di
     contexts = generator.normal(size=(3, dim))
     for row, context in enumerate(contexts):
         for arm in range(arms):
-            odds = np.concatenate([context, np.eye(arms)[arm]]) @ joint(known)
+            odds = np.concatenate([context, np.eye(arms)[arm]]) @ dense_theta(known)
             assert known.log_odds(contexts)[row, arm] == pytest.approx(odds, abs=1e-13)
             assert probabilities(known, contexts)[row, arm] == pytest.approx(float(logistic(odds)), abs=1e-14)
 
@@ -56,10 +53,10 @@ def test_draws_lie_around_the_estimate_with_the_posterior_covariance() -> None:
     generator = np.random.default_rng(11)
     known = belief(2, 3, generator)
     count = 20_000
-    draws = np.array([joint(drawn) for drawn in known.draws(generator, count)])
-    covariance = inverse(dense(known.precision)).astype(float)
+    draws = np.array([dense_theta(drawn) for drawn in known.draws(generator, count)])
+    covariance = inverse(dense_matrix(known.precision)).astype(float)
     deviations = np.sqrt(np.diag(covariance))
-    assert (np.abs(draws.mean(axis=0) - joint(known)) < 5 * deviations / np.sqrt(count)).all()
+    assert (np.abs(draws.mean(axis=0) - dense_theta(known)) < 5 * deviations / np.sqrt(count)).all()
     correlation = np.cov(draws.T) / np.outer(deviations, deviations)
     assert np.abs(correlation - covariance / np.outer(deviations, deviations)).max() < 5 * np.sqrt(2 / count)
 
@@ -97,10 +94,6 @@ def test_a_belief_is_a_value() -> None:
     for array in (known.theta_context, known.theta_arms):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
-    with pytest.raises(FrozenInstanceError):
-        known.theta_arms = np.ones(3)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(known)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +106,7 @@ def test_a_belief_is_a_value() -> None:
         ([0.0, 0.0], "abc", "theta_arms: not an array"),
     ],
 )
-def test_what_is_no_estimate_is_refused(context: Any, arms: Any, message: str) -> None:
+def test_an_estimate_of_the_wrong_shape_or_not_finite_is_refused(context: Any, arms: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         AdditiveModel(theta_context=context, theta_arms=arms, precision=Precision.prior(dim=2, arms=3, ridge=1.0))
 

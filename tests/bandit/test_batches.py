@@ -24,7 +24,7 @@ from worker.bandit.ordering import greedy_slates, optimistic_slates
 from worker.bandit.planning import BLOCK, Masked, Planner
 from worker.bandit.policies import POLICIES, exploration_scores
 
-from .beliefs import belief, make_policy, seeds
+from .beliefs import belief, excluded_arms, make_policy, seeds
 
 Contexts = NDArray[np.float64]
 Results = Mapping[str, NDArray[Any]]
@@ -91,7 +91,7 @@ def test_a_row_does_not_depend_on_its_batch(
     )
     contexts = generator.normal(size=(count, dim))
     share = data.draw(st.sampled_from([0.0, 0.0, 0.2, 0.8]))
-    excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for _ in contexts]
+    excluded = excluded_arms(generator, arms, *[share] * count)
     size = data.draw(st.integers(1, 100))
     check(compute, planner, contexts, excluded, generator.integers(0, count, size))
     check(compute, planner, contexts, excluded, generator.permutation(count))
@@ -118,7 +118,7 @@ def test_no_policy_looks_at_the_neighbours(name: str, repeats: bool) -> None:
     generator = np.random.default_rng(7)
     planner = Planner(belief(5, 30, generator), generator.uniform(0.1, 1, 30), horizon=4, repeats=repeats)
     contexts, uniforms = generator.normal(size=(50, 5)), generator.random((50, 4, 2))
-    excluded = [np.flatnonzero(generator.random(30) < 0.2).tolist() for _ in contexts]
+    excluded = excluded_arms(generator, 30, *[0.2] * 50)
     policy = make_policy(name, thresholds=(0.2, 0.2, 0.25, 0.3))
     whole = policy.slates(planner, contexts, planner.masked(excluded), uniforms)
     for rows in (np.arange(1), np.arange(49, -1, -1), generator.integers(0, 50, 33)):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.bandit.dense import DensePlanner, dense_laplace, dense_matrix
+from worker.bandit.dense import DensePlanner, dense_laplace, dense_matrix, dense_theta
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp
 from worker.bench.core import Scene, Size
@@ -26,11 +26,7 @@ def test_the_kernel_plans_what_the_plain_loop_plans(size):
 def test_the_structured_fold_is_the_dense_fold(size):
     scene = Scene.of(size, sessions=50)
     data = scene.episode(40)
-    theta, matrix = dense_laplace(
-        np.concatenate([scene.belief.theta_context, scene.belief.theta_arms]),
-        dense_matrix(scene.belief.precision),
-        data,
-    )
+    theta, matrix = dense_laplace(dense_theta(scene.belief), dense_matrix(scene.belief.precision), data)
     after = scene.belief.fold(data, estimator="laplace").model
-    assert np.concatenate([after.theta_context, after.theta_arms]) == pytest.approx(theta, rel=1e-7, abs=1e-9)
+    assert dense_theta(after) == pytest.approx(theta, rel=1e-7, abs=1e-9)
     assert dense_matrix(after.precision) == pytest.approx(matrix, rel=1e-7, abs=1e-9)

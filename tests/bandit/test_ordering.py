@@ -15,72 +15,52 @@ from worker.bandit.arrays import NO_ARM
 from worker.bandit.ordering import best_values, greedy_slates, optimistic_slates
 from worker.bandit.planning import Planner
 
-from .beliefs import belief, lawful, probabilities, seeds
-from .reference import best_without_repeats, logistic, slate_value, squared_widths
+from .beliefs import excluded_arms, lawful, planner_of, probabilities, seeds
+from .reference import best_value, logistic, slate_value, squared_widths
 
 Floats = NDArray[np.float64]
 
 horizons = st.integers(1, 4)
 
 
-def planner_of(
-    seed: int, arms: int, horizon: int, *, active: list[bool] | None = None, dtype: Any = np.float64
-) -> tuple[Planner, np.random.Generator]:
-    generator = np.random.default_rng(seed)
-    known = belief(2, arms, generator)
-    marks = None if active is None else np.array(active)
-    rewards = generator.choice([0.2, 0.5, 1.0, *generator.uniform(0.05, 1, 3)], arms)  # some are equal
-    return Planner(known, rewards, horizon=horizon, active=marks, repeats=False, dtype=dtype), generator
-
-
 def check_slate(slate: NDArray[np.intp], chances: Floats, planner: Planner, eligible: list[int]) -> None:
-    """Demand a slate that no ordered subset beats, of eligible arms, each once, by falling revenue, and full."""
+    """Check that a slate is full, of eligible arms, each once, by falling revenue, and no ordered subset is better."""
     shown = [arm for arm in slate.tolist() if arm != NO_ARM]
     assert slate.tolist() == shown + [NO_ARM] * (planner.horizon - len(shown))
     assert len(shown) == min(planner.horizon, len(eligible))
     assert len(set(shown)) == len(shown)
     assert set(shown) <= set(eligible)
     assert (np.diff(planner.rewards[shown]) <= 0).all()
-    best = best_without_repeats(chances, planner.rewards, planner.horizon, eligible)
+    best = best_value(chances, planner.rewards, planner.horizon, eligible)
     assert slate_value(chances, planner.rewards, shown) == pytest.approx(best, abs=1e-12)
-
-
-@given(seeds, st.integers(1, 6), horizons, st.data())
-@lawful
-def test_the_greedy_slate_is_the_best_of_all_ordered_subsets(
-    seed: int, arms: int, horizon: int, data: st.DataObject
-) -> None:
-    active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
-    planner, generator = planner_of(seed, arms, horizon, active=active)
-    contexts = generator.normal(size=(3, 2))
-    excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for share in (0.0, 0.4, 1.0)]
-    slates = greedy_slates(planner, contexts, planner.masked(excluded))
-    for row, chances in enumerate(probabilities(planner.model, contexts)):
-        eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
-        check_slate(slates[row], chances, planner, eligible)
 
 
 @given(seeds, st.integers(1, 6), horizons, st.sampled_from([0.0, 1.0, 30.0]), st.data())
 @lawful
-def test_the_optimistic_slate_is_the_best_under_optimistic_probabilities(
+def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(
     seed: int, arms: int, horizon: int, beta: float, data: st.DataObject
 ) -> None:
     active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
-    planner, generator = planner_of(seed, arms, horizon, active=active)
+    planner, generator = planner_of(seed, arms, horizon, active=active, repeats=False, equal_rewards=True)
     contexts = generator.normal(size=(3, 2))
-    excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for share in (0.0, 0.4, 1.0)]
-    slates = optimistic_slates(planner, contexts, beta=beta, masked=planner.masked(excluded))
+    excluded = excluded_arms(generator, arms, 0.0, 0.4, 1.0)
+    masked = planner.masked(excluded)
+    likely = probabilities(planner.model, contexts)
     widths = np.sqrt(squared_widths(planner.model.precision, contexts))
-    chances = np.asarray(logistic(planner.model.log_odds(contexts) + beta * widths), dtype=float)
-    for row in range(3):
-        eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
-        check_slate(slates[row], chances[row], planner, eligible)
+    hopeful = np.asarray(logistic(planner.model.log_odds(contexts) + beta * widths), dtype=float)
+    for slates, chances in (
+        (greedy_slates(planner, contexts, masked), likely),
+        (optimistic_slates(planner, contexts, beta=beta, masked=masked), hopeful),
+    ):
+        for row in range(3):
+            eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
+            check_slate(slates[row], chances[row], planner, eligible)
 
 
 @given(seeds, st.integers(1, 60), st.integers(1, 6))
 @lawful
 def test_arms_that_are_no_contenders_never_matter(seed: int, arms: int, horizon: int) -> None:
-    planner, generator = planner_of(seed, arms, horizon)
+    planner, generator = planner_of(seed, arms, horizon, repeats=False, equal_rewards=True)
     contexts = 4 * generator.normal(size=(5, 2))
     theta, rewards = planner.model.theta_arms, planner.rewards
     for k in set(range(arms)) - set(planner.contenders.tolist()):
@@ -94,7 +74,7 @@ def test_arms_that_are_no_contenders_never_matter(seed: int, arms: int, horizon:
 
 
 def test_contenders_are_few_among_many() -> None:
-    planner, _ = planner_of(0, 2000, 3)
+    planner, _ = planner_of(0, 2000, 3, repeats=False, equal_rewards=True)
     assert 3 <= len(planner.contenders) < 200
 
 
@@ -104,7 +84,7 @@ def test_best_values_are_those_of_the_best_ordered_subsets(seed: int, arms: int,
     generator = np.random.default_rng(seed)
     chances, rewards = generator.random((2, arms)), generator.choice([0.3, 0.7, 1.0, 2.0], arms)
     for row, value in enumerate(best_values(chances, rewards, horizon)):
-        assert value == pytest.approx(best_without_repeats(chances[row], rewards, horizon, range(arms)), abs=1e-12)
+        assert value == pytest.approx(best_value(chances[row], rewards, horizon, range(arms)), abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -143,22 +123,9 @@ def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_place_empty(
 @given(seeds, st.integers(1, 40), st.integers(1, 5))
 @lawful
 def test_single_precision_loses_nothing_that_matters(seed: int, arms: int, horizon: int) -> None:
-    double, generator = planner_of(seed, arms, horizon)
+    double, generator = planner_of(seed, arms, horizon, repeats=False, equal_rewards=True)
     single = Planner(double.model, double.rewards, horizon=horizon, repeats=False)
     contexts = generator.normal(size=(5, 2))
     fine = double.slate_values(contexts, greedy_slates(double, contexts))[:, 0]
     rough = double.slate_values(contexts, greedy_slates(single, contexts))[:, 0]
     np.testing.assert_allclose(rough, fine, rtol=1e-5)
-
-
-@pytest.mark.parametrize("active", [[True] * 3, [False] * 3])
-def test_no_sessions_get_no_slates(active: list[bool]) -> None:
-    planner, _ = planner_of(0, 3, 4, active=active)
-    assert greedy_slates(planner, np.zeros((0, 2))).shape == (0, 4)
-    assert optimistic_slates(planner, np.zeros((0, 2)), beta=1.0).shape == (0, 4)
-
-
-def test_without_an_active_arm_every_slate_is_empty() -> None:
-    planner, _ = planner_of(0, 3, 2, active=[False] * 3)
-    assert greedy_slates(planner, np.ones((2, 2)), planner.masked([[0], []])).tolist() == [[NO_ARM] * 2] * 2
-    assert optimistic_slates(planner, np.ones((2, 2)), beta=1.0).tolist() == [[NO_ARM] * 2] * 2

@@ -17,20 +17,10 @@ from worker.bandit.planning import BLOCK, Planner, optimal_values, values_of_sla
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
-from .beliefs import belief, lawful, probabilities, seeds
-from .reference import best_with_repeats, logistic, slate_value, squared_widths
+from .beliefs import excluded_arms, lawful, planner_of, probabilities, seeds
+from .reference import best_value, logistic, slate_value, squared_widths
 
 Floats = NDArray[np.float64]
-
-
-def planner_of(
-    seed: int, dim: int, arms: int, horizon: int, *, active: Floats | None = None, dtype: Any = np.float64
-) -> tuple[Planner, np.random.Generator]:
-    generator = np.random.default_rng(seed)
-    known = belief(dim, arms, generator)
-    rewards = generator.uniform(0.05, 1, arms)
-    marks = None if active is None else active.astype(bool)
-    return Planner(known, rewards, horizon=horizon, active=marks, dtype=dtype), generator
 
 
 def backwards(
@@ -52,11 +42,11 @@ def backwards(
 @given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 4))
 @lawful
 def test_the_greedy_plan_is_the_best_of_all_slates(seed: int, dim: int, arms: int, horizon: int) -> None:
-    planner, generator = planner_of(seed, dim, arms, horizon)
+    planner, generator = planner_of(seed, arms, horizon, dim=dim)
     contexts = generator.normal(size=(3, dim))
     plan = planner.greedy(contexts)
     for row, chances in enumerate(probabilities(planner.model, contexts)):
-        best = best_with_repeats(chances, planner.rewards, horizon, range(arms))
+        best = best_value(chances, planner.rewards, horizon, range(arms), repeats=True)
         assert plan.continuations[row, 0] == pytest.approx(best, abs=1e-12)
         assert slate_value(chances, planner.rewards, plan.arms[row]) == pytest.approx(best, abs=1e-12)
 
@@ -66,11 +56,11 @@ def test_the_greedy_plan_is_the_best_of_all_slates(seed: int, dim: int, arms: in
 def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(
     seed: int, dim: int, arms: int, horizon: int, data: st.DataObject
 ) -> None:
-    active = np.array(data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms)), dtype=float)
-    planner, generator = planner_of(seed, dim, arms, horizon, active=active)
+    active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
+    planner, generator = planner_of(seed, arms, horizon, dim=dim, active=active)
     contexts = generator.normal(size=(4, dim))
     share = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-    excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for _ in contexts]
+    excluded = excluded_arms(generator, arms, *[share] * 4)
     plan = planner.greedy(contexts, planner.masked(excluded))
     for row, chances in enumerate(probabilities(planner.model, contexts)):
         eligible = [k for k in range(arms) if active[k] and k not in excluded[row]]
@@ -85,7 +75,7 @@ def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(
 @given(seeds, st.integers(1, 40), st.integers(1, 5))
 @lawful
 def test_arms_off_the_frontier_never_matter(seed: int, arms: int, horizon: int) -> None:
-    planner, generator = planner_of(seed, 2, arms, horizon)
+    planner, generator = planner_of(seed, arms, horizon)
     contexts = 5 * generator.normal(size=(6, 2))
     theta, rewards = planner.model.theta_arms, planner.rewards
     for k in set(range(arms)) - set(planner.frontier.tolist()):
@@ -94,14 +84,18 @@ def test_arms_off_the_frontier_never_matter(seed: int, arms: int, horizon: int) 
     np.testing.assert_allclose(planner.greedy(contexts).continuations[:, :-1], every, rtol=0, atol=1e-12)
 
 
-def test_of_arms_that_are_the_same_the_first_is_on_the_frontier() -> None:
-    known = AdditiveModel.certain(np.zeros(1), np.array([1.0, 2.0, 2.0, 1.0]))
-    assert Planner(known, [1.0, 1.0, 1.0, 2.0], horizon=1).frontier.tolist() == [1, 3]
-
-
-def test_arms_that_differ_by_less_than_single_precision_both_stay_on_the_frontier() -> None:
-    known = AdditiveModel.certain(np.zeros(1), np.array([1.0, 1.0 + 1e-12]))
-    assert Planner(known, [1.0 + 1e-12, 1.0], horizon=1).frontier.tolist() == [0, 1]
+@pytest.mark.parametrize(
+    ("theta", "rewards", "frontier"),
+    [
+        ([1.0, 2.0, 2.0, 1.0], [1.0, 1.0, 1.0, 2.0], [1, 3]),  # of two equal arms, the first
+        ([1.0, 1.0 + 1e-12], [1.0 + 1e-12, 1.0], [0, 1]),  # a difference below single precision counts
+    ],
+)
+def test_an_arm_is_on_the_frontier_unless_another_is_as_likely_and_as_dear(
+    theta: list[float], rewards: list[float], frontier: list[int]
+) -> None:
+    known = AdditiveModel.certain(np.zeros(1), np.array(theta))
+    assert Planner(known, rewards, horizon=1).frontier.tolist() == frontier
 
 
 def test_the_paper_s_unimodality_is_false_so_every_arm_is_looked_at() -> None:
@@ -150,10 +144,10 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula(
     seed: int, dim: int, arms: int, horizon: int, beta: float, data: st.DataObject
 ) -> None:
     bonus = data.draw(st.sampled_from(["value", "paper"]))
-    active = np.array(data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms)), dtype=float)
-    planner, generator = planner_of(seed, dim, arms, horizon, active=active)
+    active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
+    planner, generator = planner_of(seed, arms, horizon, dim=dim, active=active)
     contexts = generator.normal(size=(3, dim))
-    excluded = [np.flatnonzero(generator.random(arms) < 0.3).tolist() for _ in contexts]
+    excluded = excluded_arms(generator, arms, 0.3, 0.3, 0.3)
     masked = planner.masked(excluded)
     plan = planner.greedy(contexts, masked)
     chosen = planner.optimistic(contexts, plan.continuations, beta=beta, bonus=BONUSES[bonus], masked=masked)
@@ -168,24 +162,18 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula(
                 assert table[row, arm] >= table[row, eligible].max() - 1e-10
 
 
-def test_the_optimistic_arm_is_found_in_whichever_block_of_arms_it_lies() -> None:
-    arms = 2 * BLOCK + 1
-    for best in (0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK):
-        theta = np.zeros(arms)
-        theta[best] = 1.0
-        known = AdditiveModel.certain(np.zeros(1), theta)
-        planner = Planner(known, np.ones(arms), horizon=2)
-        for masked in (None, planner.masked([[(best + 1) % arms]])):
-            plan = planner.greedy(np.zeros((1, 1)), masked)
-            assert plan.arms.tolist() == [[best, best]]
-            chosen = planner.optimistic(
-                np.zeros((1, 1)), plan.continuations, beta=1.0, bonus=BONUSES["value"], masked=masked
-            )
-            assert chosen.tolist() == [[best, best]]
-        chosen = planner.optimistic(
-            np.zeros((1, 1)), plan.continuations, beta=1.0, bonus=BONUSES["value"], masked=planner.masked([[best]])
-        )
-        assert chosen.tolist() == [[int(best == 0)] * 2]  # all others are equal: the first of them
+@pytest.mark.parametrize("best", [0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK])
+def test_the_optimistic_arm_is_found_in_whichever_block_of_arms_it_lies(best: int) -> None:
+    arms, context = 2 * BLOCK + 1, np.zeros((1, 1))
+    theta = np.zeros(arms)
+    theta[best] = 1.0
+    planner = Planner(AdditiveModel.certain(np.zeros(1), theta), np.ones(arms), horizon=2)
+    first_of_the_others = int(best == 0)  # all are equal
+    for excluded, expected in (([], best), ([(best + 1) % arms], best), ([best], first_of_the_others)):
+        masked = planner.masked([excluded])
+        plan = planner.greedy(context, masked)
+        chosen = planner.optimistic(context, plan.continuations, beta=1.0, bonus=BONUSES["value"], masked=masked)
+        assert plan.arms.tolist() == chosen.tolist() == [[expected, expected]]
 
 
 # ── single precision ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -196,7 +184,7 @@ def test_the_optimistic_arm_is_found_in_whichever_block_of_arms_it_lies() -> Non
 def test_single_precision_chooses_as_double_does_near_ties_aside(
     seed: int, dim: int, arms: int, horizon: int, bonus: str
 ) -> None:
-    double, generator = planner_of(seed, dim, arms, horizon)
+    double, generator = planner_of(seed, arms, horizon, dim=dim)
     single = Planner(double.model, double.rewards, horizon=horizon)
     contexts = 2 * generator.normal(size=(8, dim))
     plan, rough = double.greedy(contexts), single.greedy(contexts)
@@ -266,7 +254,7 @@ def test_rounding_makes_no_width_narrower_than_the_arm_alone_allows() -> None:
 def test_a_slate_is_worth_the_same_counted_backwards_and_forwards(
     seed: int, arms: int, horizon: int, shown: int
 ) -> None:
-    planner, generator = planner_of(seed, 2, arms, horizon)
+    planner, generator = planner_of(seed, arms, horizon)
     contexts = generator.normal(size=(3, 2))
     slates = generator.integers(0, arms, (3, horizon))
     slates[:, shown:] = NO_ARM
@@ -286,7 +274,7 @@ def test_optimal_values_are_those_of_the_best_slates_of_each_length(seed: int, a
     values = optimal_values(chances, rewards, horizon)
     for row in range(2):
         for h in range(horizon):
-            best = best_with_repeats(chances[row], rewards, horizon - h, range(arms))
+            best = best_value(chances[row], rewards, horizon - h, range(arms), repeats=True)
             assert values[row, h] == pytest.approx(best, abs=1e-12)
 
 
@@ -299,34 +287,17 @@ def test_the_values_of_no_slates_are_none() -> None:
 
 @pytest.mark.parametrize("excluded", [None, [], [[], []]])
 def test_no_exclusions_are_no_mask(excluded: list[list[int]] | None) -> None:
-    planner, _ = planner_of(0, 2, 3, 2)
+    planner, _ = planner_of(0, 3, 2)
     assert planner.masked(excluded) is None
 
 
 def test_excluding_an_arm_twice_or_one_that_is_retired_is_the_same_as_once_or_not_at_all() -> None:
-    planner, _ = planner_of(0, 2, 3, 2, active=np.array([1.0, 0.0, 1.0]))
+    planner, _ = planner_of(0, 3, 2, active=[True, False, True])
     contexts = np.ones((1, 2))
     once = planner.greedy(contexts, planner.masked([[0]]))
     assert np.array_equal(planner.greedy(contexts, planner.masked([[0, 1, 0]])).arms, once.arms)
     assert once.arms.tolist() == [[2, 2]]
     assert np.array_equal(planner.greedy(contexts, planner.masked([[1]])).arms, planner.greedy(contexts).arms)
-
-
-@pytest.mark.parametrize("active", [np.ones(3), np.zeros(3)])
-def test_no_sessions_get_no_slates(active: Floats) -> None:
-    planner, _ = planner_of(0, 2, 3, 4, active=active)
-    plan = planner.greedy(np.zeros((0, 2)))
-    assert (plan.arms.shape, plan.continuations.shape) == ((0, 4), (0, 5))
-    assert planner.optimistic(np.zeros((0, 2)), plan.continuations, beta=1.0, bonus=BONUSES["value"]).shape == (0, 4)
-
-
-def test_without_an_active_arm_every_slate_is_empty_and_worth_nothing() -> None:
-    planner, _ = planner_of(0, 2, 3, 4, active=np.zeros(3))
-    plan = planner.greedy(np.ones((2, 2)), planner.masked([[0], []]))
-    assert (plan.arms == NO_ARM).all()
-    assert (plan.continuations == 0).all()
-    assert (planner.optimistic(np.ones((2, 2)), plan.continuations, beta=1.0, bonus=BONUSES["paper"]) == NO_ARM).all()
-    assert (planner.slate_values(np.ones((2, 2)), plan.arms) == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -340,7 +311,7 @@ def test_without_an_active_arm_every_slate_is_empty_and_worth_nothing() -> None:
         ({"active": np.ones(2, dtype=bool)}, "2 active marks for 3 arms"),
     ],
 )
-def test_a_planner_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+def test_planner_settings_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
     given_options = {"rewards": np.ones(3), "horizon": 2, **options}
     with pytest.raises(InputError, match=message):
         Planner(AdditiveModel.prior(dim=2, arms=3, ridge=1.0), **given_options)
@@ -348,6 +319,6 @@ def test_a_planner_that_makes_no_sense_is_refused(options: dict[str, Any], messa
 
 @pytest.mark.parametrize("shape", [(4, 1), (4, 3), (2,), (1, 1, 2)])
 def test_contexts_of_the_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
-    planner, _ = planner_of(0, 2, 3, 2)
+    planner, _ = planner_of(0, 3, 2)
     with pytest.raises(InputError, match="contexts of shape"):
         planner.greedy(np.zeros(shape))

@@ -30,20 +30,10 @@ from worker.bandit.policies import (
 )
 from worker.errors import InputError
 
-from .beliefs import belief, lawful, make_policy, probabilities, seeds
+from .beliefs import belief, excluded_arms, lawful, make_policy, planner_of, probabilities, seeds
 from .reference import squared_widths
 
 Floats = NDArray[np.float64]
-
-
-def planner_of(
-    seed: int, arms: int, horizon: int, *, repeats: bool = True, active: list[bool] | None = None
-) -> tuple[Planner, np.random.Generator]:
-    generator = np.random.default_rng(seed)
-    known = belief(2, arms, generator)
-    marks = None if active is None else np.array(active)
-    rewards = generator.uniform(0.1, 1, arms)
-    return Planner(known, rewards, horizon=horizon, active=marks, repeats=repeats, dtype=np.float64), generator
 
 
 def grid(*sizes: int) -> Floats:
@@ -65,23 +55,19 @@ def test_greedy_takes_the_best_slate_and_never_explores(repeats: bool) -> None:
     assert (slates.propensities == 1).all()
 
 
-@pytest.mark.parametrize("bonus", ["value", "paper"])
-def test_ucbbp_takes_the_optimistic_arms_on_the_greedy_continuation(bonus: str) -> None:
-    planner, generator = planner_of(2, 6, 3)
+@pytest.mark.parametrize(("bonus", "repeats"), [("value", True), ("paper", True), ("value", False)])
+def test_ucbbp_takes_the_optimistic_arms_on_the_greedy_continuation(bonus: str, repeats: bool) -> None:
+    planner, generator = planner_of(2, 6, 3, repeats=repeats)
     contexts = generator.normal(size=(5, 2))
     slates = Ucbbp(beta=2.0, bonus=BONUSES[bonus]).slates(planner, contexts)
-    continuations = planner.greedy(contexts).continuations
-    assert np.array_equal(slates.arms, planner.optimistic(contexts, continuations, beta=2.0, bonus=BONUSES[bonus]))
+    if repeats:
+        continuations = planner.greedy(contexts).continuations
+        expected = planner.optimistic(contexts, continuations, beta=2.0, bonus=BONUSES[bonus])
+    else:
+        expected = optimistic_slates(planner, contexts, beta=2.0)
+    assert np.array_equal(slates.arms, expected)
     assert slates.explored.all()
     assert (slates.propensities == 1).all()
-
-
-def test_ucbbp_without_repeats_takes_the_best_slate_under_optimistic_probabilities() -> None:
-    planner, generator = planner_of(2, 6, 3, repeats=False)
-    contexts = generator.normal(size=(5, 2))
-    assert np.array_equal(
-        Ucbbp(beta=2.0).slates(planner, contexts).arms, optimistic_slates(planner, contexts, beta=2.0)
-    )
 
 
 @pytest.mark.parametrize("repeats", [True, False])
@@ -105,7 +91,7 @@ def test_myopic_ucb_repeats_what_would_be_best_as_the_last_display() -> None:
 def test_myopic_ucb_without_repeats_goes_down_the_list(seed: int, arms: int, horizon: int, bonus: str) -> None:
     planner, generator = planner_of(seed, arms, horizon, repeats=False)
     contexts = generator.normal(size=(4, 2))
-    excluded = [np.flatnonzero(generator.random(arms) < 0.3).tolist() for _ in contexts]
+    excluded = excluded_arms(generator, arms, *[0.3] * 4)
     slates = MyopicUcb(beta=1.0, bonus=BONUSES[bonus]).slates(planner, contexts, planner.masked(excluded))
     f = probabilities(planner.model, contexts)
     widths = np.sqrt(squared_widths(planner.model.precision, contexts))
@@ -178,7 +164,7 @@ def test_aucbbp_without_repeats_never_mixes_two_slates(
     rewards = data.draw(st.lists(st.sampled_from([0.5, 1.0]), min_size=arms, max_size=arms))
     planner = Planner(belief(2, arms, generator), rewards, horizon=horizon, repeats=False)
     contexts = generator.normal(size=(4, 2))
-    excluded = [np.flatnonzero(generator.random(arms) < 0.3).tolist() for _ in contexts]
+    excluded = excluded_arms(generator, arms, *[0.3] * 4)
     slates = Aucbbp(beta=beta, budget=2).slates(planner, contexts, planner.masked(excluded))
     for row in range(4):
         shown = [arm for arm in slates.arms[row].tolist() if arm != NO_ARM]
@@ -199,7 +185,7 @@ def test_scores_are_squared_widths_and_zero_where_there_is_no_arm() -> None:
 
 
 def check_propensities(slates: Slates) -> None:
-    """Demand that each propensity is the share of its arm among all chances, given the earlier positions."""
+    """Check that each propensity is the share of its arm among all chances, given the earlier positions."""
     following: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for slate in slates.arms.tolist():
         for h, arm in enumerate(slate):
@@ -281,7 +267,7 @@ def test_random_gives_every_session_all_it_can_get(
 ) -> None:
     active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
     planner, generator = planner_of(seed, arms, horizon, repeats=repeats, active=active)
-    excluded = [np.flatnonzero(generator.random(arms) < share).tolist() for share in (0.0, 0.3, 0.7, 1.0)]
+    excluded = excluded_arms(generator, arms, 0.0, 0.3, 0.7, 1.0)
     coins = np.minimum(generator.random((4, horizon, 2)) * 1.2, np.nextafter(1.0, 0.0))  # the last number before 1 too
     slates = Random().slates(planner, np.zeros((4, 2)), planner.masked(excluded), coins)
     for row in range(4):
@@ -346,14 +332,9 @@ def test_every_policy_serves_nothing_where_nothing_is_eligible_and_explores_noth
         assert not slates.explored[slates.arms == NO_ARM].any()
         assert (slates.propensities[slates.arms == NO_ARM] == 1).all()
         assert (slates.arms[1] != NO_ARM).sum() == (0 if not active[0] else 3 if repeats else 2)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_gives_no_sessions_no_slates(name: str) -> None:
-    for repeats in (True, False):
-        planner, _ = planner_of(3, 2, 3, repeats=repeats)
-        slates = make_policy(name, thresholds=(0.0,) * 3).slates(planner, np.zeros((0, 2)), None, np.zeros((0, 3, 2)))
-        assert slates.arms.shape == slates.explored.shape == slates.propensities.shape == (0, 3)
+        for other in (policy, make_policy(name, thresholds=(0.0,) * 3)):
+            none = other.slates(planner, np.zeros((0, 2)), None, np.zeros((0, 3, 2)))
+            assert none.arms.shape == none.explored.shape == none.propensities.shape == (0, 3)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +362,7 @@ def test_a_policy_is_made_by_its_name(name: str, options: dict[str, Any], expect
         ("aucbbp", {"budget": 1, "thresholds": (0.0,)}, "either a budget"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_settings_of_a_policy_that_make_no_sense_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_policy(name, **options)
 

@@ -16,7 +16,7 @@ from worker.bandit.precision import Precision
 from worker.bandit.regret import best_revenue, optimistic_gap, posterior_regret, pseudo_regret, slate_revenue
 
 from .beliefs import belief, lawful, probabilities, seeds
-from .reference import best_with_repeats, best_without_repeats, logistic, slate_value, squared_widths
+from .reference import best_value, logistic, slate_value, squared_widths
 
 Slate = NDArray[np.intp]
 
@@ -35,8 +35,7 @@ def scene(seed: int, arms: int, horizon: int, repeats: bool) -> tuple[Planner, N
 
 
 def best(planner: Planner, chances: NDArray[np.float64]) -> float:
-    search = best_with_repeats if planner.repeats else best_without_repeats
-    return search(chances, planner.rewards, planner.horizon, planner.shown.tolist())
+    return best_value(chances, planner.rewards, planner.horizon, planner.shown.tolist(), repeats=planner.repeats)
 
 
 scenes_of = (seeds, st.integers(1, 5), st.integers(1, 3), st.booleans())
