@@ -38,9 +38,9 @@ def test_bench_needs_an_action_that_exists(capsys):
 
 def test_a_missed_target_is_marked():
     figures = [
-        Figure(name="fast", value=99.0, unit="×", least=100),
-        Figure(name="small", value=5.0, unit="MB", most=10),
-        Figure(name="other", value=1.0, unit="s"),
+        Figure("fast", 99.0, "×", least=100),
+        Figure("small", 5.0, "MB", most=10),
+        Figure("other", 1.0, "s"),
     ]
     assert [one.met for one in figures] == [False, True, None]
     assert "MISSED" in figures_table(figures).splitlines()[1]

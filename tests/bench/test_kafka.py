@@ -19,10 +19,11 @@ from worker.bench.kafka.broker import broker_script, running_broker
 from worker.bench.kafka.live import LiveRun
 from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.reader import FirstDecisions
-from worker.bench.kafka.recording import DIM, HORIZON, learned, live_arrival, live_click, record
+from worker.bench.kafka.recording import learned, live_arrival, live_click, record
 from worker.bench.kafka.sender import LOOK, Sender, SentTicks
 from worker.bench.kafka.soak import Sample
 from worker.bench.kafka.topics import inputs
+from worker.bench.stream import DIM, HORIZON
 from worker.cli.main import main
 from worker.errors import FailedError, InputError
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,11 +14,11 @@ from worker.bandit.click_model import Observations
 from worker.bandit.dense import DensePlanner, dense_laplace, dense_matrix, dense_theta
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores
-from worker.bench.figures import Figure, medians, one_blas_thread, peak_memory
+from worker.bench.figures import Figure, in_process, medians, one_blas_thread, peak_memory
 from worker.errors import FailedError
 from worker.simulation.environments import Environment, make_environment
 from worker.stream.parameters import Parameters, encode_parameters
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import LearningSettings
 
 BATCH = 256
 BETA = 1.5
@@ -127,9 +125,9 @@ def _planning(size: Size, *, least: float, sessions: int, rounds: int) -> Iterat
     )
     kernel, loop = seconds["kernel"] / BATCH, seconds["dense"] / sessions
     yield Figure(
-        name=f"planning, {size}",
-        value=loop / kernel,
-        unit="× the dense loop",
+        f"planning, {size}",
+        loop / kernel,
+        "× the dense loop",
         least=least,
         detail=f"{kernel * 1e6:.3g} µs per session against {loop * 1e6:,.0f} µs",
     )
@@ -148,9 +146,9 @@ def _growth(medium: Size, large: Size, *, rounds: int) -> Iterator[Figure]:
         rounds=rounds,
     )
     yield Figure(
-        name=f"planning, K={large.arms:,}, d={large.dim}",
-        value=seconds["many"] / (seconds["few"] / more),
-        unit=f"× the time of K={medium.arms:,}",
+        f"planning, K={large.arms:,}, d={large.dim}",
+        seconds["many"] / (seconds["few"] / more),
+        f"× the time of K={medium.arms:,}",
         most=1.2 * more,
         detail=f"{seconds['many'] / BATCH * 1e6:,.0f} µs per session",
     )
@@ -172,9 +170,9 @@ def _closing(size: Size, *, sessions: int, rounds: int) -> Iterator[Figure]:
         rounds=rounds,
     )
     yield Figure(
-        name=f"closing an episode, {size}",
-        value=seconds["dense"] / seconds["blocks"],
-        unit="× dense",
+        f"closing an episode, {size}",
+        seconds["dense"] / seconds["blocks"],
+        "× dense",
         detail=f"{sessions:,} sessions, {len(data):,} displays in {seconds['blocks'] * 1e3:.3g} ms",
     )
 
@@ -185,12 +183,11 @@ def _folded(scene: Scene, data: Observations) -> AdditiveModel:
 
 def _closing_alone(size: Size, *, sessions: int) -> Iterator[Figure]:
     """Close a large episode in a process of its own, to measure its peak memory."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        fold, thresholds, peak = pool.submit(close_large, size, sessions).result()
+    fold, thresholds, peak = in_process(close_large, size, sessions)
     yield Figure(
-        name=f"closing an episode of {sessions:,} sessions, {size}",
-        value=peak / 1e6,
-        unit="MB at its peak",
+        f"closing an episode of {sessions:,} sessions, {size}",
+        peak / 1e6,
+        "MB at its peak",
         most=1_000,
         detail=f"fold {fold:.3g} s, exploration thresholds {thresholds:.3g} s; the process and its users included",
     )
@@ -204,13 +201,9 @@ def close_large(size: Size, sessions: int) -> tuple[float, float, int]:
         done: list[AdditiveModel] = []
         fold = medians({"fold": lambda: done.append(_folded(scene, data))}, rounds=1)["fold"]
         planner = replace(scene, belief=done[-1]).planner()
-
-        def rank() -> None:
-            arms = Ucbbp(beta=BETA).slates(planner, data.contexts).arms
-            np.partition(exploration_scores(planner, data.contexts, arms), -10, axis=0)
-
         began = time.process_time()
-        rank()
+        arms = Ucbbp(beta=BETA).slates(planner, data.contexts).arms
+        np.partition(exploration_scores(planner, data.contexts, arms), -10, axis=0)
         return fold, time.process_time() - began, peak_memory()
 
 
@@ -220,14 +213,14 @@ def close_large(size: Size, sessions: int) -> tuple[float, float, int]:
 def _versions(*sizes: Size) -> Iterator[Figure]:
     for size in sizes:
         scene = Scene.of(size)
-        arms = tuple(Arm(arm=f"arm-{k}", reward=float(e)) for k, e in enumerate(scene.world.rewards))
+        arms = tuple(scene.world.catalogue())
         settings = LearningSettings(dim=size.dim, horizon=size.horizon)
         version = Parameters(version=1, settings=settings, arms=arms, model=scene.belief)
         held = sum(array.nbytes for array in scene.belief.pack().values())
         dense = 8 * (size.dim + size.arms) ** 2
         yield Figure(
-            name=f"a version of the parameters, {size}",
-            value=held / 1e6,
-            unit="MB in memory",
+            f"a version of the parameters, {size}",
+            held / 1e6,
+            "MB in memory",
             detail=f"{len(encode_parameters(version)) / 1e6:.3g} MB as a record; dense: {dense / 1e6:,.0f} MB",
         )

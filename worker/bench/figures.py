@@ -6,6 +6,7 @@ run. Time is processor time, which other processes do not add to.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
 import resource
@@ -13,10 +14,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -24,14 +26,17 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from worker.console import table
 from worker.errors import FailedError
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One measured number; `least` or `most` is its target, if it has one."""
 
     name: str
     value: float
     unit: str
+    _: KW_ONLY
     least: float | None = None
     most: float | None = None
     detail: str = ""
@@ -40,7 +45,7 @@ class Figure:
     def met(self) -> bool | None:
         """Whether the target is reached; None if there is none.
 
-        >>> Figure(name="speed", value=120.0, unit="×", least=100).met
+        >>> Figure("speed", 120.0, "×", least=100).met
         True
         """
         if self.least is not None:
@@ -63,6 +68,12 @@ def medians(work: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[st
             if done:
                 seconds[name].append(time.process_time() - began)
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def in_process(work: Callable[..., T], *arguments: object) -> T:
+    """Run work in a process of its own, so that the memory of this one does not count."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 @contextmanager

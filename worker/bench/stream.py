@@ -6,25 +6,23 @@ timed. The bare codec loop decodes and encodes every event of that run (arrivals
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import orjson
 
-from worker.bench.figures import Figure, medians, one_blas_thread, resident_memory
+from worker.bench.figures import Figure, in_process, medians, one_blas_thread, resident_memory
 from worker.embedded.runner import Embedded, Headers
-from worker.simulation.environments import make_environment
+from worker.simulation.environments import Environment, make_environment
 from worker.simulation.poison import KINDS, spoilt
-from worker.simulation.users import TIDY, Sent, Users
+from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_arrival, encode_feedback, encode_journal
 from worker.stream.events import Arrival
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Record
 
 DIM, ARMS, HORIZON, PARTITIONS = 16, 50, 5, 8
@@ -70,21 +68,29 @@ def measure() -> Iterator[Figure]:
     yield from _memory()
 
 
+def environment() -> Environment:
+    """Return the environment of the simulated users."""
+    return make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
+
+
+def simulated_users(start: int = BEGINNING, habits: Habits = TIDY) -> Users:
+    """Return the users of the environment."""
+    world = environment()
+    names = [arm.arm for arm in world.catalogue()]
+    return Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, start=start, habits=habits)
+
+
 def runner(**more: object) -> Embedded:
     """Return a fresh embedded runner of the benchmark's size."""
-    world = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
-    arms = [Arm(arm=f"ad-{index:02d}", reward=float(reward)) for index, reward in enumerate(world.rewards)]
     settings = LearningSettings(
         dim=DIM, horizon=HORIZON, warmup=1, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS
     )
-    return Embedded(settings, arms, partitions=PARTITIONS, **more)  # type: ignore[arg-type]
+    return Embedded(settings, environment().catalogue(), partitions=PARTITIONS, **more)  # type: ignore[arg-type]
 
 
 def record_traffic() -> StreamTraffic:
     """Serve simulated users for a minute of event time, and keep the records of all topics."""
-    world = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
-    names = [f"ad-{index:02d}" for index in range(ARMS)]
-    users = Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
+    users = simulated_users()
     traffic = StreamTraffic(users.start)
     served = runner(tap=traffic)
     waiting: dict[int, list[Sent]] = {}
@@ -144,7 +150,7 @@ def poisoned(traffic: StreamTraffic) -> StreamTraffic:
         for sent in records:
             second.append(sent)
             if (made + 1) / POISON <= mixed.sent + len(second):
-                topic, value = spoilt(kinds[made % len(kinds)], known, arm="ad-00", horizon=HORIZON)
+                topic, value = spoilt(kinds[made % len(kinds)], known, arm="ad-01", horizon=HORIZON)
                 second.append(Sent(sent.time, topic, sent.key, value))
                 made += 1
         mixed.seconds.append(second)
@@ -162,21 +168,13 @@ def _throughput(traffic: StreamTraffic) -> Iterator[Figure]:
         rounds=ROUNDS,
     )
     detail = f"d={DIM} K={ARMS} H={HORIZON}, {PARTITIONS} partitions, {traffic.sent:,} events in"
-    yield Figure(name="embedded runner", value=traffic.sent / seconds["runner"], unit="events/s", detail=detail)
+    yield Figure("embedded runner", traffic.sent / seconds["runner"], "events/s", detail=detail)
+    yield Figure("bare codec loop", traffic.sent / seconds["codec"], "events/s", detail="the same events")
+    yield Figure("runner / codec loop", seconds["codec"] / seconds["runner"], "×", least=0.3, detail="in events/s")
     yield Figure(
-        name="bare codec loop", value=traffic.sent / seconds["codec"], unit="events/s", detail="the same events"
-    )
-    yield Figure(
-        name="runner / codec loop",
-        value=seconds["codec"] / seconds["runner"],
-        unit="×",
-        least=0.3,
-        detail="in events/s",
-    )
-    yield Figure(
-        name="with poison / without",
-        value=seconds["runner"] / seconds["poisoned"],
-        unit="×",
+        "with poison / without",
+        seconds["runner"] / seconds["poisoned"],
+        "×",
         least=0.9,
         detail=f"good events/s, {POISON:.0%} of the records bad",
     )
@@ -193,23 +191,19 @@ def _latency(traffic: StreamTraffic) -> Iterator[Figure]:
             _serve(served, records[start : start + size])
             took.append(time.perf_counter() - began)
         median, high = np.percentile(took[10:], (50, 99)) * 1e3
-        yield Figure(
-            name="record to decision", value=float(median), unit="ms", detail=f"p50, {unit}; p99 {high:.3g} ms"
-        )
+        yield Figure("record to decision", float(median), "ms", detail=f"p50, {unit}; p99 {high:.3g} ms")
 
 
 def _memory() -> Iterator[Figure]:
-    # In a process of its own: memory that this one has used before must not count.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        grown = pool.submit(_open_sessions, OPEN).result()
+    grown = in_process(_open_sessions, OPEN)
     yield Figure(
-        name=f"{OPEN:,} open sessions",
-        value=grown / 1e6,
-        unit="MB",
+        f"{OPEN:,} open sessions",
+        grown / 1e6,
+        "MB",
         most=300,
         detail=f"d={DIM} K={ARMS} H={HORIZON}, learner's window included",
     )
-    yield Figure(name="one open session", value=grown / OPEN, unit="bytes")
+    yield Figure("one open session", grown / OPEN, "bytes")
 
 
 def _open_sessions(count: int) -> int:

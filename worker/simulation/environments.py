@@ -67,20 +67,11 @@ class Environment:
 
 
 def first_clicks(clicks: Bools, shown: Bools) -> tuple[Ints, Ints]:
-    """Return the first click on each slate, as sessions end there.
+    """Return the position of the first click of each session, from 0, or −1, and the number of positions seen.
 
-    Parameters
-    ----------
-    clicks : (n, H), whether the user would click the position
-    shown : (n, H), whether the user looks at it
+    A session ends with its first click. `clicks` and `shown` are (n, H): whether the user would click a position, and
+    whether it is shown.
 
-    Returns
-    -------
-    clicked : (n,), the position clicked, counted from 0, or −1
-    seen : (n,), the number of positions seen
-
-    Examples
-    --------
     >>> first_clicks(np.array([[False, True, True]]), np.array([[True, True, True]]))
     (array([1]), array([2]))
     """

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ class ExperimentTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(ExperimentTask):
     """The result of one run.
 
     regret, reward, explored : for each episode, pseudo-regret and revenue of all users, and the share of displays that
@@ -109,9 +109,6 @@ class Run:
     rejected : episodes whose fold gave no usable estimate, so that the old one was kept
     """
 
-    policy: str
-    users: int
-    seed: int
     regret: tuple[float, ...]
     reward: tuple[float, ...]
     explored: tuple[float, ...]
@@ -164,9 +161,7 @@ class _Experiment:
         regret, reward, explored = zip(*map(self._episode, range(1, self.settings.episodes + 1)), strict=True)
         estimates, truth = _estimates(self.belief), _estimates(self.world.truth)
         return Run(
-            policy=self.task.policy,
-            users=self.task.users,
-            seed=self.task.seed,
+            **asdict(self.task),
             regret=regret,
             reward=reward,
             explored=explored,

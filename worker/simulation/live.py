@@ -167,12 +167,14 @@ def picture(frame: Frame, width: int) -> RenderableType:
     from rich.text import Text
 
     width = min(width - 2, WIDEST)  # room for the ^C that a terminal echoes: a line that wraps would remain
+    figures = [f"[dim]{name:<14}[/] [bold]{value}[/]" for name, value in frame.figures]
+    columns = 3 if width >= ROOMY else 2
     parts: list[RenderableType] = [
         _progress(frame),
         Text(),
-        _figures(frame.figures, columns=3 if width >= ROOMY else 2),
+        _grid([figures[first : first + columns] for first in range(0, len(figures), columns)]),
         Text(),
-        _side_by_side([_curve(curve, (width - 9) // 2) for curve in frame.curves]),
+        _grid([[_curve(curve, (width - 9) // 2) for curve in frame.curves]]),
     ]
     if frame.footer is not None:
         name, text = frame.footer
@@ -208,24 +210,14 @@ def _progress(frame: Frame) -> RenderableType:
     return line
 
 
-def _figures(figures: Sequence[tuple[str, str]], columns: int) -> RenderableType:
+def _grid(rows: Sequence[Sequence[RenderableType]]) -> RenderableType:
     from rich.table import Table
 
     grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    for _ in range(columns):
+    for _ in rows[0]:
         grid.add_column(ratio=1, no_wrap=True)
-    for first in range(0, len(figures), columns):
-        grid.add_row(*(f"[dim]{name:<14}[/] [bold]{value}[/]" for name, value in figures[first : first + columns]))
-    return grid
-
-
-def _side_by_side(parts: Sequence[RenderableType]) -> RenderableType:
-    from rich.table import Table
-
-    grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    for _ in parts:
-        grid.add_column(ratio=1)
-    grid.add_row(*parts)
+    for row in rows:
+        grid.add_row(*row)
     return grid
 
 

@@ -32,8 +32,9 @@ from worker.bench.kafka.baselines import BaselineTask
 from worker.bench.kafka.broker import running_broker
 from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, live
 from worker.bench.kafka.processes import ChildProcess
-from worker.bench.kafka.recording import HORIZON, LATENESS, TIMEOUT, WINDOW, Recording, record
+from worker.bench.kafka.recording import LATENESS, TIMEOUT, WINDOW, Recording, record
 from worker.bench.kafka.topics import Usage, delete, end_offsets, fill, inputs, partitions, prepare
+from worker.bench.stream import HORIZON
 from worker.errors import FailedError
 from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
@@ -155,13 +156,11 @@ class Comparison:
             usages = self._usages[kind]
             rates = sorted(usage.rate for usage in usages)
             detail = f"backlog, {rates[0]:,.0f} to {rates[-1]:,.0f} in {len(rates)} runs of {usages[0].events:,} events"
-            yield Figure(name=name, value=self._rate(kind), unit="events/s", detail=detail)
+            yield Figure(name, self._rate(kind), "events/s", detail=detail)
             cost = statistics.median(usage.cost for usage in usages)
             whose = "of the worker and of its learner" if kind == "worker" else "of the process"
-            yield Figure(name=f"{name}, processor", value=cost, unit="µs/event", detail=whose)
-        yield Figure(
-            name="(a) without the codec", value=self._rate("wire"), unit="events/s", detail="bytes in, other bytes out"
-        )
+            yield Figure(f"{name}, processor", cost, "µs/event", detail=whose)
+        yield Figure("(a) without the codec", self._rate("wire"), "events/s", detail="bytes in, other bytes out")
         yield self._against("agent", "(c) / (b)", least=20)
         yield self._against("raw", "(c) / (a)", least=0.5)
 
@@ -170,7 +169,7 @@ class Comparison:
         pairs = zip(self._usages["worker"], self._usages[kind], strict=True)
         ratios = sorted(worker.rate / other.rate for worker, other in pairs)
         detail = f"in events/s, {ratios[0]:.3g} to {ratios[-1]:.3g} in {len(ratios)} rounds"
-        return Figure(name=name, value=statistics.median(ratios), unit="×", least=least, detail=detail)
+        return Figure(name, statistics.median(ratios), "×", least=least, detail=detail)
 
     def _once(self) -> None:
         names, connection = self._names(), self._connection
@@ -229,11 +228,11 @@ class Comparison:
             seen.append(run_client(self._connection, self._recovery(count)))
         rate, events = statistics.median(usage.rate for _, usage in seen), seen[0][1].events
         detail = f"backlog of {events:,}, each about another session; {rate / self._rate('agent'):.1f} × (b)"
-        yield Figure(name="(c), every event answered", value=rate, unit="events/s", detail=detail)
+        yield Figure("(c), every event answered", rate, "events/s", detail=detail)
         yield Figure(
-            name=f"recovery of {count:,} open sessions",
-            value=statistics.median(seconds for seconds, _ in seen),
-            unit="s",
+            f"recovery of {count:,} open sessions",
+            statistics.median(seconds for seconds, _ in seen),
+            "s",
             most=15,
             detail="from the start of the process to the first decision",
         )
@@ -276,9 +275,9 @@ class Comparison:
         yield _wait(f"{_NAMES['raw']} at the rate of (c)", same)
         worker, wire = (_quantile(latencies, 0.99) for latencies in (seen["worker"], same))
         yield Figure(
-            name="(c) / (a), live p99",
-            value=worker / wire,
-            unit="×",
+            "(c) / (a), live p99",
+            worker / wire,
+            "×",
             most=5,
             detail=f"{worker:.1f} and {wire:.1f} ms, both at half of the rate of (c)",
         )
@@ -292,7 +291,7 @@ class Comparison:
         if not highest:
             raise FailedError(f"{name} does not keep up with live traffic at any rate")
         detail = f"highest rate before half of the clients wait for more than {LONG:g} ms"
-        yield Figure(name="(c), taken live", value=highest, unit="events/s", detail=detail)
+        yield Figure("(c), taken live", highest, "events/s", detail=detail)
         yield f"live, half of the highest rate: {name}"
         yield _wait("(c), at half of that", [self._latency("worker", highest / 2)])
 
@@ -326,4 +325,4 @@ def _wait(name: str, latencies: Sequence[Latency], most: float | None = None) ->
     high = _quantile(latencies, 0.99)
     runs = f", {len(latencies)} runs" if len(latencies) > 1 else ""
     detail = f"p50 from arrival to decision at {rate:,.0f} events/s; p99 {high:.1f} ms{runs}"
-    return Figure(name=name, value=_quantile(latencies, 0.5), unit="ms", most=most, detail=detail)
+    return Figure(name, _quantile(latencies, 0.5), "ms", most=most, detail=detail)

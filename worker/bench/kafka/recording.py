@@ -9,22 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from worker.bench.kafka.baselines import OutputSizes
+from worker.bench.stream import DIM, HORIZON, RATE, SECOND, environment, simulated_users
 from worker.embedded.runner import Embedded
-from worker.simulation.environments import Environment, make_environment
 from worker.simulation.users import TIDY, Sent, Users
 from worker.stream.decoding import decode_decision
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
-DIM, ARMS, HORIZON = 16, 50, 5
-SECOND = 1_000
-RATE = 1_000  # users per second of event time
 LEARNED_FROM = 6  # seconds of event time that the version is learned from
 # Settings of the measured worker. During a run no window closes and no session expires.
 WINDOW, TIMEOUT, LATENESS = 3_600 * SECOND, 3_600 * SECOND, 5 * SECOND
@@ -68,21 +63,10 @@ class Recording:
         )
 
 
-def environment() -> Environment:
-    """Return the environment of the simulated users."""
-    return make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
-
-
-def arms() -> tuple[Arm, ...]:
-    """Return the arms of the environment."""
-    return tuple(Arm(arm=f"ad-{index:02d}", reward=float(reward)) for index, reward in enumerate(environment().rewards))
-
-
 def record(sessions: int, start: int) -> Recording:
     """Serve users who arrive from `start` on, until they have answered all displays."""
     parameters = learned()
-    names = [arm.arm for arm in arms()]
-    users = Users(environment(), names, horizon=HORIZON, rate=RATE, period=SECOND, start=start, habits=TIDY)
+    users = simulated_users(start)
     arrivals = _arrivals(users, sessions)
     serving = Serving(Versions(parameters), topics=Topics())
     clicks: list[Sent] = []
@@ -122,9 +106,8 @@ def learned() -> Parameters:
     settings = LearningSettings(
         dim=DIM, horizon=HORIZON, warmup=1, window=SECOND, session_timeout=2 * SECOND, lateness=SECOND // 2
     )
-    habits = replace(TIDY, look=(50, 200), transit=(1, 5))
-    users = Users(environment(), [arm.arm for arm in arms()], horizon=HORIZON, rate=RATE, period=SECOND, habits=habits)
-    served = Embedded(settings, arms())
+    users = simulated_users(habits=replace(TIDY, look=(50, 200), transit=(1, 5)))
+    served = Embedded(settings, environment().catalogue())
     for second in range(LEARNED_FROM):
         now = users.start + (second + 1) * SECOND
         due = list(users.arrivals(second))

@@ -24,8 +24,8 @@ from aiokafka.errors import GroupCoordinatorNotAvailableError
 from worker.bench.figures import Figure
 from worker.bench.kafka.broker import running_broker
 from worker.bench.kafka.processes import ChildProcess
-from worker.bench.kafka.recording import ARMS, DIM, HORIZON
 from worker.bench.kafka.topics import PATIENCE, EndOffsets, delete, end_offsets, partitions, prepare
+from worker.bench.stream import ARMS, DIM, HORIZON
 from worker.errors import FailedError
 from worker.kafka.clients import admin_client, run_client
 from worker.kafka.connection import Connection
@@ -151,20 +151,18 @@ def figures(samples: list[Sample]) -> Iterator[Figure]:
     events = total * (statistics.mean(AFTER) - statistics.mean(BEFORE))
     first = min(sample.memory for sample in samples if sample.events >= total * SLOW[0][0])
     yield Figure(
-        name="memory growth",
-        value=(after - before) / events * 100_000 / 1e6,
-        unit="MB per 100,000 events",
+        "memory growth",
+        (after - before) / events * 100_000 / 1e6,
+        "MB per 100,000 events",
         most=1,
         detail=f"{first / 1e6:.0f} MB before the worker was ever slow, {before / 1e6:.1f} MB before the second time, "
         f"{after / 1e6:.1f} MB at the end",
     )
+    yield Figure("most memory", max(sample.memory for sample in samples) / 1e6, "MB", detail=f"{total:,} events")
     yield Figure(
-        name="most memory", value=max(sample.memory for sample in samples) / 1e6, unit="MB", detail=f"{total:,} events"
-    )
-    yield Figure(
-        name="events behind at the end",
-        value=samples[-1].behind,
-        unit="events",
+        "events behind at the end",
+        samples[-1].behind,
+        "events",
         most=0,
         detail=f"{max(sample.behind for sample in samples):,} while the worker was slow",
     )

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from worker.embedded.state import StateFolder
+from worker.metrics.history import exploration_share
 from worker.simulation.users import Users
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
@@ -99,10 +100,8 @@ class Ledger:
         """Do nothing: the runner keeps the tally."""
 
     def version(self, parameters: Parameters) -> None:
-        """Keep the share of sessions that a version lets explore; the warm-up does not count as exploring."""
-        explores = parameters.folds >= parameters.settings.warmup and parameters.expected_sessions > 0
-        share = parameters.explore_budget / parameters.expected_sessions if explores else 0.0
-        self._shares[parameters.version] = min(1.0, share)
+        """Keep the share of sessions that a version lets explore."""
+        self._shares[parameters.version] = exploration_share(parameters) or 0.0
 
     def served(self, session_id: str, slate: tuple[str, ...], version: int) -> bool:
         """Keep the slate of a session; return whether it is the first one."""

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol
 
 import msgspec
 
-from worker.embedded.runner import Embedded, Observer, Tap
+from worker.embedded.runner import Embedded, Tap
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
+from worker.metrics import Metrics
 from worker.simulation.demo.ledger import Ledger, Row
 from worker.simulation.environments import seeded_environment
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
@@ -30,7 +30,7 @@ from worker.stream.decoding import decode_decision
 from worker.stream.events import Decision
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
-from worker.stream.topology import Tally, Topics
+from worker.stream.topology import Topics
 
 TICK = 1_000  # milliseconds of event time per step
 
@@ -65,25 +65,6 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Watcher(Observer, Protocol):
-    """An observer that also receives figures from outside the processors."""
-
-    def add(self, tally: Tally) -> None:
-        """Add what was recovered at the start."""
-
-    def simulated(self, *, oracle: float, served: float, sessions: int, window_end: int) -> None:
-        """Add the worth of a closed window under the true model."""
-
-    def decided(self, seconds: float) -> None:
-        """Add the time that a session waited for its first decision."""
-
-    def watermark(self, time: int) -> None:
-        """Set the time up to which everything is processed."""
-
-    def census(self, *, open_sessions: int, parked: int) -> Any:
-        """Set the sizes of the tables."""
-
-
 class Demo:
     """A run that can be stepped through.
 
@@ -109,7 +90,7 @@ class Demo:
         *,
         habits: Habits | None = None,
         state: StateFolder | None = None,
-        watchers: Sequence[Watcher] = (),
+        watchers: Sequence[Metrics] = (),
         tap: Tap | None = None,
     ) -> None:
         self.settings = settings

@@ -26,52 +26,42 @@ class TrafficMetrics:
         self._traffic = traffic
         self.registry.register(self)
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: the names are fixed."""
-        return ()
-
     def collect(self) -> Iterable[Metric]:
         """Make the series."""
         traffic, counts, worth = self._traffic, self._traffic.counts, self._traffic.worth
         lately = traffic.history.lately()
-        for name, value in (
-            ("adcascade_pseudo_regret", max(0.0, worth.regret)),
-            ("adcascade_oracle_reward", worth.oracle),
-            ("adcascade_served_value", worth.served),
-        ):
-            yield _counter(f"{name}_total", _HELP[f"{name}_total"], value)
-        yield _gauge(
+        known = {
+            "adcascade_pseudo_regret_total": max(0.0, worth.regret),
+            "adcascade_oracle_reward_total": worth.oracle,
+            "adcascade_served_value_total": worth.served,
+        }
+        for name, value in known.items():
+            yield CounterMetricFamily(name, _HELP[name], value)
+        yield GaugeMetricFamily(
             "adcascade_pseudo_regret_per_session",
             "Simulated traffic only. Pseudo-regret of the last seconds, divided by their sessions.",
             lately.regret_per_session,
         )
-        yield _counter("adcascade_traffic_reward_total", "Revenue of the clicks that were sent.", counts.earned)
-        yield _counter("adcascade_traffic_sessions_total", "Sessions whose arrival was sent.", counts.sessions)
-        yield _counter("adcascade_traffic_decided_total", "Sessions that got a decision.", counts.decided)
-        yield _counter("adcascade_traffic_undecided_total", "Sessions that got no decision in time.", counts.undecided)
-        yield _counter("adcascade_traffic_decisions_total", "Decisions that a user waited for.", counts.decisions)
-        yield _counter("adcascade_traffic_clicks_total", "Clicks sent, second copies not counted.", counts.clicks)
-        yield _gauge("adcascade_traffic_waiting_sessions", "Sessions that wait for a decision.", traffic.waiting)
+        for name, text, value in (
+            ("reward", "Revenue of the clicks that were sent.", counts.earned),
+            ("sessions", "Sessions whose arrival was sent.", counts.sessions),
+            ("decided", "Sessions that got a decision.", counts.decided),
+            ("undecided", "Sessions that got no decision in time.", counts.undecided),
+            ("decisions", "Decisions that a user waited for.", counts.decisions),
+            ("clicks", "Clicks sent, second copies not counted.", counts.clicks),
+        ):
+            yield CounterMetricFamily(f"adcascade_traffic_{name}_total", text, value)
+        waiting = "adcascade_traffic_waiting_sessions"
+        yield GaugeMetricFamily(waiting, "Sessions that wait for a decision.", traffic.waiting)
         records = CounterMetricFamily(
             "adcascade_traffic_records_total", "Records sent, second copies and poison included.", labels=["topic"]
         )
         for topic, count in counts.records.items():
             records.add_metric([topic], count)
         yield records
-        delays = HistogramMetricFamily(
-            "adcascade_traffic_decision_seconds", "Time from sending an arrival to receiving its first decision."
+        yield HistogramMetricFamily(
+            "adcascade_traffic_decision_seconds",
+            "Time from sending an arrival to receiving its first decision.",
+            traffic.delays.buckets(),
+            traffic.delays.sum,
         )
-        delays.add_metric([], traffic.delays.buckets(), traffic.delays.sum)
-        yield delays
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    family = CounterMetricFamily(name, text)
-    family.add_metric([], value)
-    return family
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, text)
-    family.add_metric([], value)
-    return family

@@ -64,13 +64,8 @@ def summary_table(numbers: Mapping[str, Any]) -> str:
     if numbers["forsaken"]:
         rows.insert(1, ["  forsaken", f"{numbers['forsaken']:,}", "got no further decision"])
     if numbers["skipped_seconds"]:
-        rows.append(
-            [
-                "skipped",
-                f"{numbers['skipped_seconds']:.1f} s",
-                "without users: this machine is too slow for the rate",
-            ]
-        )
+        skipped = f"{numbers['skipped_seconds']:.1f} s"
+        rows.append(["skipped", skipped, "without users: this machine is too slow for the rate"])
     return table(["", "", ""], rows).lstrip("\n")
 
 
