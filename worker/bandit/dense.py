@@ -9,7 +9,7 @@ import numpy as np
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.click_model import Observations
+from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.precision import Precision
 
 STEPS = 50
@@ -23,6 +23,11 @@ def dense_theta(model: AdditiveModel) -> Floats:
 def dense_matrix(precision: Precision) -> Floats:
     """Return the full matrix A, (d+K, d+K)."""
     return np.block([[precision.context, precision.cross.T], [precision.cross, np.diag(precision.arms)]])
+
+
+def around(model: AdditiveModel, truth: ClickModel) -> AdditiveModel:
+    """Return the certainty of a model around the estimate of another."""
+    return model.updated((truth.effects, truth.biases), model.precision)
 
 
 class DensePlanner:

@@ -11,7 +11,7 @@ import numpy as np
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats
 from worker.bandit.click_model import Observations
-from worker.bandit.dense import DensePlanner, dense_laplace, dense_matrix, dense_theta
+from worker.bandit.dense import DensePlanner, around, dense_laplace, dense_matrix, dense_theta
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores
 from worker.bench.figures import Figure, in_process, medians, one_blas_thread, peak_memory
@@ -61,7 +61,7 @@ class Scene:
         scene = cls(size=size, world=world, belief=prior, generator=generator)
         learned = prior.fold(scene.episode(sessions), estimator="laplace").model
         # The true biases all differ, as in a late estimate; after one episode most are still tied.
-        return replace(scene, belief=learned.updated((world.truth.effects, world.truth.biases), learned.precision))
+        return replace(scene, belief=around(learned, world.truth))
 
     def episode(self, sessions: int) -> Observations:
         """Show all arms in turn to new users, and return their answers."""
