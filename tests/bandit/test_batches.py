@@ -78,9 +78,7 @@ def check(
 @pytest.mark.parametrize("compute", [with_repeats, without_repeats])
 @given(seeds, st.integers(1, 40), arm_counts, st.integers(1, 100), st.booleans(), st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_row_does_not_depend_on_its_batch(
-    compute: Any, seed: int, dim: int, arms: int, count: int, single: bool, data: st.DataObject
-) -> None:
+def test_a_row_does_not_depend_on_its_batch(compute, seed, dim, arms, count, single, data) -> None:
     generator = np.random.default_rng(seed)
     planner = Planner(
         belief(dim, arms, generator),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,9 +101,7 @@ def test_newton_is_one_dense_step(seed: int, shape: tuple[int, int]) -> None:
 
 @given(seeds, shapes, st.integers(1, 4))
 @lawful
-def test_paper_is_algorithm_1_to_the_letter_over_several_episodes(
-    seed: int, shape: tuple[int, int], count: int
-) -> None:
+def test_paper_is_algorithm_1_to_the_letter_over_several_episodes(seed, shape, count) -> None:
     # Algorithm 1 keeps b; here it is A θ̂, which is the same as long as θ̂ = A⁻¹ b.
     generator = np.random.default_rng(seed)
     dim, arms = shape
@@ -157,16 +153,18 @@ def with_unanswered_sessions(data: Observations) -> Observations:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("rearranged", [shuffled, one_session_per_display, with_unanswered_sessions])
+@pytest.mark.parametrize(
+    ("rearranged", "rtol"), [(shuffled, 1e-10), (one_session_per_display, 1e-10), (with_unanswered_sessions, 1e-12)]
+)
 @given(seeds, shapes)
 @lawful
-def test_displays_teach_the_same_however_they_are_arranged(
-    rearranged: Callable[[Observations], Observations], estimator: str, seed: int, shape: tuple[int, int]
-) -> None:
+def test_displays_teach_the_same_however_they_are_arranged(rearranged, rtol, estimator, seed, shape) -> None:
     prior, data = case(seed, shape)
     one, other = (update(prior, d, estimator=estimator).model for d in (data, rearranged(data)))
-    np.testing.assert_allclose(dense_theta(one), dense_theta(other), rtol=1e-10, atol=1e-11)
-    np.testing.assert_allclose(dense_matrix(one.precision), dense_matrix(other.precision), rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(dense_theta(one), dense_theta(other), rtol=rtol, atol=rtol / 10)
+    np.testing.assert_allclose(
+        dense_matrix(one.precision), dense_matrix(other.precision), rtol=min(rtol, 1e-11), atol=rtol / 100
+    )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -212,9 +210,7 @@ def check_usable(posterior: AdditiveModel, before: AdditiveModel) -> None:
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @given(seeds, shapes, kinds, ridges, st.sampled_from(["model", "always", "never", "separable"]))
 @lawful
-def test_an_update_is_usable_or_it_is_an_error(
-    estimator: str, seed: int, shape: tuple[int, int], kind: str, ridge: float, answers: str
-) -> None:
+def test_an_update_is_usable_or_it_is_an_error(estimator, seed, shape, kind, ridge, answers) -> None:
     generator = np.random.default_rng(seed)
     dim, arms = shape
     known = AdditiveModel.prior(dim=dim, arms=arms, ridge=ridge)
@@ -237,9 +233,7 @@ def test_an_update_is_usable_or_it_is_an_error(
 
 @given(seeds, shapes, kinds, st.sampled_from([0.5, 1.0, 10.0]))
 @lawful
-def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(
-    seed: int, shape: tuple[int, int], kind: str, ridge: float
-) -> None:
+def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(seed, shape, kind, ridge) -> None:
     # Users who answer by a model of moderate log-odds: then no fold may be lost, however the contexts lie.
     generator = np.random.default_rng(seed)
     dim, arms = shape
@@ -282,9 +276,7 @@ def test_contexts_that_are_all_the_same_stop_no_fold(scale: float, sessions: int
         ([1.0, 1.0], np.nan, "not finite"),
     ],
 )
-def test_numbers_that_no_model_can_take_are_an_error(
-    estimator: str, context: list[float], clicked: float, message: str | None
-) -> None:
+def test_numbers_that_no_model_can_take_are_an_error(estimator, context, clicked, message) -> None:
     prior = AdditiveModel.prior(dim=2, arms=2, ridge=1.0)
     with pytest.raises(EstimationError, match=message):
         update(prior, observations(np.array([context]), [0, 0], [0, 1], [1, clicked]), estimator=estimator)

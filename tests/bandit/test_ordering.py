@@ -37,9 +37,7 @@ def check_slate(slate: NDArray[np.intp], chances: Floats, planner: Planner, elig
 
 @given(seeds, st.integers(1, 6), horizons, st.sampled_from([0.0, 1.0, 30.0]), st.data())
 @lawful
-def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(
-    seed: int, arms: int, horizon: int, beta: float, data: st.DataObject
-) -> None:
+def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(seed, arms, horizon, beta, data) -> None:
     active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
     planner, generator = planner_of(seed, arms, horizon, active=active, repeats=False, equal_rewards=True)
     contexts = generator.normal(size=(3, 2))
@@ -96,7 +94,7 @@ def test_best_values_are_those_of_the_best_ordered_subsets(seed: int, arms: int,
     st.data(),
 )
 @lawful
-def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_place_empty(
+def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_position_empty(
     dtype: Any,
     arms: list[tuple[float, float]],
     offset: float,

@@ -53,9 +53,7 @@ def test_the_greedy_plan_is_the_best_of_all_slates(seed: int, dim: int, arms: in
 
 @given(seeds, st.integers(1, 3), st.integers(1, 60), st.integers(1, 6), st.data())
 @lawful
-def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(
-    seed: int, dim: int, arms: int, horizon: int, data: st.DataObject
-) -> None:
+def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(seed, dim, arms, horizon, data) -> None:
     active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
     planner, generator = planner_of(seed, arms, horizon, dim=dim, active=active)
     contexts = generator.normal(size=(4, dim))
@@ -91,9 +89,7 @@ def test_arms_off_the_frontier_never_matter(seed: int, arms: int, horizon: int) 
         ([1.0, 1.0 + 1e-12], [1.0 + 1e-12, 1.0], [0, 1]),  # a difference below single precision counts
     ],
 )
-def test_an_arm_is_on_the_frontier_unless_another_is_as_likely_and_as_dear(
-    theta: list[float], rewards: list[float], frontier: list[int]
-) -> None:
+def test_an_arm_is_on_the_frontier_unless_another_is_as_likely_and_as_dear(theta, rewards, frontier) -> None:
     known = AdditiveModel.certain(np.zeros(1), np.array(theta))
     assert Planner(known, rewards, horizon=1).frontier.tolist() == frontier
 
@@ -112,9 +108,7 @@ def test_the_paper_s_unimodality_is_false_so_every_arm_is_looked_at() -> None:
 
 @given(seeds, st.integers(2, 12), st.integers(1, 8))
 @lawful
-def test_expensive_unlikely_arms_come_first_when_revenue_and_probability_are_opposite(
-    seed: int, arms: int, horizon: int
-) -> None:
+def test_expensive_unlikely_arms_come_first_when_revenue_and_probability_are_opposite(seed, arms, horizon) -> None:
     # Erratum to Proposition 2: with arms by rising revenue and falling probability, k*_1 ≥ … ≥ k*_H.
     generator = np.random.default_rng(seed)
     known = AdditiveModel.certain(np.zeros(1), np.sort(generator.normal(size=arms))[::-1])
@@ -140,9 +134,7 @@ def scores(planner: Planner, contexts: Floats, ahead: Floats, beta: float, bonus
     seeds, st.integers(1, 4), st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.3, 1.5, 40.0]), st.data()
 )
 @lawful
-def test_the_optimistic_arm_is_the_argmax_of_the_formula(
-    seed: int, dim: int, arms: int, horizon: int, beta: float, data: st.DataObject
-) -> None:
+def test_the_optimistic_arm_is_the_argmax_of_the_formula(seed, dim, arms, horizon, beta, data) -> None:
     bonus = data.draw(st.sampled_from(["value", "paper"]))
     active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
     planner, generator = planner_of(seed, arms, horizon, dim=dim, active=active)
@@ -181,9 +173,7 @@ def test_the_optimistic_arm_is_found_in_whichever_block_of_arms_it_lies(best: in
 
 @given(seeds, st.integers(1, 8), st.integers(1, 60), st.integers(1, 6), st.sampled_from(["value", "paper"]))
 @lawful
-def test_single_precision_chooses_as_double_does_near_ties_aside(
-    seed: int, dim: int, arms: int, horizon: int, bonus: str
-) -> None:
+def test_single_precision_chooses_as_double_does_near_ties_aside(seed, dim, arms, horizon, bonus) -> None:
     double, generator = planner_of(seed, arms, horizon, dim=dim)
     single = Planner(double.model, double.rewards, horizon=horizon)
     contexts = 2 * generator.normal(size=(8, dim))
@@ -251,9 +241,7 @@ def test_rounding_makes_no_width_narrower_than_the_arm_alone_allows() -> None:
 
 @given(seeds, st.integers(1, 5), st.integers(1, 5), st.integers(0, 5))
 @lawful
-def test_a_slate_is_worth_the_same_counted_backwards_and_forwards(
-    seed: int, arms: int, horizon: int, shown: int
-) -> None:
+def test_a_slate_is_worth_the_same_counted_backwards_and_forwards(seed, arms, horizon, shown) -> None:
     planner, generator = planner_of(seed, arms, horizon)
     contexts = generator.normal(size=(3, 2))
     slates = generator.integers(0, arms, (3, horizon))

@@ -112,9 +112,7 @@ def test_myopic_ucb_without_repeats_goes_down_the_list(seed: int, arms: int, hor
 
 @given(seeds, st.integers(1, 12), st.integers(0, 15), st.booleans())
 @lawful
-def test_aucbbp_explores_for_the_sessions_of_the_highest_scores(
-    seed: int, count: int, budget: int, repeats: bool
-) -> None:
+def test_aucbbp_explores_for_the_sessions_of_the_highest_scores(seed, count, budget, repeats) -> None:
     planner, generator = planner_of(seed, 6, 3, repeats=repeats)
     contexts = generator.normal(size=(count, 2))
     optimistic, greedy = (p.slates(planner, contexts).arms for p in (Ucbbp(beta=2.0), Greedy()))
@@ -131,9 +129,7 @@ def test_aucbbp_explores_for_the_sessions_of_the_highest_scores(
 
 @given(seeds, st.integers(1, 12), st.integers(1, 12), st.booleans())
 @lawful
-def test_thresholds_at_the_score_of_the_last_rank_explore_as_the_ranking_does(
-    seed: int, count: int, budget: int, repeats: bool
-) -> None:
+def test_thresholds_at_the_score_of_the_last_rank_explore_as_the_ranking_does(seed, count, budget, repeats) -> None:
     planner, generator = planner_of(seed, 6, 3, repeats=repeats)
     contexts = generator.normal(size=(count, 2))
     scores = exploration_scores(planner, contexts, Ucbbp(beta=2.0).slates(planner, contexts).arms)
@@ -157,9 +153,7 @@ def test_aucbbp_with_thresholds_of_zero_explores_everywhere_and_with_unreachable
 
 @given(seeds, st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.5, 300.0]), st.data())
 @lawful
-def test_aucbbp_without_repeats_never_mixes_two_slates(
-    seed: int, arms: int, horizon: int, beta: float, data: st.DataObject
-) -> None:
+def test_aucbbp_without_repeats_never_mixes_two_slates(seed, arms, horizon, beta, data) -> None:
     generator = np.random.default_rng(seed)
     rewards = data.draw(st.lists(st.sampled_from([0.5, 1.0]), min_size=arms, max_size=arms))
     planner = Planner(belief(2, arms, generator), rewards, horizon=horizon, repeats=False)
@@ -212,9 +206,7 @@ def test_the_propensities_of_epsilon_greedy_are_the_shares_of_its_choices(exclud
 
 
 @pytest.mark.parametrize(("horizon", "excluded"), [(1, []), (2, []), (2, [1]), (2, [0, 1, 2])])
-def test_the_propensities_of_epsilon_greedy_without_repeats_are_the_shares_of_its_choices(
-    horizon: int, excluded: list[int]
-) -> None:
+def test_the_propensities_of_epsilon_greedy_without_repeats_are_the_shares_of_its_choices(horizon, excluded) -> None:
     planner, _ = planner_of(8, 4, horizon, repeats=False)
     coins = grid(*[4, 12] * horizon).reshape(-1, horizon, 2)
     contexts = np.tile([[0.3, -0.2]], (len(coins), 1))
@@ -262,9 +254,7 @@ def test_random_is_uniform_over_what_is_eligible(repeats: bool, excluded: list[i
 
 @given(seeds, st.integers(1, 8), st.integers(1, 6), st.booleans(), st.data())
 @lawful
-def test_random_gives_every_session_all_it_can_get(
-    seed: int, arms: int, horizon: int, repeats: bool, data: st.DataObject
-) -> None:
+def test_random_gives_every_session_all_it_can_get(seed, arms, horizon, repeats, data) -> None:
     active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
     planner, generator = planner_of(seed, arms, horizon, repeats=repeats, active=active)
     excluded = excluded_arms(generator, arms, 0.0, 0.3, 0.7, 1.0)
@@ -321,9 +311,7 @@ def test_round_robin_excludes_nothing_and_shows_nothing_where_nothing_is_active(
 
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_serves_nothing_where_nothing_is_eligible_and_explores_nothing_there(
-    name: str, repeats: bool
-) -> None:
+def test_every_policy_serves_nothing_where_nothing_is_eligible_and_explores_nothing_there(name, repeats) -> None:
     policy = make_policy(name, budget=1)
     for active, excluded in (([True, True], [[0, 1], []]), ([False, False], [[], []])):
         planner, generator = planner_of(3, 2, 3, repeats=repeats, active=active)

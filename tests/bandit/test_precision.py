@@ -158,9 +158,7 @@ def test_the_smallest_eigenvalue_of_a_nearly_singular_matrix_is_found(seed: int,
 
 @given(seeds, kinds, ridges, st.integers(1, 5), st.integers(1, 5), st.integers(0, 40))
 @lawful
-def test_adding_displays_adds_their_outer_products(
-    seed: int, kind: str, ridge: float, dim: int, arms: int, count: int
-) -> None:
+def test_adding_displays_adds_their_outer_products(seed, kind, ridge, dim, arms, count) -> None:
     generator = np.random.default_rng(seed)
     contexts = contexts_of(kind, 5, dim, generator)
     sessions, shown = displays(contexts, arms, count, generator)

@@ -43,9 +43,7 @@ scenes_of = (seeds, st.integers(1, 5), st.integers(1, 3), st.booleans())
 
 @given(*scenes_of)
 @lawful
-def test_pseudo_regret_is_what_the_best_slate_would_have_earned_more(
-    seed: int, arms: int, horizon: int, repeats: bool
-) -> None:
+def test_pseudo_regret_is_what_the_best_slate_would_have_earned_more(seed, arms, horizon, repeats) -> None:
     planner, contexts, slates = scene(seed, arms, horizon, repeats)
     truth = belief(2, arms, np.random.default_rng(seed + 1))
     losses = pseudo_regret(planner, truth, contexts, slates)
@@ -68,9 +66,7 @@ def test_the_best_slates_under_the_truth_have_no_pseudo_regret(repeats: bool) ->
 
 @given(*scenes_of, st.sampled_from([0.0, 0.5, 2.0, 100.0]))
 @lawful
-def test_the_optimistic_gap_is_its_definition_and_never_negative(
-    seed: int, arms: int, horizon: int, repeats: bool, beta: float
-) -> None:
+def test_the_optimistic_gap_is_its_definition_and_never_negative(seed, arms, horizon, repeats, beta) -> None:
     planner, contexts, slates = scene(seed, arms, horizon, repeats)
     gaps = optimistic_gap(planner, contexts, slates, beta=beta)
     known = planner.model
@@ -93,9 +89,7 @@ def test_the_optimistic_gap_grows_with_beta(seed: int, arms: int, horizon: int, 
 
 @given(*scenes_of)
 @lawful
-def test_posterior_regret_is_the_average_over_its_draws_and_never_negative(
-    seed: int, arms: int, horizon: int, repeats: bool
-) -> None:
+def test_posterior_regret_is_the_average_over_its_draws_and_never_negative(seed, arms, horizon, repeats) -> None:
     planner, contexts, slates = scene(seed, arms, horizon, repeats)
     losses = posterior_regret(planner, contexts, slates, generator=np.random.default_rng(seed), draws=5)
     expected = np.zeros(len(contexts))

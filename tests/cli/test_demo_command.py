@@ -134,9 +134,7 @@ def test_the_report_is_one_page_that_contains_its_plots(capsys, tmp_path: Path):
     assert page.outside == []
 
 
-def test_with_a_state_folder_the_report_is_in_it_and_the_current_folder_stays_clean(
-    capsys, tmp_path: Path, monkeypatch
-):
+def test_with_a_state_folder_the_report_is_in_it_and_the_current_folder_stays_clean(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "can_draw", lambda: False)
     main(["demo", "--episodes", "1", "--users", "10", "--state", "kept"])
@@ -155,38 +153,6 @@ def test_without_matplotlib_the_report_has_no_plots_and_names_the_package(capsys
 
 
 # ── wrong input ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--users", "0"), "--users: must be at least 1"),
-        (("--episodes", "many"), "--episodes: must be a whole number"),
-        (("--policy", "best"), "--policy: unknown value 'best'"),
-        (("--environment", "moon"), "--environment: unknown value 'moon'"),
-        (("--beta", "-1"), "--beta"),
-        (("--speed", "0"), "--speed: must be above 0"),
-        (("--metrics-port", "70000"), "--metrics-port: must be at most 65535"),
-        (("--bonus", "paper", "--no-repeats"), "bonus paper contradicts no repeats"),
-        (("--json", "here.json", "--record", "here.json"), "--json and --record must be different"),
-        (("--json", "missing/numbers.json"), "missing/numbers.json: the folder"),
-        (("--record", "missing/log.gz"), "missing/log.gz: the folder"),
-        (("--report", "missing/deep"), "--report missing/deep: the folder"),
-        (("--report", "file"), "--report file: is a file"),
-        (("--state", "file"), "cannot use file as a state folder"),
-        (("--partition", "3"), "unrecognized arguments"),
-    ],
-)
-def test_wrong_input_gives_one_line_and_writes_nothing(capsys, tmp_path: Path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("mine")
-    code = main(["demo", *arguments])
-    out, err = capsys.readouterr()
-    assert code == 2
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert message in err
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_state_folder_of_another_demo_is_refused_before_a_log_is_overwritten(capsys, tmp_path: Path):

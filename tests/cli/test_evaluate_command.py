@@ -84,9 +84,7 @@ def test_only_the_given_methods_answer(log: Path, capsys: pytest.CaptureFixture[
     assert [estimate["method"] for estimate in found["estimates"]] == ["replay", "dr"]
 
 
-def test_a_log_may_be_gzipped_and_come_from_standard_input(
-    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_may_be_gzipped_and_come_from_standard_input(log, capsys, monkeypatch) -> None:
     plain = document(capsys, str(log))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(log.read_bytes())))))
     assert {**document(capsys, "-"), "log": str(log)} == plain
@@ -110,9 +108,7 @@ def test_exit_1_if_a_given_method_has_no_answer(deterministic: Path, capsys: pyt
     assert "adcascade: ips has no answer: " in capsys.readouterr().err
 
 
-def test_exit_1_if_no_method_has_an_answer(
-    deterministic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_1_if_no_method_has_an_answer(deterministic, tmp_path, capsys) -> None:
     """A minute and a half of few users has too few clicks."""
     lines = lines_of(deterministic)
     start = min(line["ts"] for line in lines if line["topic"] == "ads.arrivals")
@@ -131,26 +127,6 @@ def test_a_version_may_be_given(log: Path, tmp_path: Path, capsys: pytest.Captur
     assert found["target"]["estimate"].startswith("version ")
     assert found["target"]["policy"] == "greedy"
     assert found["sessions"] > document(capsys, str(log))["sessions"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--policy", "best"), "unknown value 'best'"),
-        (("--confidence", "1"), "must be below 1"),
-        (("--confidence", "0"), "must be above 0"),
-        (("--policy", "greedy", "--epsilon", "0.1"), "--epsilon is for --policy epsilon-greedy only"),
-        (("--parameters", "/nowhere"), "No such file"),
-        (("--prefix", "other"), "its topics are ads."),
-        (("--json", "/nowhere/out.json"), "does not exist"),
-        (("--horizon", "0"), "must be at least 1"),
-        (("--parameters", "any", "--estimator", "newton"), "contradict"),
-    ],
-)
-def test_wrong_input_is_one_line(
-    log: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
-) -> None:
-    assert message in refused(capsys, str(log), *arguments)
 
 
 def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

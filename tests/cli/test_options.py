@@ -120,9 +120,7 @@ def test_the_help_shows_defaults_as_they_are_typed(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("path", "command"), EVERY, ids=[" ".join(path) for path, _ in EVERY])
-def test_every_command_has_a_summary_examples_and_options_with_help(
-    path: tuple[str, ...], command: CommandSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_a_summary_examples_and_options_with_help(path, command, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*path, "--help"])
     assert ended.value.code == 0

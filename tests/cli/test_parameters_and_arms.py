@@ -98,32 +98,6 @@ def test_an_arm_is_added_priced_retired_and_brought_back(folder: str, capsys: py
     assert arms()["coat"] == (1.25, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["parameters", "show"], "--state DIR or --broker"),
-        (["parameters", "show", "--state", "/nowhere/at/all"], "holds no state"),
-        (["parameters", "diff", "--state", "X"], "required: OLD"),
-        (["parameters", "rollback", "minus", "--state", "X"], "must be a whole number"),
-        (["parameters", "export", "--state", "FOLDER", "--output", "/nowhere/file"], "does not exist"),
-        (["parameters", "show", "--version", "999", "--state", "FOLDER"], "is not kept"),
-        (["arms", "add", "ad-0", "--reward", "1", "--state", "FOLDER"], "active already"),
-        (["arms", "add", "new", "--state", "FOLDER"], "--reward is missing"),
-        (["arms", "add", "new", "--reward", "0", "--state", "FOLDER"], "must be above 0"),
-        (["arms", "add", "new", "--reward", "nan", "--state", "FOLDER"], "must be finite"),
-        (["arms", "price", "none", "--reward", "1", "--state", "FOLDER"], "there is no arm"),
-        (["arms", "retire", "none", "--state", "FOLDER"], "there is no arm"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_2(
-    folder: str, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([folder if part == "FOLDER" else part for part in arguments]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
-
-
 def test_a_folder_in_use_is_not_opened(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with StateFolder(folder):
         assert main(["parameters", "show", "--state", folder]) == 1

@@ -43,9 +43,7 @@ def test_credentials_without_tls_are_refused_unless_allowed() -> None:
     assert secured.arguments()["sasl_plain_password"] == PASSWORD
 
 
-def test_the_worker_refuses_credentials_in_clear_before_it_connects(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_worker_refuses_credentials_in_clear_before_it_connects(monkeypatch, capsys) -> None:
     monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
     assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2", "--sasl-username", "me"]) == 2
     err = capsys.readouterr().err
@@ -88,9 +86,7 @@ def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None
         (["--broker", ","], {}, "no broker"),
     ],
 )
-def test_a_contradictory_connection_is_refused_with_the_reason(
-    arguments: list[str], environment: dict[str, str], complaint: str
-) -> None:
+def test_a_contradictory_connection_is_refused_with_the_reason(arguments, environment, complaint) -> None:
     with pytest.raises(InputError, match=complaint):
         connection(resolved(*arguments, **environment))
 
@@ -151,16 +147,12 @@ def test_a_time_without_a_unit_is_refused(text: str) -> None:
         (["--token-secret-file", "/none"], "--token-secret-file /none"),
     ],
 )
-def test_wrong_settings_end_the_worker_with_2_before_it_connects(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_settings_end_the_worker_with_2_before_it_connects(arguments, complaint, capsys) -> None:
     assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2", *arguments]) == 2
     assert complaint in capsys.readouterr().err
 
 
-def test_a_short_token_secret_is_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_short_token_secret_is_refused_without_being_shown(monkeypatch, capsys) -> None:
     monkeypatch.setenv("ADCASCADE_TOKEN_SECRET", "too short")
     assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2"]) == 2
     err = capsys.readouterr().err
@@ -181,11 +173,7 @@ TWO = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.5, active=False))
         ("x.json", '{"a": 1}', TWO[:1]),
         ("x.csv", "arm,reward,active\na,1,true\nb,0.5,no\n", TWO),
         ("x.csv", "reward,arm\n1,a\n", TWO[:1]),
-        (
-            "x.toml",
-            '[[arms]]\narm = "a"\nreward = 1\n[[arms]]\narm = "b"\nreward = 0.5\nactive = false\n',
-            TWO,
-        ),
+        ("x.toml", '[[arms]]\narm="a"\nreward=1\n[[arms]]\narm="b"\nreward=0.5\nactive=false\n', TWO),
         ("x.toml", "[arms]\na = 1\n", TWO[:1]),
     ],
 )
@@ -200,6 +188,7 @@ def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: s
         ("x.json", "{", "cannot be read"),
         ("x.json", "5", "must have a list of arms"),
         ("x.json", '[{"arm": "a"}]', "entry 1 must have arm and reward"),
+        ("x.json", '["a"]', "must have arm and reward"),
         ("x.json", '{"a": -1}', "reward must be a finite number above zero"),
         ("x.json", '{"a": true}', "reward must be a finite number above zero"),
         ("x.csv", "a,1\n", "the first line must name the columns"),

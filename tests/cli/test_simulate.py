@@ -73,56 +73,6 @@ def test_a_plot_for_one_number_of_users_comes_with_a_note(capsys, tmp_path):
     assert all(label in text for label in ("UCBBP", "AUCBBP", "ε-greedy"))
 
 
-WRONG = {
-    "--policy oracle": "unknown value 'oracle'",
-    "--environment mars": "unknown value 'mars'",
-    "--estimator magic": "unknown value 'magic'",
-    "--bonus big": "unknown value 'big'",
-    "--beta nan": "finite",
-    "--beta inf": "finite",
-    "--beta -1": "at least 0",
-    "--beta much": "(or theory)",
-    "--dim 0": "at least 1",
-    "--arms 0": "at least 1",
-    "--horizon 0": "at least 1",
-    "--horizon 2.5": "whole number",
-    "--users 0": "at least 1",
-    "--episodes 1": "at least 2",
-    "--warmup -1": "at least 0",
-    "--warmup 6": "leaves none of 6",
-    "--seeds 0": "at least 1",
-    "--seed -1": "at least 0",
-    "--ridge 0": "above 0",
-    "--ridge nan": "finite",
-    "--epsilon 2 --policy epsilon-greedy": "at most 1",
-    "--epsilon 0.2 --policy greedy": "only",
-    "--policy greedy --policy greedy": "given twice",
-    "--users 5 --users 5": "given twice",
-    "--bonus paper --no-repeats": "contradicts",
-    "--plot regret.gif": ".png, .svg, .pdf",
-    "--plot nowhere/regret.png": "does not exist",
-    "--json nowhere/runs.json": "does not exist",
-    "--plot a.png --plot-structure a.png": "different files",
-    "--plot-structure s.png --no-repeats": "with repeats",
-    "--plot-structure s.png --horizon 1": "two",
-    "--config nowhere.toml": "No such file",
-    "--colour red": "unrecognized arguments",
-    "--beta": "expected one argument",
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_input_gives_one_line_and_exit_2_and_writes_nothing(capsys, tmp_path, monkeypatch, wrong):
-    monkeypatch.chdir(tmp_path)
-    code, out, err = call(capsys, "--json", "runs.json", *wrong.split())
-    assert code == 2
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("adcascade: ")
-    assert WRONG[wrong] in err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_matplotlib_one_line_names_the_package_to_install(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("worker.simulation.plots.importlib.util.find_spec", lambda name: None)
     code, out, err = call(capsys, "--plot", str(tmp_path / "regret.png"))

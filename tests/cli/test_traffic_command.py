@@ -21,30 +21,3 @@ def test_a_worker_can_read_the_arms_written(tmp_path: Path) -> None:
 def test_arms_may_go_to_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["traffic", "--arms", "3", "--write-arms", "-"]) == 0
     assert [arm["arm"] for arm in orjson.loads(capfdbinary.readouterr().out)] == ["ad-1", "ad-2", "ad-3"]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["--rate", "0"],
-        ["--rate", "many"],
-        ["--waiting", "0"],
-        ["--sessions", "0"],
-        ["--duration", "soon"],
-        ["--look", "5s-1s"],
-        ["--look", "long"],
-        ["--poison", "2"],
-        ["--disorder", "-1s"],
-        ["--environment", "moon"],
-        ["--broker", "nonsense"],
-        ["--prefix", "a b"],
-        ["--json", "/nowhere/at/all.json"],
-        ["--sasl-username", "me"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_input_gives_one_line(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["traffic", *given]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("adcascade: ")
-    assert printed.count("\n") == 1

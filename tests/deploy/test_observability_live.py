@@ -147,8 +147,3 @@ def test_the_metrics_are_consistent(prometheus):
     assert one("adcascade_oracle_reward_total - adcascade_served_value_total - adcascade_pseudo_regret_total") < 1e-6
     assert 0.3 < one("adcascade_reward_total / adcascade_expected_reward_total") < 1.2
     assert one("adcascade_learning") == 1
-
-
-def test_an_invalid_query_is_detected(prometheus):
-    assert asked(f"{prometheus}/query", query="sum by (job adcascade")["status"] == "error"
-    assert value(prometheus, "adcascade_no_such_metric") == []

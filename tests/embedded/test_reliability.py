@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
+from worker.metrics import imbalances
 from worker.secret import Secret
 from worker.stream.events import Command
 from worker.stream.parameters import Parameters
@@ -45,12 +46,8 @@ def golden() -> Golden:
 
 
 def balanced(tally: Tally, runner: Embedded) -> None:
-    open_sessions = sum(task.open_sessions for task in runner.tasks)
-    parked = sum(task.parked for task in runner.tasks)
-    assert tally.arrivals == tally.opened + tally.repeated + tally.dead_arrivals
-    assert tally.opened + tally.recovered == sum(tally.ended.values()) + open_sessions + tally.handed_over
-    settled = tally.applied + tally.redundant + tally.late + tally.outside + tally.dead_feedback
-    assert tally.feedback + tally.recovered_parked == settled + parked + tally.handed_over_parked
+    counts = (sum(task.open_sessions for task in runner.tasks), sum(task.parked for task in runner.tasks))
+    assert set(imbalances(tally, *counts).values()) == {0}
 
 
 def untidy(sent: list[Sent], seed: int) -> list[Sent]:
@@ -76,16 +73,11 @@ def test_disorder_and_duplicates_leave_one_hash(golden: Golden, seed: int) -> No
     assert all(not task.table for task in runner.tasks)
 
 
-@pytest.mark.parametrize("partitions", [1, 4, 12])
-def test_the_number_of_partitions_leaves_one_hash(golden: Golden, partitions: int) -> None:
+@pytest.mark.parametrize("how", [{"partitions": 1}, {"partitions": 4}, {"partitions": 12}, {"batch": 1}], ids=str)
+def test_the_number_of_partitions_and_the_size_of_batches_leave_one_hash(golden: Golden, how: dict[str, int]) -> None:
     sent, sha256, version = golden
-    newest = run(sent, partitions=partitions).versions.newest
+    newest = run(sent, **how).versions.newest
     assert (newest.sha256, newest.version) == (sha256, version)
-
-
-def test_the_size_of_batches_leaves_one_hash(golden: Golden) -> None:
-    sent, sha256, _ = golden
-    assert run(sent, batch=1).versions.newest.sha256 == sha256
 
 
 # ── the model is never corrupt ───────────────────────────────────────────────────────────────────────────────────────
@@ -102,9 +94,7 @@ numbers = st.one_of(
     estimator=st.sampled_from(["laplace", "newton", "paper"]),
     same=st.booleans(),
 )
-def test_every_version_is_finite_and_positive_definite_whatever_the_input(
-    contexts: list[list[float]], estimator: str, same: bool
-) -> None:
+def test_every_version_is_finite_and_positive_definite_whatever_the_input(contexts, estimator, same) -> None:
     runner = Embedded(settings(estimator=estimator, window=2 * SECOND), ARMS, partitions=2)
     sent = []
     for i, context in enumerate(contexts * 3):
@@ -130,33 +120,26 @@ def poison(count: int) -> Iterator[tuple[str, bytes | None]]:
     """Bad records of every kind."""
     good = {"session_id": "p", "occurred_at": START, "context": [0.0, 0.0, 0.0]}
     feedback = {"session_id": "user-0-0", "occurred_at": START, "position": 1, "arm": "ad-0", "clicked": True}
-    kinds: list[tuple[str, bytes | None]] = [
-        ("arrivals", None),
-        ("arrivals", b""),
-        ("arrivals", b"\xff\xfe"),
-        ("arrivals", b"[" * 5_000),
-        ("arrivals", b'{"session_id":"' + b"x" * 70_000 + b'"}'),
-        ("arrivals", orjson.dumps({**good, "context": [0.0]})),
-        ("arrivals", orjson.dumps({**good, "context": [1e9, 0.0, 0.0]})),
-        ("arrivals", orjson.dumps({**good, "occurred_at": START * 2})),
-        ("arrivals", orjson.dumps({**good, "occurred_at": -1})),
-        ("arrivals", orjson.dumps({**good, "session_id": ""})),
-        ("arrivals", b'{"session_id":"p","occurred_at":1,"context":[NaN,0,0]}'),
-        ("clicks", None),
-        ("clicks", b"null"),
-        ("clicks", orjson.dumps({**feedback, "position": 0})),
-        ("clicks", orjson.dumps({**feedback, "position": 99})),
-        ("clicks", orjson.dumps({**feedback, "arm": "no such ad"})),
-        ("clicks", orjson.dumps({**feedback, "clicked": "yes"})),
-        ("clicks", orjson.dumps({**feedback, "occurred_at": START * 2})),
+    arrivals: list[Any] = [
+        *(None, b"", b"\xff\xfe", b"[" * 5_000, b'{"session_id":"' + b"x" * 70_000 + b'"}'),
+        b'{"session_id":"p","occurred_at":1,"context":[NaN,0,0]}',
+        *(orjson.dumps({**good, "context": context}) for context in ([0.0], [1e9, 0.0, 0.0])),
+        *(orjson.dumps({**good, "occurred_at": time}) for time in (START * 2, -1)),
+        orjson.dumps({**good, "session_id": ""}),
     ]
+    clicks: list[Any] = [
+        *(None, b"null"),
+        *(orjson.dumps({**feedback, "position": position}) for position in (0, 99)),
+        orjson.dumps({**feedback, "arm": "no such ad"}),
+        orjson.dumps({**feedback, "clicked": "yes"}),
+        orjson.dumps({**feedback, "occurred_at": START * 2}),
+    ]
+    kinds = [("arrivals", value) for value in arrivals] + [("clicks", value) for value in clicks]
     for i in range(count):
         yield kinds[i % len(kinds)]
 
 
-def test_every_unusable_record_becomes_one_dead_letter_and_changes_nothing_else(
-    golden: Golden,
-) -> None:
+def test_every_unusable_record_becomes_one_dead_letter_and_changes_nothing_else(golden) -> None:
     sent, sha256, _ = golden
     letters: list[bytes | None] = []
 
@@ -296,15 +279,14 @@ def test_forged_feedback_does_not_train_the_model() -> None:
                     "arm": decision["arm"],
                     "clicked": decision["session_id"].endswith("7"),
                 }
+                click, token = body | {"clicked": True}, {"token": decision["tokens"][0]}
                 forged = [
-                    body | {"clicked": True},
-                    body | {"clicked": True, "token": "1.AAAAAAAAAAAAAAAAAAAAAA"},
-                    body
-                    | {"clicked": True, "position": 2, "arm": decision["slate"][1], "token": decision["tokens"][0]},
-                    body
-                    | {"clicked": True, "occurred_at": decision["arrived_at"] + 8_001, "token": decision["tokens"][0]},
+                    click,
+                    click | {"token": "1.AAAAAAAAAAAAAAAAAAAAAA"},
+                    click | {"position": 2, "arm": decision["slate"][1]} | token,
+                    click | {"occurred_at": decision["arrived_at"] + 8_001} | token,
                 ]
-                for feedback in (forged if forge else []) + [body | {"token": decision["tokens"][0]}]:
+                for feedback in (forged if forge else []) + [body | token]:
                     runner.send(runner.topics.clicks, orjson.dumps(feedback), key=key, timestamp=clock + 9_000)
             runner.pump()
         runner.advance(clock)

@@ -108,9 +108,7 @@ def checked(assembled: list[Assembled]) -> Callable[..., Evaluation]:
     ],
     ids=str,
 )
-def test_the_intervals_contain_the_value_of_the_target(
-    demo: Demo, log: str, checked: Callable[..., Evaluation], settings: dict[str, Any]
-) -> None:
+def test_the_intervals_contain_the_value_of_the_target(demo, log, checked, settings) -> None:
     checked(demo, log, settings, ("direct", "dr"))
 
 
@@ -134,9 +132,7 @@ def test_a_policy_that_draws_needs_no_random_share(tmp_path: Path, checked: Call
 
 
 @pytest.mark.parametrize("settings", [{"policy": "greedy"}, {"policy": "epsilon-greedy", "epsilon": 0.5}], ids=str)
-def test_the_intervals_are_right_without_repeats(
-    tmp_path: Path, checked: Callable[..., Evaluation], settings: dict[str, Any]
-) -> None:
+def test_the_intervals_are_right_without_repeats(tmp_path, checked, settings) -> None:
     path = tmp_path / "log.jsonl"
     checked(record(path, repeats=False), str(path), settings, (*WEIGHTED, "direct"))
 

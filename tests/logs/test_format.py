@@ -41,9 +41,7 @@ def read(path: Path, **options: Any) -> list[Record]:
 
 
 @given(records, headers)
-def test_a_record_is_one_line_of_json_and_is_read_back_to_the_byte(
-    record: Record, headers: list[tuple[str, bytes | None]]
-) -> None:
+def test_a_record_is_one_line_of_json_and_is_read_back_to_the_byte(record, headers) -> None:
     text = encode_line(record, headers)
     assert text.count(b"\n") == 1
     assert json.loads(text)["offset"] == record.offset

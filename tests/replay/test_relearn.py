@@ -8,7 +8,7 @@ import pytest
 
 from worker.errors import InputError
 from worker.replay.relearn import relearn
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import decode_parameters, encode_parameters
 
 from ..golden.recording import ARMS, SETTINGS, START
 from .logs import Document, Recorded, Replay, change, hashes, journal, of, payload, shuffled, without
@@ -86,9 +86,7 @@ def test_dead_letters_stay_dead(plain: Recorded, replayed: Replay) -> None:
     assert hashes(replayed([*honest, forged], relearn)) != hashes(without_it)
 
 
-def test_learning_continues_from_the_oldest_version_of_the_log(
-    lines: list[Document], final: Parameters, replayed: Replay
-) -> None:
+def test_learning_continues_from_the_oldest_version_of_the_log(lines, final, replayed) -> None:
     report = replayed(lines[int(len(lines) * 0.3) :], relearn)
     assert report.mismatches == 0
     assert report.versions[0].version > 1

@@ -19,7 +19,7 @@ from worker.stream.parameters import Parameters
 from worker.stream.topology import Record, Topics
 
 from ..golden.recording import FACTS, GOLDEN, START, Run, fingerprint, record
-from .logs import Document, Recorded, Replay, hashes, lines_of, of, payload, recorded_hashes, shuffled
+from .logs import Document, Replay, hashes, lines_of, of, payload, recorded_hashes, shuffled
 
 both = pytest.mark.parametrize("how", [verify, relearn])
 
@@ -37,9 +37,7 @@ def test_a_recorded_run_is_reproduced(lines: list[Document], final: Parameters, 
 
 @both
 @pytest.mark.parametrize("seed", range(3))
-def test_order_and_repetition_of_lines_change_nothing(
-    lines: list[Document], replayed: Replay, how: Replay, seed: int
-) -> None:
+def test_order_and_repetition_of_lines_change_nothing(lines, replayed, how, seed) -> None:
     before = replayed(lines, how).as_json()
     after = replayed(shuffled(lines, seed), how).as_json()
     assert after.pop("duplicates") == after.pop("lines") - before.pop("lines") > 0
@@ -60,9 +58,7 @@ def test_a_log_larger_than_memory_is_sorted_on_disk(lines: list[Document], repla
     assert replayed(lines, how, memory=50_000).as_json() == replayed(lines, how).as_json()
 
 
-def test_payloads_may_be_objects_and_lines_may_have_more_fields(
-    lines: list[Document], final: Parameters, replayed: Replay
-) -> None:
+def test_payloads_may_be_objects_and_lines_may_have_more_fields(lines, final, replayed) -> None:
     for line in lines:
         line["broker"] = 1
         if line.get("payload") and line["topic"] != "ads.dead-letters":
@@ -176,9 +172,7 @@ def test_the_golden_log_has_every_topic_mode_and_order() -> None:
 
 
 @both
-def test_memory_does_not_grow_with_the_log(
-    tmp_path: Path, plain: Recorded, how: Replay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_the_log(tmp_path, plain, how, monkeypatch) -> None:
     """The same minute of traffic again and again: eight times the log, about the same memory."""
     monkeypatch.setattr("worker.replay.decisions.BATCH", 64)
     monkeypatch.setattr("worker.replay.relearn.CHUNK", 256)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -46,9 +45,7 @@ from .logs import (
     ],
 )
 @pytest.mark.parametrize("position", [1, 2])
-def test_a_changed_decision_is_found(
-    lines: list[Document], replayed: Replay, name: str, value: Any, position: int
-) -> None:
+def test_a_changed_decision_is_found(lines, replayed, name, value, position) -> None:
     line = decision(lines, position)
     change(line, **{name: value})
     report = replayed(lines)
@@ -215,9 +212,7 @@ def test_the_journal_is_sufficient_without_arrivals(lines: list[Document], repla
         (("arrivals", "decisions", "parameters"), "feedback", 2),
     ],
 )
-def test_decisions_are_unverified_without_their_causes(
-    lines: list[Document], replayed: Replay, kept: tuple[str, ...], reason: str, position: int
-) -> None:
+def test_decisions_are_unverified_without_their_causes(lines, replayed, kept, reason, position) -> None:
     report = replayed(of(lines, *kept))
     concerned = sum(payload(line)["position"] >= position for line in of(lines, "decisions"))
     assert report.mismatches == 0
@@ -226,9 +221,7 @@ def test_decisions_are_unverified_without_their_causes(
     assert report.unfolded == max(0, len(report.versions) - 1)  # version 0 needs no journal
 
 
-def test_decisions_of_a_missing_version_are_unverified(
-    lines: list[Document], final: Parameters, replayed: Replay
-) -> None:
+def test_decisions_of_a_missing_version_are_unverified(lines, final, replayed) -> None:
     missing = version(lines, 3)
     report = replayed([line for line in lines if line is not missing])
     assert report.mismatches == 0
@@ -237,9 +230,7 @@ def test_decisions_of_a_missing_version_are_unverified(
     assert report.versions[-1].sha256 == final.sha256
 
 
-def test_a_hole_in_the_journal_is_reported_and_checking_continues_after_it(
-    lines: list[Document], final: Parameters, replayed: Replay
-) -> None:
+def test_a_hole_in_the_journal_is_reported_and_checking_continues_after_it(lines, final, replayed) -> None:
     hole = of(lines, "journal")[400:403]
     report = replayed([line for line in lines if line not in hole])
     assert report.mismatches == 0
@@ -249,9 +240,7 @@ def test_a_hole_in_the_journal_is_reported_and_checking_continues_after_it(
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
-def test_a_log_may_begin_in_the_middle(
-    lines: list[Document], final: Parameters, replayed: Replay, share: float
-) -> None:
+def test_a_log_may_begin_in_the_middle(lines, final, replayed, share) -> None:
     report = replayed(lines[int(len(lines) * share) :])
     assert report.mismatches == 0
     assert report.unverified == report.unverified_because["version"] + report.unverified_because["arrival"]

@@ -44,6 +44,7 @@ def test_every_window_has_a_version_and_an_account(golden):
     assert [row.index for row in golden.rows] == list(range(6))
     assert [row.episode.version for row in golden.rows] == list(range(1, 7))
     assert golden.parameters.version == 6
+    assert all(row.score.regret >= -1e-9 for row in golden.rows)
 
 
 @pytest.mark.parametrize("habits", [TIDY, UNTIDY], ids=["tidy", "untidy"])
@@ -73,10 +74,6 @@ def test_poison_of_every_kind_becomes_dead_letters_and_does_not_change_the_param
     assert set(poisoned.dead_letters) >= set(KINDS)
     clean = finish(Demo(DemoSettings(users=60, episodes=3), habits=Habits(poison=0.0)))
     assert poisoned.parameters.sha256 == clean.parameters.sha256
-
-
-def test_the_regret_is_never_negative(golden):
-    assert all(row.score.regret >= -1e-9 for row in golden.rows)
 
 
 # ── repeated and resumed ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -199,11 +196,15 @@ def test_habits_that_do_not_fit_the_times_of_the_learner_are_refused(habits):
 # ── summary ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_tenths_are_at_least_one_window(golden):
+def test_tenths_are_at_least_one_window_and_a_run_without_windows_has_a_summary(golden):
     first, last = tenths(golden.rows)
     assert (first[0].index, last[0].index) == (0, 5)
     assert tenths([]) == ([], [])
     assert totals([]).share == 1.0
+    demo = Demo(SMALL)
+    demo.step()
+    assert summary(demo)["sessions"] == 0
+    assert "sessions" in summary_table(summary(demo), 0.0)
 
 
 def test_the_summary_is_the_sum_of_the_windows(golden):
@@ -216,13 +217,6 @@ def test_the_summary_is_the_sum_of_the_windows(golden):
     assert numbers["pseudo_regret"]["first_tenth"] == pytest.approx(first.regret / first.sessions)
     assert numbers["imbalances"] == {}
     assert max(map(len, summary_table(numbers, 1.0).splitlines())) <= 80
-
-
-def test_a_run_without_episodes_has_a_summary():
-    demo = Demo(SMALL)
-    demo.step()
-    assert summary(demo)["sessions"] == 0
-    assert "sessions" in summary_table(summary(demo), 0.0)
 
 
 def test_a_policy_without_a_budget_has_no_explored_ratio():

@@ -43,15 +43,7 @@ def drawn(source: Source, width: int) -> list[str]:
 
 
 DEMO_WORDS = ("click rate", "exploring", "version 2", "open sessions", "dead letters", "episode 2/4", "Ctrl-C")
-TRAFFIC_WORDS = (
-    "records",
-    "decision p99",
-    "flat out",
-    "wait for a decision",
-    "50.0%",
-    "0.33333",
-    "http://here/metrics",
-)
+TRAFFIC_WORDS = ("records", "decision p99", "flat out", "wait for a decision", "50.0%", "0.33333", "here/metrics")
 
 
 @pytest.mark.parametrize("width", [72, 80, 100, 160])
@@ -116,12 +108,8 @@ def test_pictures_need_a_terminal_and_rich(demo, monkeypatch):
 
 def test_a_rate_covers_only_the_last_looks():
     speed = Speed(looks=2)
-    assert [speed.at(now, count) for now, count in ((0.0, 0), (1.0, 1000), (2.0, 1000), (3.0, 1000))] == [
-        0,
-        1000,
-        500,
-        0,
-    ]
+    looks = ((0.0, 0), (1.0, 1000), (2.0, 1000), (3.0, 1000))
+    assert [speed.at(now, count) for now, count in looks] == [0, 1000, 500, 0]
 
 
 @given(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.stream.conftest import encode_decision
+from tests.stream.scenes import decision
 from worker.bandit.arrays import sigmoid
 from worker.errors import InputError
 from worker.simulation.environments import seeded_environment
@@ -25,12 +26,9 @@ from worker.simulation.traffic.summary import summary, summary_table
 from worker.simulation.traffic.view import done
 from worker.simulation.users import Sent
 from worker.simulation.worth import Worth
-from worker.stream.events import Decision
 
 START = 1_800_000_000_000 * NANOSECONDS
 TIDY = TrafficSettings(duplicates=0.0, silence=0.0, poison=0.0, prefetching=0.0, look=(0, 0))
-
-
 NAMES = [arm.arm for arm in TIDY.world().catalogue()]
 
 
@@ -42,27 +40,19 @@ def milliseconds(count: float) -> int:
     return round(count * NANOSECONDS)
 
 
-def decision(session_id: str, position: int, slate: Sequence[str], tokens: Sequence[str] | None = None) -> bytes:
-    return encode_decision(
-        Decision(
-            session_id=session_id,
-            arrived_at=START // NANOSECONDS,
-            position=position,
-            arm=slate[0] if slate else None,
-            slate=tuple(slate),
-            mode="exploit" if slate else "none",
-            propensity=1.0,
-            parameters_version=7,
-            value=0.5,
-            tokens=None if tokens is None else tuple(tokens),
-        )
-    )
+def encoded(session_id: str, slate: Sequence[str], position: int = 1, tokens: Sequence[str] | None = None) -> bytes:
+    return encode_decision(decision(session_id, slate, position, tokens=None if tokens is None else tuple(tokens)))
+
+
+def decisions(traffic: Traffic, slate: Sequence[str] = NAMES[:5]) -> list[bytes]:
+    """Decide every session that arrives at the start."""
+    return [encoded(record.key.decode(), slate) for record in traffic.due(START)]
 
 
 class FakeWorker:
     """Serves the same slate to all; like the worker, it decides the next position after every pass."""
 
-    def __init__(self, slate: Sequence[str]) -> None:
+    def __init__(self, slate: Sequence[str] = NAMES[:5]) -> None:
         self.slate = slate
         self.records: list[dict[str, Any]] = []
 
@@ -73,7 +63,7 @@ class FakeWorker:
             self.records.append(event)
             position = 1 if record.topic == "arrivals" else event["position"] + 1
             if not event.get("clicked", False) and position <= len(self.slate):
-                values.append(decision(event["session_id"], position, self.slate[position - 1 :]))
+                values.append(encoded(event["session_id"], self.slate[position - 1 :], position))
         return values
 
 
@@ -123,7 +113,7 @@ def test_flat_out_the_number_of_waiting_sessions_is_limited() -> None:
         traffic.due(START + milliseconds(time))
     first = traffic.waiting
     assert 300 <= first < 300 + 300  # cohorts enter whole
-    worker = FakeWorker(NAMES[:5])
+    worker = FakeWorker()
     traffic = Traffic(settings, now=START)
     for time in range(50):
         now = START + milliseconds(time)
@@ -136,7 +126,7 @@ def test_flat_out_the_number_of_waiting_sessions_is_limited() -> None:
 @pytest.mark.parametrize("rate", [None, 300.0])
 def test_the_number_of_sessions_is_exact(rate: float | None) -> None:
     traffic = Traffic(replace(TIDY, rate=rate, sessions=777), now=START)
-    worker = FakeWorker(NAMES[:5])
+    worker = FakeWorker()
     play(traffic, worker)
     assert traffic.counts.sessions == traffic.counts.decided == 777
     assert len({event["session_id"] for event in worker.records}) == 777
@@ -145,7 +135,7 @@ def test_the_number_of_sessions_is_exact(rate: float | None) -> None:
 
 def test_no_user_arrives_after_the_duration() -> None:
     traffic = Traffic(replace(TIDY, rate=100.0, duration=2_000), now=START)
-    end = play(traffic, FakeWorker(NAMES[:5]))
+    end = play(traffic, FakeWorker())
     assert 2_000 <= (end - START) / NANOSECONDS < 2_500
     assert 150 < traffic.counts.sessions < 250
 
@@ -169,7 +159,7 @@ def test_users_that_a_slow_process_missed_are_skipped_and_counted() -> None:
 @pytest.mark.parametrize("prefetching", [0.0, 0.5])
 def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> None:
     traffic = flat_out(500, prefetching=prefetching)
-    worker = FakeWorker(NAMES[:5])
+    worker = FakeWorker()
     play(traffic, worker)
     clicks = 0
     for events in feedback(worker).values():
@@ -184,7 +174,7 @@ def test_users_answer_every_position_once_up_to_a_click(prefetching: float) -> N
 
 def test_revenue_counts_each_click_once() -> None:
     traffic = flat_out(400, duplicates=0.5)
-    worker = FakeWorker(NAMES[:5])
+    worker = FakeWorker()
     play(traffic, worker)
     rewards = {arm.arm: arm.reward for arm in traffic.settings.world().catalogue()}
     clicked = {name: events for name, events in feedback(worker).items() if any(e["clicked"] for e in events)}
@@ -199,7 +189,7 @@ def test_answers_carry_the_token_of_their_position() -> None:
     arms = NAMES[:5]
     tokens = [f"token-{arm}" for arm in arms]
     keys = {record.key.decode() for record in traffic.due(START)}
-    traffic.receive([decision(key, 1, arms, tokens) for key in keys], START)
+    traffic.receive([encoded(key, arms, tokens=tokens) for key in keys], START)
     answers = [orjson.loads(record.value) for record in traffic.due(START + milliseconds(1))]
     assert len(answers) > 100
     assert all(answer["token"] == f"token-{answer['arm']}" for answer in answers)
@@ -207,37 +197,37 @@ def test_answers_carry_the_token_of_their_position() -> None:
 
 def test_a_repeated_decision_is_not_answered_again() -> None:
     traffic = flat_out(50)
-    arms = NAMES[:5]
-    values = [decision(record.key.decode(), 1, arms) for record in traffic.due(START)]
+    values = decisions(traffic)
     traffic.receive(values, START)
     sent = len(traffic.due(START))
-    traffic.receive([*values, b"not a decision", None, decision("somebody:1-1", 1, arms)], START)
+    traffic.receive([*values, b"not a decision", None, encoded("somebody:1-1", NAMES[:5])], START)
     assert traffic.due(START + milliseconds(1)) == []
     assert traffic.counts.others == len(values) + 3
     assert sent == traffic.counts.decided == 50
 
 
 def test_users_look_at_displays_for_the_time_set() -> None:
-    traffic = Traffic(replace(TIDY, rate=None, sessions=200, look=(1_000, 2_000)), now=START)
-    arms = NAMES[:5]
-    traffic.receive([decision(record.key.decode(), 1, arms) for record in traffic.due(START)], START)
+    traffic = flat_out(200, look=(1_000, 2_000))
+    traffic.receive(decisions(traffic), START)
     assert traffic.due(START + milliseconds(999)) == []
     assert len(traffic.due(START + milliseconds(2_000))) > 190  # a few leave without an answer
 
 
 def test_silent_users_send_only_their_arrival() -> None:
     traffic = flat_out(100, silence=1.0)
-    play(traffic, FakeWorker(NAMES[:5]))
+    play(traffic, FakeWorker())
     assert traffic.counts.records == {"arrivals": 100, "clicks": 0}
     assert traffic.counts.decided == 100
 
 
-def test_an_empty_slate_ends_a_session() -> None:
-    traffic = flat_out(10)
-    traffic.receive([decision(record.key.decode(), 1, ()) for record in traffic.due(START)], START)
-    assert traffic.finished
+@pytest.mark.parametrize("slate", [(), ("stranger",)])
+def test_an_empty_slate_and_unknown_arms_are_worth_nothing(slate: tuple[str, ...]) -> None:
+    traffic = flat_out(30)
+    traffic.receive(decisions(traffic, slate), START)
+    assert traffic.finished is not bool(slate)  # an empty slate ends the session at once
     traffic.settle(START)
     assert traffic.worth.served == 0 < traffic.worth.oracle
+    assert traffic.worth.sessions == 30
 
 
 def test_untidy_users_send_late_repeated_and_unusable_records() -> None:
@@ -245,7 +235,6 @@ def test_untidy_users_send_late_repeated_and_unusable_records() -> None:
     times: Counter[bool] = Counter()
     bad = 0
     now = START
-    arms = NAMES[:5]
     seen: set[bytes] = set()
     while not traffic.closing:
         for record in traffic.due(now):
@@ -255,7 +244,7 @@ def test_untidy_users_send_late_repeated_and_unusable_records() -> None:
             seen.add(record.key)
             event = orjson.loads(record.value)  # the first record of a user is never poison
             times[now // NANOSECONDS - event["occurred_at"] > 2 * PERIOD] += 1
-            traffic.receive([decision(event["session_id"], 1, arms)], now)
+            traffic.receive([encoded(event["session_id"], NAMES[:5])], now)
         now += milliseconds(10)
     assert 0.01 < times[True] / times.total() < 0.06
     assert bad > 300
@@ -274,8 +263,7 @@ def test_traffic_without_decisions_stalls() -> None:
 
 def test_sessions_without_a_decision_expire_and_are_counted() -> None:
     traffic = flat_out(40)
-    arms = NAMES[:5]
-    values = [decision(record.key.decode(), 1, arms) for record in traffic.due(START)]
+    values = decisions(traffic)
     traffic.receive(values[:10], START)
     traffic.due(START + milliseconds(1))
     hanging = traffic.forsaken
@@ -285,13 +273,12 @@ def test_sessions_without_a_decision_expire_and_are_counted() -> None:
     assert traffic.finished
 
 
-# ── worth ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── worth ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
     settings = replace(TIDY, rate=None, sessions=300)
     world = seeded_environment("opposite", dim=5, arms=10, seed=0)
-    names = NAMES
     for best in (True, False):
         traffic = Traffic(settings, now=START)
         events = [orjson.loads(record.value) for record in traffic.due(START)]
@@ -303,9 +290,9 @@ def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
             slate: list[str] = []
             for _ in range(5):
                 gains = row * world.rewards + (1 - row) * ahead
-                slate.insert(0, names[int(gains.argmax() if best else gains.argmin())])
+                slate.insert(0, NAMES[int(gains.argmax() if best else gains.argmin())])
                 ahead = float(gains.max())
-            values.append(decision(event["session_id"], 1, slate))
+            values.append(encoded(event["session_id"], slate))
         traffic.receive(values, START)
         traffic.settle(START)
         worth = traffic.worth
@@ -316,25 +303,16 @@ def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
             assert worth.regret > 0.1 * worth.oracle
 
 
-def test_an_unknown_arm_is_worth_nothing() -> None:
-    traffic = flat_out(30)
-    traffic.receive([decision(r.key.decode(), 1, ["stranger"]) for r in traffic.due(START)], START)
-    traffic.settle(START)
-    assert traffic.worth.served == 0.0
-    assert traffic.worth.sessions == 30
-
-
 def test_latency_is_measured_from_sending_to_receiving() -> None:
     traffic = flat_out(100)
-    values = [decision(r.key.decode(), 1, NAMES) for r in traffic.due(START)]
-    traffic.receive(values, START + milliseconds(40))
+    traffic.receive(decisions(traffic), START + milliseconds(40))
     assert traffic.latencies.count == 100
     assert traffic.latencies.quantile(0.5) == pytest.approx(0.04, rel=0.02)
 
 
 def test_the_summary_adds_up() -> None:
     traffic = flat_out(200)
-    play(traffic, FakeWorker(NAMES[:5]))
+    play(traffic, FakeWorker())
     numbers = orjson.loads(orjson.dumps(summary(traffic, 2.0)))
     assert numbers["sessions"] == numbers["decided"] == 200
     assert numbers["undecided"] == 0
@@ -354,7 +332,7 @@ def test_traffic_without_sessions_has_a_summary() -> None:
 
 def test_metrics_have_regret_and_latency_and_no_name_of_the_worker() -> None:
     traffic = flat_out(100)
-    play(traffic, FakeWorker(NAMES[:5]))
+    play(traffic, FakeWorker())
     text = generate_latest(TrafficMetrics(traffic).registry).decode()
     series = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[:1] != "#"}
     assert series["adcascade_pseudo_regret_total"] == pytest.approx(traffic.worth.regret)

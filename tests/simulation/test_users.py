@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.stream.scenes import decision
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.errors import InputError
 from worker.simulation.environments import make_environment
@@ -16,7 +17,7 @@ from worker.simulation.poison import KINDS, spoilt
 from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
 from worker.stream.encoding import encode_arrival
-from worker.stream.events import Arrival, Decision
+from worker.stream.events import Arrival
 
 ARMS = ("shoes", "hats", "coats")
 HORIZON = 4
@@ -25,23 +26,6 @@ HORIZON = 4
 def crowd(*, seed: int = 0, rate: float = 40, habits: Habits | None = None, name: str = "user") -> Users:
     world = make_environment("uniform", dim=3, arms=len(ARMS), generator=np.random.default_rng(seed))
     return Users(world, ARMS, horizon=HORIZON, rate=rate, seed=seed, habits=habits, name=name)
-
-
-def shown(
-    session_id: str, slate: tuple[str, ...], position: int = 1, tokens: tuple[str, ...] | None = None
-) -> Decision:
-    return Decision(
-        session_id=session_id,
-        arrived_at=BEGINNING,
-        position=position,
-        arm=slate[0] if slate else None,
-        slate=slate,
-        mode="exploit",
-        propensity=1.0,
-        parameters_version=0,
-        value=0.0,
-        tokens=tokens,
-    )
 
 
 def feedback_of(records: list[Sent]) -> list[tuple[int, bool]]:
@@ -54,7 +38,7 @@ def walk(users: Users, session_id: str, slate: tuple[str, ...]) -> list[tuple[in
     """Show a slate as the worker does: the next position after every pass."""
     answered: list[tuple[int, bool]] = []
     for position in range(1, len(slate) + 1):
-        answers = feedback_of(users.answer(shown(session_id, slate[position - 1 :], position), BEGINNING))
+        answers = feedback_of(users.answer(decision(session_id, slate[position - 1 :], position), BEGINNING))
         answered.extend(answers)
         if any(clicked for _, clicked in answers):
             break
@@ -96,7 +80,7 @@ def test_the_user_of_a_session_is_found_and_foreign_sessions_are_ignored():
     users = crowd(name="eve")
     assert users.user_of(users.session_id(7, 3)) == (7, 3)
     assert [users.user_of(text) for text in ("eve", "eve:1", "eve:1-x", "user:1-2", "eve:-1-2", "")] == [None] * 6
-    assert users.answer(shown("somebody", ARMS), BEGINNING) == []
+    assert users.answer(decision("somebody", ARMS), BEGINNING) == []
 
 
 def test_arrivals_are_valid_and_have_the_context_of_the_user():
@@ -130,16 +114,18 @@ def test_answers_step_by_step_are_those_of_the_whole_slate(seed: int, data: st.D
 def test_a_position_is_answered_only_once():
     users = crowd(habits=TIDY)
     session_id = users.session_id(0, 0)
-    first = users.answer(shown(session_id, ARMS), BEGINNING)
+    first = users.answer(decision(session_id, ARMS), BEGINNING)
     assert len(first) == 1
-    assert users.answer(shown(session_id, ARMS), BEGINNING) == []
+    assert users.answer(decision(session_id, ARMS), BEGINNING) == []
 
 
 def test_a_prefetching_client_answers_the_whole_slate_at_once():
     users = crowd(habits=Habits(prefetching=1, silent=0, leaving=0, duplicated=0, disordered=0))
     session_id, slate = users.session_id(0, 0), ("unknown",) * HORIZON
-    assert feedback_of(users.answer(shown(session_id, slate), BEGINNING)) == [(h, False) for h in range(1, HORIZON + 1)]
-    assert users.answer(shown(session_id, slate[1:], 2), BEGINNING) == []
+    assert feedback_of(users.answer(decision(session_id, slate), BEGINNING)) == [
+        (h, False) for h in range(1, HORIZON + 1)
+    ]
+    assert users.answer(decision(session_id, slate[1:], 2), BEGINNING) == []
 
 
 def test_the_click_rate_is_that_of_the_truth():
@@ -162,7 +148,7 @@ def test_unknown_arms_are_never_clicked():
 
 def test_answers_carry_the_token_of_their_display():
     users = crowd(habits=Habits(prefetching=1, silent=0, leaving=0))
-    records = users.answer(shown(users.session_id(0, 0), ("x", "y"), tokens=("one", "two")), BEGINNING)
+    records = users.answer(decision(users.session_id(0, 0), ("x", "y"), tokens=("one", "two")), BEGINNING)
     events = [decode_feedback(r.value, limits=Limits(), horizon=HORIZON, timestamp=r.time) for r in records]
     assert {(event.position, event.token) for event in events} == {(1, "one"), (2, "two")}
 
@@ -172,7 +158,7 @@ def test_answers_follow_the_decision_and_a_look_at_the_display():
     for index, arrived_at in enumerate(users.cohort(0).arrived_at):
         for seen_at in (arrived_at, arrived_at + 30_000):
             fresh = crowd(rate=100, habits=users.habits)
-            for record in fresh.answer(shown(users.session_id(0, index), ARMS), seen_at):
+            for record in fresh.answer(decision(users.session_id(0, index), ARMS), seen_at):
                 event = decode_feedback(record.value, limits=Limits(), horizon=HORIZON, timestamp=record.time)
                 assert event.occurred_at >= max(seen_at, arrived_at + users.habits.look[0])
                 assert record.time >= event.occurred_at
@@ -183,7 +169,7 @@ def test_answers_follow_the_decision_and_a_look_at_the_display():
 
 def test_silent_users_never_answer():
     users = crowd(rate=50, habits=Habits(silent=1))
-    assert all(users.answer(shown(key.key.decode(), ARMS), BEGINNING) == [] for key in users.arrivals(0))
+    assert all(users.answer(decision(key.key.decode(), ARMS), BEGINNING) == [] for key in users.arrivals(0))
 
 
 def test_some_records_arrive_twice_and_those_of_tidy_users_never():

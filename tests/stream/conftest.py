@@ -35,7 +35,6 @@ WIDE_HORIZON = 10**1000
 # Neither control characters, which are refused, nor surrogates, which UTF-8 cannot say.
 ids = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20)
 short_ids = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=8)
-times = st.integers(0, MOST)
 counts = st.integers(0, MOST)
 positions = st.integers(1, MOST)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -46,24 +45,55 @@ def tuples(items: st.SearchStrategy[Any], most: int = 6) -> st.SearchStrategy[tu
     return st.lists(items, max_size=most).map(tuple)
 
 
+def named(values: st.SearchStrategy[Any], names: str) -> dict[str, st.SearchStrategy[Any]]:
+    return dict.fromkeys(names.split(), values)
+
+
+#: What the fields of an event hold, by their names.
+FIELDS = {
+    **named(ids, "session_id arm"),
+    **named(counts, "occurred_at arrived_at window_start window_end time version parameters_version"),
+    **named(counts, "sessions displays clicks late explore_budget"),
+    **named(st.none() | counts, "folds observations newton_steps"),
+    **named(positions, "position"),
+    **named(amounts, "reward explored beta"),
+    **named(st.none() | amounts, "parameter_norm"),
+    **named(numbers, "value expected_reward"),
+    **named(st.none() | numbers, "regret_bound regret_posterior smallest_eigenvalue"),
+    **named(tuples(numbers), "context thresholds"),
+    **named(tuples(short_ids), "slate exclude"),
+    **named(st.booleans(), "clicked active frozen"),
+    **named(st.sampled_from(MODES), "mode"),
+    **named(st.floats(0, 1, exclude_min=True), "propensity"),
+    **named(st.none() | short_ids, "rejected"),
+    **named(st.none() | tuples(short_ids), "tokens"),
+    **named(st.none() | st.text(st.characters(exclude_categories=["Cs"])), "token"),
+}
+
+
+def drawn(event: type[Any], **special: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Draw an event; `special` says what some of its fields hold."""
+    names = [field.name for field in msgspec.structs.fields(event)]
+    return st.builds(event, **{name: special[name] if name in special else FIELDS[name] for name in names})
+
+
 @st.composite
 def opened(draw: st.DrawFn) -> Opened:
     slate = draw(tuples(short_ids))
-    return Opened(
-        session_id=draw(ids),
-        arrived_at=draw(times),
-        context=draw(tuples(numbers)),
-        slate=slate,
-        modes=tuple(draw(st.sampled_from(MODES)) for _ in slate),
-        exclude=draw(tuples(short_ids)),
-        parameters_version=draw(counts),
-    )
+    modes = tuple(draw(st.sampled_from(MODES)) for _ in slate)
+    return draw(drawn(Opened, slate=st.just(slate), modes=st.just(modes)))
 
 
 @st.composite
 def progress(draw: st.DrawFn) -> Progress:
     partitions = draw(positions)
-    return Progress(partition=draw(st.integers(0, partitions - 1)), partitions=partitions, time=draw(times))
+    return draw(drawn(Progress, partitions=st.just(partitions), partition=st.integers(0, partitions - 1)))
+
+
+@st.composite
+def command(draw: st.DrawFn) -> Command:
+    action = draw(st.sampled_from(ACTIONS))
+    return Command(action=action, version=draw(counts) if action == "rollback" else None)
 
 
 def arrive(value: bytes | None) -> Arrival:
@@ -82,165 +112,45 @@ def respond(value: bytes | None) -> Feedback:
     return decoding.decode_feedback(value, limits=WIDE, horizon=WIDE_HORIZON, timestamp=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of event: where its schema is, how to draw it, write it and read it."""
-
-    event: type[Any]
-    schema: str
-    draw: st.SearchStrategy[Any]
-    encode: Callable[[Any], bytes]
-    decode: Callable[[bytes | None], Any]
-    tag: str | None = None
-
-    def __str__(self) -> str:
-        return self.event.__name__
-
-
 def encode_decision(decision: Decision) -> bytes:
     """Encode a decision by the shortest way; serving encodes it from the session's state."""
     document = msgspec.to_builtins(decision)
     return orjson.dumps({name: value for name, value in document.items() if name != "tokens" or value is not None})
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of event: where its schema is, how to write it, read it and draw it."""
+
+    event: type[Any]
+    schema: str
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes | None], Any]
+    draw: st.SearchStrategy[Any]
+    tag: str | None = None
+
+    def __str__(self) -> str:
+        return self.event.__name__
+
+
+def fact(event: type[Any], tag: str, encode: Callable[[Any], bytes], draw: st.SearchStrategy[Any]) -> Kind:
+    return Kind(event, "journal", encode, decoding.decode_journal, draw, tag)
+
+
+#: Each number of a context is small enough for the widest norm.
+small = tuples(st.floats(-1e300, 1e300))
+rewards = st.floats(0, exclude_min=True, allow_infinity=False)
+
 KINDS = (
-    Kind(
-        event=Arrival,
-        schema="arrival",
-        # Each number is small enough for the widest norm.
-        draw=st.builds(
-            Arrival,
-            session_id=ids,
-            occurred_at=times,
-            context=tuples(st.floats(-1e300, 1e300)),
-            exclude=tuples(short_ids),
-        ),
-        encode=encoding.encode_arrival,
-        decode=arrive,
-    ),
-    Kind(
-        event=Feedback,
-        schema="click",
-        draw=st.builds(
-            Feedback,
-            session_id=ids,
-            occurred_at=times,
-            position=positions,
-            arm=ids,
-            clicked=st.booleans(),
-            token=st.none() | st.text(st.characters(exclude_categories=["Cs"])),
-        ),
-        encode=encoding.encode_feedback,
-        decode=respond,
-    ),
-    Kind(
-        event=Decision,
-        schema="decision",
-        draw=st.builds(
-            Decision,
-            session_id=ids,
-            arrived_at=times,
-            position=positions,
-            arm=st.none() | short_ids,
-            slate=tuples(short_ids),
-            mode=st.sampled_from(MODES),
-            propensity=st.floats(0, 1, exclude_min=True),
-            parameters_version=counts,
-            value=numbers,
-            tokens=st.none() | tuples(short_ids),
-        ),
-        encode=encode_decision,
-        decode=decoding.decode_decision,
-    ),
-    Kind(
-        event=Episode,
-        schema="episode",
-        draw=st.builds(
-            Episode,
-            version=counts,
-            window_start=times,
-            window_end=times,
-            sessions=counts,
-            displays=counts,
-            clicks=counts,
-            reward=amounts,
-            expected_reward=numbers,
-            explored=amounts,
-            late=counts,
-            beta=amounts,
-            explore_budget=counts,
-            thresholds=tuples(numbers),
-            regret_bound=st.none() | numbers,
-            regret_posterior=st.none() | numbers,
-            frozen=st.booleans(),
-            rejected=st.none() | short_ids,
-            folds=st.none() | counts,
-            observations=st.none() | counts,
-            newton_steps=st.none() | counts,
-            parameter_norm=st.none() | amounts,
-            smallest_eigenvalue=st.none() | numbers,
-        ),
-        encode=encoding.encode_episode,
-        decode=decoding.decode_episode,
-    ),
-    Kind(
-        event=Opened,
-        schema="journal",
-        tag="opened",
-        draw=opened(),
-        encode=encoding.encode_opened,
-        decode=decoding.decode_journal,
-    ),
-    Kind(
-        event=FeedbackFact,
-        schema="journal",
-        tag="feedback",
-        draw=st.builds(
-            FeedbackFact,
-            session_id=ids,
-            occurred_at=times,
-            position=positions,
-            arm=ids,
-            clicked=st.booleans(),
-        ),
-        encode=encoding.encode_feedback_fact,
-        decode=decoding.decode_journal,
-    ),
-    Kind(
-        event=Progress,
-        schema="journal",
-        tag="progress",
-        draw=progress(),
-        encode=encoding.encode_progress,
-        decode=decoding.decode_journal,
-    ),
-    Kind(
-        event=ArmChange,
-        schema="journal",
-        tag="arm",
-        draw=st.builds(
-            ArmChange,
-            arm=ids,
-            reward=st.floats(0, exclude_min=True, allow_infinity=False),
-            active=st.booleans(),
-        ),
-        encode=encoding.encode_journal,
-        decode=decoding.decode_journal,
-    ),
-    Kind(
-        event=Command,
-        schema="journal",
-        tag="command",
-        draw=st.sampled_from(ACTIONS).flatmap(
-            lambda action: st.builds(
-                Command,
-                action=st.just(action),
-                version=counts if action == "rollback" else st.none(),
-            )
-        ),
-        encode=encoding.encode_journal,
-        decode=decoding.decode_journal,
-    ),
+    Kind(Arrival, "arrival", encoding.encode_arrival, arrive, drawn(Arrival, context=small)),
+    Kind(Feedback, "click", encoding.encode_feedback, respond, drawn(Feedback)),
+    Kind(Decision, "decision", encode_decision, decoding.decode_decision, drawn(Decision, arm=st.none() | short_ids)),
+    Kind(Episode, "episode", encoding.encode_episode, decoding.decode_episode, drawn(Episode)),
+    fact(Opened, "opened", encoding.encode_opened, opened()),
+    fact(FeedbackFact, "feedback", encoding.encode_feedback_fact, drawn(FeedbackFact)),
+    fact(Progress, "progress", encoding.encode_progress, progress()),
+    fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards)),
+    fact(Command, "command", encoding.encode_journal, command()),
 )
 
 

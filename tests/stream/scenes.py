@@ -7,7 +7,9 @@ from typing import Any
 
 import orjson
 
+from worker.metrics import imbalances
 from worker.secret import Secret
+from worker.stream.events import Decision, FeedbackFact, Opened
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.settings import Arm, LearningSettings
@@ -55,6 +57,30 @@ def passed(session: str = "s", at: int = 2_000, position: int = 1, arm: str = "c
     return click(session, at, position, arm, False, **more)
 
 
+def opened(session_id: str = "s", arrived_at: int = 100, slate: Sequence[str] = ("a", "b", "c"), **more: Any) -> Opened:
+    """Return the fact that a session was opened."""
+    fields = {"context": (0.5, -1.0), "modes": ("exploit",) * len(slate), "exclude": (), "parameters_version": 0}
+    return Opened(session_id=session_id, arrived_at=arrived_at, slate=tuple(slate), **(fields | more))
+
+
+def feedback(position: int, arm: str, clicked: bool, occurred_at: int = 150, session_id: str = "s") -> FeedbackFact:
+    """Return the fact of an answer."""
+    return FeedbackFact(session_id=session_id, occurred_at=occurred_at, position=position, arm=arm, clicked=clicked)
+
+
+def decision(session_id: str, slate: Sequence[str], position: int = 1, **more: Any) -> Decision:
+    """Return the decision that shows a slate from a position on."""
+    fields: dict[str, Any] = {
+        "arrived_at": 1_000,
+        "arm": slate[0] if slate else None,
+        "mode": "exploit" if slate else "none",
+        "propensity": 1.0,
+        "parameters_version": 7,
+        "value": 0.5,
+    }
+    return Decision(session_id=session_id, position=position, slate=tuple(slate), **(fields | more))
+
+
 def decisions(emits: Emits) -> list[dict[str, Any]]:
     return [orjson.loads(value) for _, value in emits.decisions]
 
@@ -69,15 +95,5 @@ def reasons(emits: Emits) -> list[str]:
 
 def assert_balanced(tally: Tally, task: Serving) -> None:
     """The accounting of docs/design.md §7, over the whole life of a task."""
-    assert tally.arrivals == tally.opened + tally.repeated + tally.dead_arrivals
-    assert tally.opened + tally.recovered == sum(tally.ended.values()) + task.open_sessions + tally.handed_over
-    assert tally.feedback + tally.recovered_parked == (
-        tally.applied
-        + tally.redundant
-        + tally.late
-        + tally.outside
-        + task.parked
-        + tally.handed_over_parked
-        + tally.dead_feedback
-    )
+    assert set(imbalances(tally, task.open_sessions, task.parked).values()) == {0}
     assert sum(tally.dead.values()) == tally.dead_arrivals + tally.dead_feedback

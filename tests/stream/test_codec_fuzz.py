@@ -1,4 +1,4 @@
-"""Real records, broken in every way that came to mind: each still decodes, or is rejected with a reason.
+"""Records broken in many ways: each still decodes, or is rejected with a reason.
 
 ``ADCASCADE_FUZZ=1000000 pytest tests/stream/test_codec_fuzz.py`` breaks a million.
 """
@@ -12,21 +12,14 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from msgspec import structs
+
+from tests.metrics.episodes import an_episode
 from tests.stream.conftest import encode_decision
+from tests.stream.scenes import decision, feedback, opened
 from worker.stream import decoding, encoding
 from worker.stream.decoding import Limits, Rejected
-from worker.stream.events import (
-    DEAD_LETTER_REASONS,
-    ArmChange,
-    Arrival,
-    Command,
-    Decision,
-    Episode,
-    Feedback,
-    FeedbackFact,
-    Opened,
-    Progress,
-)
+from worker.stream.events import DEAD_LETTER_REASONS, ArmChange, Arrival, Command, Feedback, Progress
 
 RECORDS = int(os.environ.get("ADCASCADE_FUZZ", "50000"))
 SEED = 20_251_116
@@ -47,174 +40,55 @@ def decode_feedback(value: bytes) -> Feedback:
 Reader = Callable[[bytes], Any]
 Writer = Callable[[Any], bytes]
 
-# (reader, writer, events): what is read by the first and written by the second.
+CONTEXT = (0.25, -1.5, 1e-9, 3.0)
+SLATE = (f"{MARK}-a", f"{MARK}-b")
+DECISION = decision(f"{MARK}-1", SLATE, mode="explore", tokens=(f"{NOW}.{MARK}", f"{NOW}.{MARK}"))
+FACTS = (
+    opened(f"{MARK}-1", NOW, SLATE, context=CONTEXT, modes=("explore", "exploit"), exclude=(f"{MARK}-c",)),
+    feedback(2, f"{MARK}-b", True, NOW, f"{MARK}-1"),
+    Progress(partition=3, partitions=8, time=NOW),
+    ArmChange(arm=f"{MARK}-d", reward=2.5, active=True),
+    Command(action="rollback", version=4),
+    Command(action="freeze"),
+)
+ARRIVALS = (
+    Arrival(session_id=f"{MARK}-1", occurred_at=NOW, context=CONTEXT),
+    Arrival(
+        session_id=f"{MARK}-zoë-\U0001f600",
+        occurred_at=NOW + 1,
+        context=(0.0, 1.0, -2.0, 123.456),
+        exclude=(f"{MARK}-shoes", f'{MARK}-"hats"\\'),
+    ),
+)
+PASSED = Feedback(session_id=f"{MARK}-1", occurred_at=NOW, position=1, arm=f"{MARK}-a", clicked=False)
+ANSWERS = (PASSED, structs.replace(PASSED, position=5, arm=f"{MARK}-ß", clicked=True, token=f"{NOW}.{MARK}"))
+
+# (reader, writer, events): the first reads the events, the second writes them.
 TRAFFIC: tuple[tuple[Reader, Writer, tuple[Any, ...]], ...] = (
-    (
-        decode_arrival,
-        encoding.encode_arrival,
-        (
-            Arrival(session_id=f"{MARK}-1", occurred_at=NOW, context=(0.25, -1.5, 1e-9, 3.0)),
-            Arrival(
-                session_id=f"{MARK}-zoë-\U0001f600",
-                occurred_at=NOW + 1,
-                context=(0.0, 1.0, -2.0, 123.456),
-                exclude=(f"{MARK}-shoes", f'{MARK}-"hats"\\'),
-            ),
-        ),
-    ),
-    (
-        decode_feedback,
-        encoding.encode_feedback,
-        (
-            Feedback(session_id=f"{MARK}-1", occurred_at=NOW, position=1, arm=f"{MARK}-a", clicked=False),
-            Feedback(
-                session_id=f"{MARK}-2",
-                occurred_at=NOW + 9,
-                position=5,
-                arm=f"{MARK}-ß",
-                clicked=True,
-                token=f"{NOW}.{MARK}",
-            ),
-        ),
-    ),
-    (
-        decoding.decode_decision,
-        encode_decision,
-        (
-            Decision(
-                session_id=f"{MARK}-1",
-                arrived_at=NOW,
-                position=1,
-                arm=f"{MARK}-a",
-                slate=(f"{MARK}-a", f"{MARK}-b"),
-                mode="explore",
-                propensity=1.0,
-                parameters_version=7,
-                value=0.125,
-                tokens=(f"{NOW}.{MARK}", f"{NOW}.{MARK}"),
-            ),
-        ),
-    ),
-    (
-        decoding.decode_journal,
-        encoding.encode_journal,
-        (
-            Opened(
-                session_id=f"{MARK}-1",
-                arrived_at=NOW,
-                context=(0.25, -1.5, 1e-9, 3.0),
-                slate=(f"{MARK}-a", f"{MARK}-b"),
-                modes=("explore", "exploit"),
-                exclude=(f"{MARK}-c",),
-                parameters_version=7,
-            ),
-            FeedbackFact(session_id=f"{MARK}-1", occurred_at=NOW, position=2, arm=f"{MARK}-b", clicked=True),
-            Progress(partition=3, partitions=8, time=NOW),
-            ArmChange(arm=f"{MARK}-d", reward=2.5, active=True),
-            Command(action="rollback", version=4),
-            Command(action="freeze"),
-        ),
-    ),
-    (
-        decoding.decode_episode,
-        encoding.encode_episode,
-        (
-            Episode(
-                version=8,
-                window_start=NOW,
-                window_end=NOW + 60_000,
-                sessions=50,
-                displays=120,
-                clicks=30,
-                reward=17.5,
-                expected_reward=16.25,
-                explored=4.8,
-                late=1,
-                beta=1.5,
-                explore_budget=5,
-                thresholds=(0.5, 0.25),
-                regret_bound=0.75,
-                regret_posterior=None,
-                frozen=False,
-                rejected=MARK,
-                folds=8,
-            ),
-        ),
-    ),
+    (decode_arrival, encoding.encode_arrival, ARRIVALS),
+    (decode_feedback, encoding.encode_feedback, ANSWERS),
+    (decoding.decode_decision, encode_decision, (DECISION,)),
+    (decoding.decode_journal, encoding.encode_journal, FACTS),
+    (decoding.decode_episode, encoding.encode_episode, (an_episode(8, rejected=MARK, folds=8),)),
 )
 
 # ── ways to break a record ───────────────────────────────────────────────────────────────────────────────────────────
 
+NUMBERS = b"NaN Infinity -Infinity nan null true 1e999 -1e999 1e-999 0x10 01 1. .5 +1 -0 1E400".split()
+TEXTS = rb""""\ud800" "\udc00\ud800" "\u0000" "\x41" " 'a' [ ] {} /**/ , :""".split()
 TOKENS = (
-    b"NaN",
-    b"Infinity",
-    b"-Infinity",
-    b"nan",
-    b"null",
-    b"true",
-    b"1e999",
-    b"-1e999",
-    b"1e-999",
-    b"9" * 400,
-    b"-" + b"9" * 5_000,
-    b"0x10",
-    b"01",
-    b"1.",
-    b".5",
-    b"+1",
-    b"-0",
-    b"1E400",
-    b"18446744073709551616",
-    b"9007199254740993",
-    b'"\\ud800"',
-    b'"\\udc00\\ud800"',
-    b'"\\u0000"',
-    b'"\\x41"',
-    b'"',
-    b"'a'",
-    b"[",
-    b"]",
-    b"{}",
-    b"/**/",
-    b",",
-    b":",
-    b"\x00",
+    *NUMBERS,
+    *TEXTS,
+    *(b"9" * 400, b"-" + b"9" * 5_000, b"18446744073709551616", b"9007199254740993", b"\x00"),
 )
 
 BAD_UTF8 = (b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\x80", b"\xef\xbb\xbf")
 
 SWAPS: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    6,
-    2**31,
-    2**53 + 1,
-    10**40,
-    NOW + 60_001,
-    0.5,
-    5.0,
-    1e300,
-    -1e300,
-    "",
-    "5",
-    MARK * 40,
-    f"{MARK}\n",
-    "\x00",
-    [],
-    [[]],
-    [MARK],
-    [1, 2, 3, 4],
-    [1, 2, 3],
-    [1e300] * 4,
-    [1] * 3_000,
-    [MARK] * 1_001,
-    {},
-    {MARK: MARK},
-    {"kind": "opened"},
+    *(None, True, False, 0, -1, 1, 6, 2**31, 2**53 + 1, 10**40, NOW + 60_001, 0.5, 5.0, 1e300, -1e300),
+    *("", "5", MARK * 40, f"{MARK}\n", "\x00"),
+    *([], [[]], [MARK], [1, 2, 3, 4], [1, 2, 3], [1e300] * 4, [1] * 3_000, [MARK] * 1_001),
+    *({}, {MARK: MARK}, {"kind": "opened"}),
 )
 
 
@@ -305,25 +179,11 @@ def noise(rng: Random, record: bytes, other: bytes) -> bytes:
     return rng.randbytes(rng.choice((0, 1, 7, 64, 300)))
 
 
-# The dear one (records of many kilobytes) comes less often.
-MUTATIONS = (
-    *(
-        flip_bits,
-        replace_bytes,
-        truncate,
-        splice,
-        repeat_a_piece,
-        insert_token,
-        replace_a_number,
-        spoil_utf8,
-        swap_a_value,
-        drop_or_add_fields,
-        duplicate_a_key,
-    )
-    * 4,
-    noise,
-    nest,
+CHEAP = (
+    *(flip_bits, replace_bytes, truncate, splice, repeat_a_piece, insert_token, replace_a_number, spoil_utf8),
+    *(swap_a_value, drop_or_add_fields, duplicate_a_key),
 )
+MUTATIONS = (*CHEAP * 4, noise, nest)  # the slow one (records of many kilobytes) comes less often
 
 
 # ── the test ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -361,6 +221,6 @@ def test_a_broken_record_decodes_or_is_rejected_and_nothing_else_happens() -> No
             error.add_note(f"{mutate.__name__} made, for {read.__name__}: {broken[:500]!r}")
             raise
     assert outcomes.total() == RECORDS
-    # All that the codec can say was said: the mutations reach every branch.
+    # The mutations reach every branch of the codec.
     reached = {"accepted", "undecodable", "invalid", "too-large", "dimension", "norm", "future", "position"}
     assert set(outcomes) == reached

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
+from tests.stream.scenes import feedback, opened
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.schedule import explore_budget
 from worker.errors import FailedError, InputError
 from worker.stream import folding
 from worker.stream.contexts import pack_context
 from worker.stream.encoding import encode_episode, encode_journal
-from worker.stream.events import ArmChange, Arrival, Command, Episode, FeedbackFact, JournalEvent, Opened, Progress
+from worker.stream.events import ArmChange, Arrival, Command, Episode, JournalEvent, Opened, Progress
 from worker.stream.learner import REPUBLISH, Learner, Outcome, should_publish
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -27,18 +28,6 @@ from worker.stream.slates import SlatePlanner
 # Windows of a second; a session lasts 300 ms, disorder 50 ms: the window [0, 1000) is closed when time reaches 1350.
 SETTINGS = LearningSettings(dim=2, horizon=3, window=1000, session_timeout=300, lateness=50, warmup=0)
 ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
-
-
-def opened(
-    session_id: str = "s", arrived_at: int = 100, slate: tuple[str, ...] = ("a", "b", "c"), **more: Any
-) -> Opened:
-    fields: dict[str, Any] = {"context": (0.5, -1.0), "exclude": (), "parameters_version": 0, **more}
-    modes = fields.pop("modes", ("exploit",) * len(slate))
-    return Opened(session_id=session_id, arrived_at=arrived_at, slate=slate, modes=modes, **fields)
-
-
-def feedback(position: int, arm: str, clicked: bool, occurred_at: int = 150, session_id: str = "s") -> FeedbackFact:
-    return FeedbackFact(session_id=session_id, occurred_at=occurred_at, position=position, arm=arm, clicked=clicked)
 
 
 def progress(time: int, partition: int = 0, partitions: int = 1) -> Progress:
@@ -57,7 +46,7 @@ def session(
 
 
 def hash_of(name: str) -> int:
-    return sum(place * byte for place, byte in enumerate(name.encode(), 1))
+    return sum(index * byte for index, byte in enumerate(name.encode(), 1))
 
 
 def written(events: Iterable[JournalEvent]) -> list[tuple[int, bytes]]:
@@ -185,11 +174,11 @@ def test_records_handled_before_are_passed_over_and_batches_may_be_cut_anywhere(
         assert [encode_parameters(version) for version in versions] == [encode_parameters(v) for v in whole]
 
 
-def test_what_is_no_journal_record_is_counted_and_passed_over() -> None:
+def test_an_unreadable_journal_record_is_counted_and_passed_over() -> None:
     good = written([*session("x", 10), progress(1350)])
     bad = [b"", None, b"{", b"[]", b'{"kind":"unknown"}', b'{"kind":"progress","partition":3,"partitions":2,"time":1}']
     bad.append(encode_journal(opened(context=(1.0, 2.0, 3.0))))
-    mixed = [*good[:1], *((1 + place, value) for place, value in enumerate(bad)), (8, good[1][1]), (9, good[2][1])]
+    mixed = [*good[:1], *((1 + index, value) for index, value in enumerate(bad)), (8, good[1][1]), (9, good[2][1])]
     outcome = learner().handle(mixed)
     assert outcome.rejected == len(bad)
     assert hashes(outcome.versions) == hashes(learner().handle(good).versions)
@@ -216,7 +205,7 @@ def test_a_new_arm_starts_at_the_prior_and_leaves_the_rest_as_it_is() -> None:
     assert (after.window_end, after.journal_offset, after.resume_offset) == (1000, 3, 4)
 
 
-def test_a_price_changes_the_reward_alone_and_a_retired_arm_keeps_its_statistics_and_its_place() -> None:
+def test_a_price_changes_the_reward_alone_and_a_retired_arm_keeps_its_statistics_and_its_index() -> None:
     events = [*session("x", 10), progress(1350), ArmChange(arm="b", reward=9.0, active=True)]
     fold, priced, retired = learned(*events, ArmChange(arm="b", reward=9.0, active=False)).versions
     assert priced.model == retired.model == fold.model
@@ -255,7 +244,7 @@ def test_orders_take_effect_after_what_is_being_served_and_never_before_the_pare
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_frozen_windows_close_without_a_version_and_say_so() -> None:
+def test_frozen_windows_close_without_a_version_and_are_marked() -> None:
     events = [Command(action="freeze"), *session("x", 10), progress(1350), *session("y", 1100), progress(2350)]
     outcome = learned(*events, Command(action="unfreeze"), *session("z", 2100), progress(3350))
     assert [(version.version, version.frozen, version.folds) for version in outcome.versions] == [
@@ -685,7 +674,7 @@ def test_a_fold_runs_in_one_blas_thread_whatever_the_caller_has_set(monkeypatch)
 # ── what an episode says ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_episode_tells_what_the_window_earned_and_what_was_expected_of_it() -> None:
+def test_an_episode_has_the_revenue_of_its_window_and_the_expected_one() -> None:
     events = [
         opened("x", 10, modes=("explore", "exploit", "explore")),
         feedback(3, "c", True, 20, "x"),

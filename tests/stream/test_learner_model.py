@@ -30,6 +30,7 @@ from msgspec import structs
 
 import worker.stream.learner as learner_module
 import worker.stream.windows as episodes_module
+from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
 from worker.stream.encoding import encode_journal
@@ -50,7 +51,7 @@ END = 10_000  # after this time everything is closed
 
 
 def slate_of(session: int, version: int) -> tuple[str, ...]:
-    """SessionPlan a session: some order of some arms, as a version has it."""
+    """Plan a session: some order of some arms, as a version has it."""
     mixed = Random(session * 1009 + version)
     return tuple(mixed.sample("abc", mixed.choice((2, 3))))
 
@@ -94,26 +95,18 @@ class World:
                     self.facts.append(report)
 
     def _answers(self, session: int, slate: tuple[str, ...], at: int) -> list[FeedbackFact]:
-        """Show a slate to the user, who looks at some of it and tells some of what there was."""
+        """Show a slate to the user, who looks at some of it and reports some of it."""
         shown = slate[: self.random.randint(1, len(slate))]
         clicked = self.random.random() < 0.5
         self.displayed[session] = {(arm, clicked and arm == shown[-1]) for arm in shown}
-        told = [
-            FeedbackFact(
-                session_id=f"s{session}",
-                occurred_at=max(0, at) + position,
-                position=position,
-                arm=arm,
-                clicked=clicked and position == len(shown),
-            )
+        reports = [
+            scenes.feedback(position, arm, clicked and position == len(shown), max(0, at) + position, f"s{session}")
             for position, arm in enumerate(shown, 1)
             if self.random.random() < 0.6
         ]
         if self.random.random() < 0.1:
-            told.append(
-                FeedbackFact(session_id=f"s{session}", occurred_at=max(0, at), position=1, arm="nonsense", clicked=True)
-            )
-        return told
+            reports.append(scenes.feedback(1, "nonsense", True, max(0, at), f"s{session}"))
+        return reports
 
     def _send(self, session: int, occurred_at: int, record: tuple[Any, ...]) -> None:
         partition = session % len(self.inputs)
@@ -314,7 +307,7 @@ class Server:
 
 
 class Reader:
-    """A learner's seat: reads the journal, looks at the parameters, and only then, in a step of its own, writes."""
+    """A learner process: reads the journal and the parameters, and only then, in a step of its own, writes."""
 
     def __init__(self, world: World, learner: type[Learner]) -> None:
         self.world = world
@@ -342,16 +335,8 @@ class Reader:
 
 
 def opened(session: int, arrived_at: int, version: int) -> Opened:
-    slate = slate_of(session, version)
-    return Opened(
-        session_id=f"s{session}",
-        arrived_at=arrived_at,
-        context=(float(session),),
-        slate=slate,
-        modes=("exploit",) * len(slate),
-        exclude=(),
-        parameters_version=version,
-    )
+    slate, context = slate_of(session, version), (float(session),)
+    return scenes.opened(f"s{session}", arrived_at, slate, context=context, parameters_version=version)
 
 
 # ── the fold, so cheap that thousands of schedules are affordable ────────────────────────────────────────────────────
@@ -466,7 +451,7 @@ class LeavesDueWindowsOpen(Learner):
 
     def _go_live(self, outcome: Any) -> None:
         self._live = True
-        for end in self._windows.due(self._called_for):
+        for end in self._windows.due(self._due_until):
             self._windows.close(end, session_timeout=0, whole_slates=False)
 
 
@@ -505,8 +490,8 @@ class DoesNotWaitForPartitions(Learner):
 class ResumesTooLate(Learner):
     """Lets a version say that it needs nothing before it."""
 
-    def _placed(self, parameters: Parameters, offset: int) -> Parameters:
-        return replace(super()._placed(parameters, offset), resume_offset=offset + 1)
+    def _at_position(self, parameters: Parameters, offset: int) -> Parameters:
+        return replace(super()._at_position(parameters, offset), resume_offset=offset + 1)
 
 
 class FoldsLateRecords(OpenWindows):
@@ -586,6 +571,8 @@ class CommitsFirst(Server):
     ],
 )
 def test_the_model_notices_a_system_that(mutant: type, live: bool) -> None:
+    overridden = [name for name in vars(mutant) if not name.startswith("__")]
+    assert all(hasattr(mutant.__base__, name) for name in overridden), "a mutant that changes nothing"
     parts = {"learner": mutant} if issubclass(mutant, Learner) else {}
     if issubclass(mutant, Server):
         parts = {"server": mutant}

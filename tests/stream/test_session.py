@@ -45,9 +45,7 @@ def heard(position: int, clicked: bool, *, at: int = 5_000, arm: str | None = No
         ((0, 0), heard(1, True, at=11_001), "outside", (0, 0)),
     ],
 )
-def test_feedback_joins_lowest_click_and_highest_pass(
-    before: tuple[int, int], feedback: Feedback, verdict: str, after: tuple[int, int]
-) -> None:
+def test_feedback_joins_lowest_click_and_highest_pass(before, feedback, verdict, after) -> None:
     state = session(clicked=before[0], passed=before[1])
     assert state.apply(feedback) == verdict
     assert (state.clicked, state.passed) == after

@@ -8,27 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.stream.events import FeedbackFact, Opened
+from tests.stream.scenes import feedback, opened
+from worker.stream.events import Opened
 from worker.stream.session import answered
 from worker.stream.windows import Answer, ClosedWindow, OpenWindows, SessionPlan, agreed
 
 WINDOW, TIMEOUT = 1000, 300
-
-
-def opened(session_id="s", arrived_at=100, slate=("a", "b", "c"), version=0, context=(0.5,), modes=None) -> Opened:
-    return Opened(
-        session_id=session_id,
-        arrived_at=arrived_at,
-        context=context,
-        slate=slate,
-        modes=modes or ("exploit",) * len(slate),
-        exclude=(),
-        parameters_version=version,
-    )
-
-
-def feedback(position, arm, clicked, occurred_at=150, session_id="s") -> FeedbackFact:
-    return FeedbackFact(session_id=session_id, occurred_at=occurred_at, position=position, arm=arm, clicked=clicked)
 
 
 def closed(*events, end=WINDOW, whole_slates=False) -> ClosedWindow:
@@ -203,7 +188,7 @@ def test_unanswered_slates_that_differ_count_as_passed_only_where_they_agree() -
 
 
 def test_the_same_slate_from_two_versions_is_one_slate_served_by_the_older() -> None:
-    window = closed(opened(version=4), opened(version=3), feedback(1, "a", CLICK))
+    window = closed(opened(parameters_version=4), opened(parameters_version=3), feedback(1, "a", CLICK))
     assert displays(window) == [(0, "a", True)]
     assert window.plans[0].parameters_version == 3
 
@@ -224,7 +209,7 @@ EVENTS = st.lists(
             session_id=st.sampled_from("st"),
             arrived_at=st.sampled_from([100, 200, 999]),
             slate=SLATES,
-            version=st.integers(0, 2),
+            parameters_version=st.integers(0, 2),
         ),
         st.builds(
             feedback,

@@ -58,11 +58,7 @@ def test_a_process_that_is_not_ready_is_alive(server):
     assert ask(server, "/readyz")[::2] == (200, b"ready\n")
     server.reasons.append("recovering 3 partitions")
     assert ask(server, "/readyz")[::2] == (503, b"not ready: recovering 3 partitions\n")
-    assert ask(server, "/livez")[::2] == (200, b"alive\n")
-
-
-def test_the_query_is_ignored(server):
-    assert ask(server, "/livez?verbose=1")[0] == 200
+    assert ask(server, "/livez?verbose=1")[::2] == (200, b"alive\n")  # the query is ignored
 
 
 def test_an_unknown_path_lists_the_routes(server):
@@ -74,6 +70,7 @@ def test_an_unknown_path_lists_the_routes(server):
 def test_head_answers_without_the_body(server):
     status, headers, body = ask(server, "/livez", method="HEAD")
     assert (status, headers["content-length"], body) == (200, "6", b"")
+    assert headers["server"].strip() == "adcascade"  # and not the version of Python
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
@@ -86,10 +83,6 @@ def test_a_failing_route_hides_the_details_and_the_others_work(server):
     assert ask(server, "/livez")[0] == 200
 
 
-def test_the_server_header_hides_the_python_version(server):
-    assert ask(server, "/livez")[1]["server"].strip() == "adcascade"
-
-
 def test_a_port_that_is_taken_is_a_clear_error(server):
     with pytest.raises(FailedError, match=f"cannot listen on 127.0.0.1:{server.port}: .*choose another port"):
         WebServer({}, port=server.port)
@@ -100,9 +93,3 @@ def test_the_port_is_closed_on_exit():
         assert ask(running, "/")[0] == 200
     with pytest.raises(ConnectionRefusedError):
         ask(running, "/")
-
-
-def test_it_listens_on_loopback_by_default():
-    with WebServer({}) as running:
-        assert running.host == "127.0.0.1"
-        assert running.url == f"http://127.0.0.1:{running.port}"

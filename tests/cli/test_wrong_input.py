@@ -1,0 +1,127 @@
+"""Wrong input of every command: one line, exit 2, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+
+import pytest
+
+from tests.embedded.traffic import ARMS, settings
+from tests.golden.recording import GOLDEN
+from worker.cli.main import main
+from worker.embedded.runner import Embedded
+from worker.embedded.state import StateFolder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a text (file), a recorded log (log), a state folder (state), and catalogs of arms."""
+    folder = tmp_path_factory.mktemp("surroundings")
+    (folder / "file").write_text("mine")
+    (folder / "empty.json").write_text("[]")
+    (folder / "no-arms.json").write_text('{"arms": {}}')
+    shutil.copy(GOLDEN, folder / "log")
+    with StateFolder(folder / "state") as state:
+        Embedded(settings(), ARMS, state=state)
+    return folder
+
+
+WRONG = {
+    "demo --users 0": "--users: must be at least 1",
+    "demo --episodes many": "--episodes: must be a whole number",
+    "demo --policy best": "--policy: unknown value 'best'",
+    "demo --environment moon": "--environment: unknown value 'moon'",
+    "demo --beta -1": "--beta",
+    "demo --speed 0": "--speed: must be above 0",
+    "demo --metrics-port 70000": "--metrics-port: must be at most 65535",
+    "demo --bonus paper --no-repeats": "bonus paper contradicts no repeats",
+    "demo --json here.json --record here.json": "--json and --record must be different",
+    "demo --json missing/numbers.json": "missing/numbers.json: the folder",
+    "demo --record missing/log.gz": "missing/log.gz: the folder",
+    "demo --report missing/deep": "--report missing/deep: the folder",
+    "demo --report file": "--report file: is a file",
+    "demo --state file": "cannot use file as a state folder",
+    "demo --partition 3": "unrecognized arguments",
+    "simulate --estimator magic": "unknown value 'magic'",
+    "simulate --bonus big": "unknown value 'big'",
+    "simulate --beta much": "(or theory)",
+    "simulate --episodes 1": "at least 2",
+    "simulate --episodes 6 --warmup 6": "leaves none of 6",
+    "simulate --ridge 0": "above 0",
+    "simulate --epsilon 2 --policy epsilon-greedy": "at most 1",
+    "simulate --epsilon 0.2 --policy greedy": "only",
+    "simulate --policy greedy --policy greedy": "given twice",
+    "simulate --users 5 --users 5": "given twice",
+    "simulate --bonus paper --no-repeats": "contradicts",
+    "simulate --plot regret.gif": ".png, .svg, .pdf",
+    "simulate --plot nowhere/regret.png": "does not exist",
+    "simulate --json nowhere/runs.json": "does not exist",
+    "simulate --plot a.png --plot-structure a.png": "different files",
+    "simulate --plot-structure s.png --no-repeats": "with repeats",
+    "simulate --plot-structure s.png --horizon 1": "two",
+    "simulate --config nowhere.toml": "No such file",
+    "simulate --beta": "expected one argument",
+    "traffic --rate many": "--rate",
+    "traffic --rate 0": "--rate",
+    "traffic --waiting 0": "--waiting",
+    "traffic --sessions 0": "--sessions",
+    "traffic --duration soon": "--duration",
+    "traffic --look 5s-1s": "look",
+    "traffic --look long": "--look",
+    "traffic --poison 2": "--poison",
+    "traffic --disorder -1s": "--disorder",
+    "traffic --environment moon": "--environment",
+    "traffic --broker nonsense": "not a broker address",
+    "traffic --prefix 'a b'": "prefix",
+    "traffic --json /nowhere/at/all.json": "does not exist",
+    "traffic --sasl-username me": "needs a password",
+    "evaluate log --policy best": "unknown value 'best'",
+    "evaluate log --confidence 1": "must be below 1",
+    "evaluate log --confidence 0": "must be above 0",
+    "evaluate log --policy greedy --epsilon 0.1": "--epsilon is for --policy epsilon-greedy only",
+    "evaluate log --parameters /nowhere": "No such file",
+    "evaluate log --prefix other": "its topics are ads.",
+    "evaluate log --json /nowhere/out.json": "does not exist",
+    "evaluate log --horizon 0": "must be at least 1",
+    "evaluate log --parameters any --estimator newton": "contradict",
+    "replay missing.jsonl": "missing.jsonl: No such file",
+    "replay": "required: FILE",
+    "replay log --verify --relearn": "give one of them",
+    "replay log --prefix shop": "--prefix ads",
+    "replay log --prefix 'no spaces'": "prefix",
+    "replay log --tolerance -1": "--tolerance",
+    "replay log --catalog arms.json": "--catalog is for --relearn",
+    "replay log --json /nowhere/out.json": "/nowhere",
+    "replay log --relearn --catalog missing.json": "--catalog missing.json: No such file",
+    "replay log --relearn --catalog empty.json": "no arms",
+    "replay log --relearn --catalog no-arms.json": "no arms",
+    "replay log --relearn --window 0": "window must be",
+    "replay log --relearn --policy best": "--policy",
+    "parameters show": "--state DIR or --broker",
+    "parameters show --state /nowhere/at/all": "holds no state",
+    "parameters diff --state X": "required: OLD",
+    "parameters rollback minus --state X": "must be a whole number",
+    "parameters export --state state --output /nowhere/file": "does not exist",
+    "parameters show --version 999 --state state": "is not kept",
+    "arms add ad-0 --reward 1 --state state": "active already",
+    "arms add new --state state": "--reward is missing",
+    "arms add new --reward 0 --state state": "must be above 0",
+    "arms add new --reward nan --state state": "must be finite",
+    "arms price none --reward 1 --state state": "there is no arm",
+    "arms retire none --state state": "there is no arm",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_input_gives_one_line_and_exit_2_and_writes_nothing(capsys, folder, monkeypatch, line):
+    monkeypatch.chdir(folder)
+    before = sorted(os.walk("."))
+    assert main(shlex.split(line)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("adcascade: ")
+    assert err.count("\n") == 1
+    assert WRONG[line] in err
+    assert sorted(os.walk(".")) == before
