@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Iterator
 
 from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
@@ -10,14 +11,14 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.console import check_writable, note, progress, write_result
 
 
-def _show(name: str, measured: Iterator[Figure | str], count: int, json: str | None) -> int:
-    """Show and write `count` figures as they come; a text among them names the current step."""
+def _show(name: str, measured: Iterator[Figure | str], total: int, json: str | None) -> int:
+    """Show and write `total` figures as they come; a text among them names the current step."""
     check_writable(json)
     figures: list[Figure] = []
     crowd = busy()
     with one_blas_thread() as blas:
         where = {**machine(), "blas": blas, "blas_threads": 1}
-    with progress(f"bench {name}", count) as bar:
+    with progress(f"bench {name}", total) as bar:
         for figure in measured:
             if isinstance(figure, str):
                 bar.describe(figure)
@@ -33,18 +34,15 @@ def _show(name: str, measured: Iterator[Figure | str], count: int, json: str | N
     return 0
 
 
-def run_core(options: argparse.Namespace) -> int:
-    """Measure the decision core."""
-    from worker.bench.core import FIGURES, measure
+def _action(name: str, summary: str) -> CommandSpec:
+    """Return the command of a benchmark that needs no broker: `worker.bench.<name>`."""
 
-    return _show("core", measure(), FIGURES, options.json)
+    def run(options: argparse.Namespace) -> int:
+        bench = importlib.import_module(f"worker.bench.{name}")
+        return _show(name, bench.measure(), bench.FIGURES, options.json)
 
-
-def run_stream(options: argparse.Namespace) -> int:
-    """Measure the embedded runner."""
-    from worker.bench.stream import FIGURES, measure
-
-    return _show("stream", measure(), FIGURES, options.json)
+    examples = (f"adcascade bench {name}", f"adcascade bench {name} --json {name}.json")
+    return CommandSpec(name=name, summary=summary, examples=examples, options=(JSON,), run=run)
 
 
 def run_kafka(options: argparse.Namespace) -> int:
@@ -57,20 +55,13 @@ def run_kafka(options: argparse.Namespace) -> int:
     return _show("kafka", measured, comparison.FIGURES, options.json)
 
 
-CORE = CommandSpec(
-    name="core",
-    summary="Measure the decision core: planning and closing episodes against a dense loop, growth with K, memory.",
-    examples=("adcascade bench core", "adcascade bench core --json core.json"),
-    options=(JSON,),
-    run=run_core,
+CORE = _action(
+    "core", "Measure the decision core: planning and closing episodes against a dense loop, growth with K, memory."
 )
 
-STREAM = CommandSpec(
-    name="stream",
-    summary="Measure the embedded runner: speed against a bare codec loop, decision latency, memory of open sessions.",
-    examples=("adcascade bench stream", "adcascade bench stream --json stream.json"),
-    options=(JSON,),
-    run=run_stream,
+STREAM = _action(
+    "stream",
+    "Measure the embedded runner: speed against a bare codec loop, decision latency, memory of open sessions.",
 )
 
 KAFKA = CommandSpec(

@@ -117,12 +117,8 @@ def _print_summary(options: argparse.Namespace, demo: Demo, page: Path | None, s
         if page is not None:
             note(report)
         return
-    say(f"adcascade demo: {demo.settings.environment}, {demo.settings.policy}, seed {demo.settings.seed}")
-    say()
-    say(summary_table(numbers, seconds))
-    if page is not None:
-        say()
-        say(report)
+    title = f"adcascade demo: {demo.settings.environment}, {demo.settings.policy}, seed {demo.settings.seed}"
+    say("\n\n".join([title, summary_table(numbers, seconds), *([report] if page else [])]))
 
 
 COMMAND = CommandSpec(

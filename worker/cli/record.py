@@ -6,12 +6,11 @@ import argparse
 import asyncio
 import time
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.cli.options.times import timestamp
+from worker.cli.options.times import time_span, timestamp
 from worker.cli.signals import stops_on_signals
 from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
 from worker.errors import InputError
@@ -157,8 +156,7 @@ def summary(name: str, recorded: Recorded, seconds: float) -> str:
     rate = recorded.records / max(seconds, 1e-9)
     span = ""
     if recorded.first is not None and recorded.last is not None:
-        first, last = (datetime.fromtimestamp(time / 1000, tz=UTC) for time in (recorded.first, recorded.last))
-        span = f", {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"
+        span = f", {time_span(recorded.first, recorded.last)}"
     lines = [f"{name}: {recorded.records:,} records{span}, in {seconds:.1f} s ({rate:,.0f}/s)"]
     if recorded.counts:
         lines += ["", table(["topic", "records"], [[topic, f"{n:,}"] for topic, n in sorted(recorded.counts.items())])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
-from worker.cli.options.times import Duration
+from worker.cli.options.times import Duration, time_span
 from worker.console import check_writable, progress, table, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
@@ -91,8 +90,9 @@ def _changes(options: argparse.Namespace) -> dict[str, Any]:
 def summary(path: str, report: ReplayReport) -> str:
     """Return the content of the log and the results."""
     name = "standard input" if path == "-" else path
+    span = f", {time_span(*report.span)}" if report.span else ""
     lines = [
-        f"{name}: {report.events:,} records{_span(report.span)}",
+        f"{name}: {report.events:,} records{span}",
         "",
         table(["topic", "records"], [[topic, f"{count:,}"] for topic, count in report.counts.items() if count]),
         "",
@@ -103,13 +103,6 @@ def summary(path: str, report: ReplayReport) -> str:
     lines += ["", *found] if found else []
     lines += ["", *mismatches(report)] if report.mismatches else ["", "no mismatch"]
     return "\n".join(lines)
-
-
-def _span(span: tuple[int, int] | None) -> str:
-    if span is None:
-        return ""
-    first, last = (datetime.fromtimestamp(time / 1000, tz=UTC) for time in span)
-    return f", {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _versions(report: ReplayReport) -> str:

@@ -54,13 +54,13 @@ def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> N
     if len(set(files)) < len(files):
         raise InputError("--json, --plot and --plot-structure must be different files")
     check_writable(*files)
-    if options.plot is None and options.plot_structure is None:
+    plots = [path for path in (options.plot, options.plot_structure) if path is not None]
+    if not plots:
         return
     from worker.simulation.plots import check_plot, check_structure
 
-    for path in (options.plot, options.plot_structure):
-        if path is not None:
-            check_plot(path)
+    for path in plots:
+        check_plot(path)
     if options.plot_structure is not None:
         check_structure(settings)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
@@ -28,33 +29,20 @@ OPTIONS = (
 )
 
 
-def create(options: argparse.Namespace) -> int:
-    """Create the missing topics."""
+def _run(options: argparse.Namespace, action: str) -> int:
     from worker.kafka import topics
-
-    return _run(options, topics.create)
-
-
-def check(options: argparse.Namespace) -> int:
-    """Compare the topics with their wanted configuration."""
-    from worker.kafka import topics
-
-    return _run(options, topics.check)
-
-
-def _run(options: argparse.Namespace, action: Callable[..., Coroutine[Any, Any, list[Any]]]) -> int:
     from worker.kafka.clients import run_client
-    from worker.kafka.topics import TopicLayout
 
     check_writable(options.json)
-    layout = TopicLayout(
+    layout = topics.TopicLayout(
         partitions=options.partitions,
         replication=options.replication,
         retention=None if options.retention is None else int(options.retention),
         journal_retention=int(options.journal_retention),
     )
     brokers = connection(options)
-    findings = run_client(brokers, action(brokers, topic_names(options), layout))
+    act = {"create": topics.create, "check": topics.check}[action]
+    findings = run_client(brokers, act(brokers, topic_names(options), layout))
     right = all(finding.state in ("right", "created") for finding in findings)
     write_json(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]})
     if options.json != "-":
@@ -90,14 +78,14 @@ COMMAND = CommandSpec(
                 "adcascade topics create --broker kafka:9092 --partitions 24 --replication 3 --retention 3d",
             ),
             options=(*OPTIONS, *CONNECTION, JSON),
-            run=create,
+            run=partial(_run, action="create"),
         ),
         CommandSpec(
             name="check",
             summary="Compare the topics with what the workers need; exit 1 if they differ.",
             examples=("adcascade topics check", "adcascade topics check --partitions 12 --json -"),
             options=(*OPTIONS, *CONNECTION, JSON),
-            run=check,
+            run=partial(_run, action="check"),
         ),
     ),
 )

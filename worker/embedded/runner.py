@@ -8,6 +8,7 @@ answer sends again, and nothing counts twice.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Protocol
@@ -50,14 +51,9 @@ class Tap(Protocol):
 
 
 class Embedded:
-    """Runs the topology in this process.
+    """Runs the topology in this process; a `state` folder keeps everything across restarts.
 
-    Parameters
-    ----------
-    settings, arms : the learner's configuration
-    partitions : number of partitions of arrivals and clicks; the result does not depend on it
-    state : keeps everything across restarts
-    batch : the most records handled at once
+    Arrivals and clicks have `partitions` partitions; the result does not depend on their number.
     """
 
     def __init__(
@@ -83,7 +79,7 @@ class Embedded:
         self._tap = tap
         self._observers = observers
         self._batch = batch
-        self._offsets = {name: [0] * partitions for name in _written(self.topics)}  # the next offset of each partition
+        self._offsets: Counter[tuple[str, int]] = Counter()  # the next ones, by topic and partition
         self._inboxes: list[list[Record]] = [[] for _ in range(partitions)]
         history = [decode_parameters(value) for value in state.parameters()] if state else []
         self.learner = Learner(settings, arms, history)
@@ -128,10 +124,9 @@ class Embedded:
 
     def send(self, topic: str, value: bytes | None, *, key: bytes | None, timestamp: int) -> None:
         """Write a record to arrivals or clicks; the next `pump` handles it."""
-        partition = crc32(key or b"") % len(self.tasks)
-        offsets = self._offsets[topic]
-        record = Record(topic, partition, offsets[partition], timestamp, key, value)
-        offsets[partition] += 1
+        partition = self.partition_of(key or b"")
+        record = Record(topic, partition, self._offsets[topic, partition], timestamp, key, value)
+        self._offsets[topic, partition] += 1
         self._inboxes[partition].append(record)
         if self._tap:
             self._tap(record, ())
@@ -228,8 +223,8 @@ class Embedded:
         self, topic: str, key: bytes | None, value: bytes | None, partition: int = 0, headers: Headers = ()
     ) -> None:
         if self._tap:
-            self._tap(Record(topic, partition, self._offsets[topic][partition], self.time, key, value), headers)
-            self._offsets[topic][partition] += 1
+            self._tap(Record(topic, partition, self._offsets[topic, partition], self.time, key, value), headers)
+            self._offsets[topic, partition] += 1
 
     def _tap_emits(self, emits: Emits, partition: int) -> None:
         for key, value in emits.decisions:
@@ -240,15 +235,3 @@ class Embedded:
     def _commit(self) -> None:
         if self._state:
             self._state.commit()
-
-
-def _written(topics: Topics) -> tuple[str, ...]:
-    """Return the topics whose offsets the runner counts; the journal has its own."""
-    return (
-        topics.arrivals,
-        topics.clicks,
-        topics.decisions,
-        topics.parameters,
-        topics.episodes,
-        topics.dead_letters,
-    )

@@ -31,9 +31,6 @@ MOST_UNSEEN: Final = 0.01
 class Estimate:
     """The answer of one estimator, or the reason why it has none.
 
-    Parameters
-    ----------
-    method : name of the estimator
     sessions : number of sessions averaged
     difference : difference to the revenue of the same sessions as they were served
     matching : number of sessions that showed a possible slate of the target
@@ -91,8 +88,6 @@ class Value:
 class OffPolicyEstimator(ABC):
     """An estimator of the target's revenue per session.
 
-    Attributes
-    ----------
     name : name on the command line and in JSON
     needs_model : whether `estimate` needs click models
     needs_chance : whether it uses only sessions whose slates were left to chance
@@ -114,8 +109,6 @@ class OffPolicyEstimator(ABC):
 class WeightedEstimator(OffPolicyEstimator):
     """An estimator on weighted sessions, as far as the log supports weights.
 
-    Attributes
-    ----------
     is_paired : whether the sessions used are those that the policy served, so that differences make sense
     """
 
@@ -313,8 +306,7 @@ class DoublyRobust(WeightedEstimator):
         action, state = np.zeros(found.weights.shape), np.zeros(found.weights.shape)
         for rows, model in fit.each():
             if len(rows):
-                expected = baseline(model, sessions.part(rows))
-                action[rows], state[rows] = expected.action, expected.state
+                action[rows], state[rows] = baseline(model, sessions.part(rows))
         onward = np.concatenate([state[:, 1:], np.zeros((len(sessions), 1))], axis=1)
         surprise = sessions.rewards + sessions.passed * onward - action
         corrected = sessions.reached & (sessions.positions <= depth)

@@ -48,8 +48,6 @@ class Served:
 class Evaluation:
     """The answers of all estimators, and their data.
 
-    Parameters
-    ----------
     target : settings of the policy evaluated; unchanged ones are those of the newest version
     origin : source of its estimates
     served : revenue of the sessions that the target is evaluated on
@@ -84,15 +82,7 @@ def evaluate_log(
     skip_bad: bool = False,
     stage: Stage = silent,
 ) -> Evaluation:
-    """Evaluate a changed policy on a log.
-
-    Parameters
-    ----------
-    path : the log, or ``-``
-    change : difference between the target and the policy that served
-    methods : names of estimators
-    seed : random seed for cross-fitting and for a target that draws
-    """
+    """Evaluate a changed policy on a log; `seed` is for cross-fitting and for a target that draws."""
     findings = Findings()
     with OrderedLog(topics or Topics(), findings) as log:
         reader = log.read(path, skip_bad=skip_bad, stage=stage)
@@ -136,11 +126,8 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
         weighable = assembled.supported
     sessions, part = everything.part(scope), everything.part(weighable)
     estimators = [METHODS[method] for method in methods]
-    fit = (
-        _fit(everything, assembled.target.model, seed)
-        if any(estimator.needs_model for estimator in estimators)
-        else None
-    )
+    needs_model = any(estimator.needs_model for estimator in estimators)
+    fit = _fit(everything, assembled.target.model, seed) if needs_model else None
     estimates = []
     for estimator in estimators:
         rows, used = (weighable, part) if estimator.needs_chance else (scope, sessions)

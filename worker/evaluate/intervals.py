@@ -36,14 +36,10 @@ def interval(
     sessions carry most of it: it has 2n/(κ − 1) degrees of freedom, with κ the kurtosis of the influence (n of them if
     it is normal), and the quantiles are those of Student's t.
 
-    Parameters
-    ----------
     influence : (n,), of mean zero
     extra : further variance of the estimate, from an estimated model
     beyond : largest systematic difference of the truth above the estimate; added to the upper end
 
-    Examples
-    --------
     >>> symmetric = interval(1.0, np.array([-1.0, 1.0] * 50), confidence=0.95)
     >>> round(symmetric.low, 3), round(symmetric.high, 3)
     (0.803, 1.197)

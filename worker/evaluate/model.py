@@ -38,9 +38,6 @@ PRIOR_DISPLAYS = 10.0  # weight of the share of users who leave at any position,
 class FittedModel:
     """A fitted model of users.
 
-    Parameters
-    ----------
-    clicks : the click model
     leaving : (H,), the probability of leaving at each position
     reached : (H,), the number of displays at each position that `leaving` was estimated from
     """
@@ -58,8 +55,6 @@ class FittedModel:
 class CrossFit:
     """Models by fold, none of them fitted on its own fold, and a model of all sessions, for the error of estimation.
 
-    Parameters
-    ----------
     folds : (n,), the fold of each session
     clicks, expected_clicks : number of clicks, and the number expected by the models
     """
@@ -194,23 +189,13 @@ def model_error(fit: CrossFit, sessions: Sessions, *, after: int = 0) -> ModelEr
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Baseline:
-    """Values under a model along the recorded slates, with the target from there on.
+def baseline(model: FittedModel, sessions: Sessions) -> tuple[Floats, Floats]:
+    """Return the values under a model along the recorded slates, with the target from there on.
 
-    `action` (n, H) is Q_h of the recorded arm, `state` (n, H) is V_h given the recorded arms before.
+    The first, (n, H), is Q_h of the recorded arm; the second, (n, H), is V_h given the recorded arms before.
     """
-
-    action: Floats
-    state: Floats
-
-
-def baseline(model: FittedModel, sessions: Sessions) -> Baseline:
-    """Return the values under a model at every position of the recorded slates."""
-    parts = [_baseline(model, sessions.part(rows)) for rows in _slices(len(sessions))]
-    return Baseline(
-        action=np.concatenate([part.action for part in parts]), state=np.concatenate([part.state for part in parts])
-    )
+    actions, states = zip(*(_baseline(model, sessions.part(rows)) for rows in _slices(len(sessions))), strict=True)
+    return np.concatenate(actions), np.concatenate(states)
 
 
 def _slices(count: int) -> Iterator[Ints]:
@@ -218,7 +203,7 @@ def _slices(count: int) -> Iterator[Ints]:
         yield np.arange(start, min(start + ROWS, count))
 
 
-def _baseline(model: FittedModel, sessions: Sessions) -> Baseline:
+def _baseline(model: FittedModel, sessions: Sessions) -> tuple[Floats, Floats]:
     target, depth, stay = sessions.target, sessions.depth, 1 - model.leaving
     epsilon = target.epsilon[:, None]
     anything = _uniform_means(model, sessions) if (target.epsilon > 0).any() else _Means.none(sessions)
@@ -233,7 +218,7 @@ def _baseline(model: FittedModel, sessions: Sessions) -> Baseline:
     beyond = sessions.positions > depth
     action[beyond | (sessions.slates == NO_ARM)] = 0.0
     state[beyond | (sessions.slates == NO_ARM)] = 0.0
-    return Baseline(action=action, state=state)
+    return action, state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -35,12 +35,9 @@ CLOSE: Final = 1e-9
 class Assembled:
     """All sessions, planned for the target.
 
-    Parameters
-    ----------
     supported : (n,), whether the rule that served a session supports the target
     warmup : (n,), whether the session came in the warm-up
     left_out : number of sessions left out, by reason
-    versions : number of versions that served
     target : settings of the policy evaluated
     """
 

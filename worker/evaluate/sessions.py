@@ -25,15 +25,11 @@ Bools = NDArray[np.bool_]
 class Rule:
     """The choice of slates for n sessions.
 
-    Parameters
-    ----------
     best : (n, H), the planned slates, NO_ARM after their end
     epsilon : (n,), probability of any eligible arm at a position
     uniform : (n,), probability that the whole session is drawn uniformly
     repeats : whether a session may show an arm twice
 
-    Examples
-    --------
     Five in a hundred sessions are drawn uniformly from two arms. The others see arm 1 twice.
 
     >>> rule = Rule(best=np.array([[1, 1]]), epsilon=np.zeros(1), uniform=np.full(1, 0.05), repeats=True)
@@ -92,8 +88,6 @@ class Sessions:
     A session ends with a click, with the end of its slate, or when the user leaves. The display at which the user
     leaves was made, but not answered.
 
-    Parameters
-    ----------
     contexts : (n, d)
     slates : (n, H), the recorded slates, NO_ARM after their end
     displayed : (n,), number of positions displayed, including the one at which the user left

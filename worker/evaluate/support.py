@@ -43,8 +43,6 @@ class Unsupported(FailedError):  # noqa: N818 - a result, not a defect
 class Support:
     """Weighted sessions.
 
-    Parameters
-    ----------
     sessions : n sessions, cut to the supported depth
     weights : (n, H), W_h
     counts : (n,), number of sessions of the log that each one represents

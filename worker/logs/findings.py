@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 #: Mismatches that are kept; all are counted.
@@ -11,7 +11,7 @@ MOST_LISTED = 20
 Kind: TypeAlias = Literal["decision", "opened", "version", "line"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mismatch:
     """A recorded fact that the replay does not reproduce.
 
@@ -22,6 +22,7 @@ class Mismatch:
     name: str
     expected: Any
     found: Any
+    _: KW_ONLY
     line: int = 0
     session: str | None = None
     position: int | None = None
@@ -47,7 +48,7 @@ class Findings:
     """Count all mismatches and keep the first.
 
     >>> findings = Findings()
-    >>> findings.add(Mismatch(kind="decision", name="arm", expected="a", found="b", session="s", position=1, version=3))
+    >>> findings.add(Mismatch("decision", "arm", "a", "b", session="s", position=1, version=3))
     >>> print(findings.count, findings.first[0])
     1 decision of session s, position 1 (version 3): arm: expected a, found b
     """

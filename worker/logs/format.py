@@ -213,17 +213,10 @@ def _defect(error: Exception) -> str:
 
 
 class LogReader:
-    """Read a log once, line by line; a context manager.
+    """Read a log (``-``: standard input) once, line by line; a context manager.
 
-    Parameters
-    ----------
-    path : the file, or ``-`` for standard input
-    skip_bad : whether to continue after a bad line, and to accept a truncated file
-
-    Attributes
-    ----------
-    lines, bad : number of lines read so far, and of those skipped
-    first_bad : the defect of the first line skipped
+    With `skip_bad`, reading continues after a bad line, and accepts a truncated file. `lines` and `bad` count the lines
+    read so far and those skipped; `first_bad` is the defect of the first line skipped.
     """
 
     def __init__(self, path: str | Path, *, skip_bad: bool = False) -> None:
@@ -287,12 +280,8 @@ class LogReader:
 class LogWriter:
     """Write a log; a context manager, and a `Tap` of the embedded runner.
 
-    Parameters
-    ----------
-    path : the file, overwritten; compressed if it ends in ``.gz``; ``-`` for standard output
+    The file is overwritten, and compressed if its name ends in ``.gz``; ``-`` is standard output.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with LogWriter(f"{folder}/log.gz") as log:

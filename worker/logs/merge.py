@@ -23,12 +23,6 @@ class TimeMerge(Generic[Name, Item]):
 
     A source keeps its own order: an item with an earlier time than its predecessor gets the time of the predecessor.
 
-    Parameters
-    ----------
-    sources : their names
-
-    Examples
-    --------
     >>> merge = TimeMerge[str, str](["left", "right"])
     >>> merge.put("left", [(1, 1, "a"), (5, 1, "d")])
     >>> list(merge.take())  # the right source may still deliver an earlier item

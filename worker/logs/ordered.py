@@ -12,7 +12,8 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -77,11 +78,8 @@ _NEVER: Final = _Times()
 class OrderedLog:
     """Take the lines of a log in any order and yield its records in order; a context manager.
 
-    Parameters
-    ----------
-    topics : the topics of the log; lines of others are counted and ignored
-    findings : receives contradictions within the log
-    memory : bytes held by each of the two sorters
+    Lines of other topics are counted and ignored. `findings` receives contradictions within the log. Each of the two
+    sorters holds `memory` bytes.
     """
 
     def __init__(self, topics: Topics, findings: Findings, *, memory: int = MEMORY) -> None:
@@ -96,13 +94,13 @@ class OrderedLog:
         self.arrivals_of: dict[int, tuple[int, int]] = {}  # partition → first and last time
         self._counts: Counter[str] = Counter()
         self._findings = findings
-        self._handlers = {
+        self._handlers: dict[str, Callable[[Line], None]] = {
             topics.arrivals: self._add_arrival,
             topics.clicks: self._add_click,
             topics.decisions: self._add_decision,
             topics.journal: self._add_journal,
             topics.parameters: self._add_parameters,
-            topics.episodes: self._add_episode,
+            topics.episodes: partial(self._count, "episodes"),
             topics.dead_letters: self._add_dead_letter,
         }
         self._originals = {topics.arrivals.encode(): ARRIVAL, topics.clicks.encode(): CLICK}
@@ -196,9 +194,6 @@ class OrderedLog:
         record = line.record
         self.versions.add(record.value, at=(record.partition, record.offset), line=line.number)
 
-    def _add_episode(self, line: Line) -> None:
-        self._count("episodes", line)
-
     def _add_dead_letter(self, line: Line) -> None:
         """Count a dead letter, and mark its original record, which `entries` then leaves out."""
         self._count("dead-letters", line)
@@ -274,15 +269,8 @@ class OrderedLog:
                 self._contradict(line)
 
     def _contradict(self, line: int) -> None:
-        self._findings.add(
-            Mismatch(
-                kind="line",
-                name="topic, partition and offset",
-                expected="one record at one offset",
-                found="another record at the offset of an earlier line",
-                line=line,
-            )
-        )
+        expected, found = "one record at one offset", "another record at the offset of an earlier line"
+        self._findings.add(Mismatch("line", "topic, partition and offset", expected, found, line=line))
 
 
 def _read(value: bytes | None) -> _Times:

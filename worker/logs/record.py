@@ -37,16 +37,10 @@ Write: TypeAlias = Callable[[Record, Headers], None]
 
 
 class Recorder:
-    """One recording.
+    """One recording, of the topics with these names (without prefix).
 
-    Parameters
-    ----------
-    topics : the topics with their prefix
-    names : names of the topics to record, without prefix
-    write : called with every record, in order
-    report : called with the number of records of the recording (None: unknown) and the number just written
-    flush : called about once a second in a live recording
-    clock : returns milliseconds since the epoch
+    `write` receives every record, in order. `report` receives the number of records of the recording (None: unknown)
+    and the number just written. `flush` is called about once a second in a live recording.
     """
 
     def __init__(
@@ -177,10 +171,7 @@ class Recorder:
             if limits is not None and found.offset >= limits[found.topic, found.partition]:
                 continue
             stamp = NO_TIMESTAMP if found.timestamp is None else found.timestamp
-            write(
-                Record(found.topic, found.partition, found.offset, stamp, found.key, found.value),
-                found.headers,
-            )
+            write(Record(found.topic, found.partition, found.offset, stamp, found.key, found.value), found.headers)
             result.counts[found.topic] += 1
             if stamp != NO_TIMESTAMP:
                 result.first = stamp if result.first is None else min(result.first, stamp)

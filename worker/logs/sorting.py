@@ -27,12 +27,8 @@ _LEAST_READ, _MOST_READ = 1 << 14, 1 << 18
 class Sorter:
     """Take entries (bytes) in any order and yield them sorted, any number of times; a context manager.
 
-    Parameters
-    ----------
-    memory : bytes held in memory; the rest goes to a file in the folder for temporary files (TMPDIR)
+    At most `memory` bytes are held; the rest goes to a file in the folder for temporary files (TMPDIR).
 
-    Examples
-    --------
     >>> with Sorter(memory=100) as sorter:
     ...     for entry in (b"c", b"a", b"d", b"b"):
     ...         sorter.add(entry)

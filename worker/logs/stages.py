@@ -11,21 +11,18 @@ from worker.console import ProgressBar
 _TICK: Final = 1000  # items between two updates of the bar
 
 #: Opens a stage by its title and the number of items (None: unknown).
-Stage: TypeAlias = Callable[[str, float | None], AbstractContextManager[ProgressBar | None]]
+Stage: TypeAlias = Callable[[str, float | None], AbstractContextManager[ProgressBar]]
 
 Item = TypeVar("Item")
 
 
-def silent(title: str, total: float | None) -> AbstractContextManager[None]:
-    """Open a stage without a bar."""
-    return nullcontext()
+def silent(title: str, total: float | None) -> AbstractContextManager[ProgressBar]:
+    """Open a stage whose bar shows nothing."""
+    return nullcontext(ProgressBar())
 
 
-def ticking(items: Iterable[Item], bar: ProgressBar | None) -> Iterator[Item]:
+def ticking(items: Iterable[Item], bar: ProgressBar) -> Iterator[Item]:
     """Yield the items and advance the bar now and then."""
-    if bar is None:
-        yield from items
-        return
     count = 0
     for item in items:
         yield item

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, UNREADABLE, Entry, OrderedLog
@@ -21,36 +22,27 @@ from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_deci
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
 
 UNLIMITED: Final = Limits(
-    max_record_bytes=MOST,
-    max_session_id=MOST,
-    max_arm_id=MOST,
-    max_exclude=MOST,
-    max_norm=1.7e308,
-    max_ahead_ms=MOST,
+    max_record_bytes=MOST, max_session_id=MOST, max_arm_id=MOST, max_exclude=MOST, max_norm=1.7e308, max_ahead_ms=MOST
 )
 
 
+@dataclass(slots=True, eq=False)
 class SessionTrace:
     """The records of one session.
 
-    Attributes
-    ----------
     arrivals : without repetitions; several if two arrivals have the same id and time
     openings : `opened` of the journal, with their lines
     decisions : with their entries
     facts, clicks : feedback of the journal, and of the clicks
     """
 
-    __slots__ = ("arrivals", "arrived_at", "clicks", "decisions", "facts", "openings", "session_id")
-
-    def __init__(self, session_id: str, arrived_at: int) -> None:
-        self.session_id = session_id
-        self.arrived_at = arrived_at
-        self.arrivals: list[Arrival] = []
-        self.openings: list[tuple[int, Opened]] = []
-        self.decisions: list[tuple[Entry, Decision]] = []
-        self.facts: list[FeedbackFact] = []
-        self.clicks: list[Feedback] = []
+    session_id: str
+    arrived_at: int
+    arrivals: list[Arrival] = field(default_factory=list)
+    openings: list[tuple[int, Opened]] = field(default_factory=list)
+    decisions: list[tuple[Entry, Decision]] = field(default_factory=list)
+    facts: list[FeedbackFact] = field(default_factory=list)
+    clicks: list[Feedback] = field(default_factory=list)
 
     @property
     def feedback(self) -> Iterator[Feedback | FeedbackFact]:
@@ -65,12 +57,8 @@ class SessionTrace:
             return self.arrivals
         known: list[Arrival] = []
         for _, opened in self.openings:
-            arrival = Arrival(
-                session_id=self.session_id,
-                occurred_at=self.arrived_at,
-                context=opened.context,
-                exclude=opened.exclude,
-            )
+            context, exclude = opened.context, opened.exclude
+            arrival = Arrival(session_id=self.session_id, occurred_at=self.arrived_at, context=context, exclude=exclude)
             if arrival not in known:
                 known.append(arrival)
         return known
@@ -79,13 +67,7 @@ class SessionTrace:
 class TraceReader:
     """Gather the traffic of a log into traces.
 
-    Parameters
-    ----------
-    unreadable : called with every decision that cannot be read, and the reason
-
-    Attributes
-    ----------
-    latest : time of the last entry read
+    `unreadable` receives every decision that cannot be read, and the reason. `latest` is the time of the last entry.
     """
 
     def __init__(

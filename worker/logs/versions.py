@@ -16,6 +16,7 @@ import tempfile
 from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import IO, Any, Final, Literal
 
 import orjson
@@ -82,7 +83,8 @@ class RecordedVersions:
         try:
             parameters = decode_parameters(value or b"")
         except ParametersError as error:
-            self._add_mismatch("record", "a readable version", str(error), line, _number(value))
+            expected, number = "a readable version", _number(value)
+            self._findings.add(Mismatch("version", "record", expected, str(error), line=line, version=number))
             return
         sha256 = orjson.loads(value or b"")["sha256"]
         known = self.known.get(parameters.version)
@@ -97,14 +99,10 @@ class RecordedVersions:
                 [],
             )
         elif known.sha256 != sha256:
-            self._add_mismatch("sha256 of another record of it", known.sha256, sha256, line, parameters.version)
+            name = "sha256 of another record of it"
+            self._findings.add(Mismatch("version", name, known.sha256, sha256, line=line, version=parameters.version))
             return
         self._keep(known, parameters, value or b"")
-
-    def _add_mismatch(self, name: str, expected: str, found: str, line: int, version: int | None) -> None:
-        self._findings.add(
-            Mismatch(kind="version", name=name, expected=expected, found=found, line=line, version=version)
-        )
 
     def _keep(self, version: RecordedVersion, parameters: Parameters, value: bytes) -> None:
         if any(kept.journal_offset == parameters.journal_offset for kept in version.records):
@@ -164,9 +162,7 @@ class RecordedVersions:
         """Sort by `effective_at`, which does not always rise with the version: an arm may take effect later."""
         ordered = sorted((version.effective_at, number) for number, version in self.known.items())
         self._starts = [start for start, _ in ordered]
-        self._newest = []
-        for _, number in ordered:
-            self._newest.append(max(number, self._newest[-1]) if self._newest else number)
+        self._newest = list(accumulate((number for _, number in ordered), max))
 
     def judge(self, version: int, time: int) -> Literal["called for", "stale", "not in force"]:
         """Return whether a version of the log may serve an arrival of this time."""

@@ -37,8 +37,6 @@ _FROM_ZERO = (
 class Metrics:
     """Sum everything observed; `registry` serves /metrics.
 
-    Examples
-    --------
     >>> metrics = Metrics()
     >>> emits = Emits(tally=Tally(arrivals=2, opened=1, repeated=1))
     >>> metrics.batch(emits, records=2, seconds=0.001)

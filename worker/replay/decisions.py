@@ -58,9 +58,7 @@ class DecisionAudit:
 
     def _report_unreadable(self, entry: Entry, reason: str) -> None:
         self._report.decisions += 1
-        self._report.findings.add(
-            Mismatch(kind="decision", name="record", expected="a decision", found=reason, line=entry.line)
-        )
+        self._report.findings.add(Mismatch("decision", "record", "a decision", reason, line=entry.line))
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -157,19 +155,8 @@ class DecisionAudit:
     def _add_mismatch(
         self, kind: Kind, line: int, trace: SessionTrace, position: int | None, version: int, difference: Difference
     ) -> None:
-        name, expected, found = difference
-        self._report.findings.add(
-            Mismatch(
-                kind=kind,
-                name=name,
-                expected=expected,
-                found=found,
-                line=line,
-                session=trace.session_id,
-                position=position,
-                version=version,
-            )
-        )
+        mismatch = Mismatch(kind, *difference, line=line, session=trace.session_id, position=position, version=version)
+        self._report.findings.add(mismatch)
 
     # ── adding up ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -208,14 +195,7 @@ def decision_difference(found: Decision, slate: Slate) -> Difference | None:
         return "position", f"at most {len(slate.arms)}", found.position
     else:
         propensity = 1.0 if slate.propensities is None else slate.propensities[at]
-        expected = (
-            found.position,
-            slate.arms[at],
-            slate.arms[at:],
-            slate.modes[at],
-            propensity,
-            slate.values[at],
-        )
+        expected = (found.position, slate.arms[at], slate.arms[at:], slate.modes[at], propensity, slate.values[at])
     for name, wanted in zip(("position", "arm", "slate", "mode", "propensity", "value"), expected, strict=True):
         there = getattr(found, name)
         if there != wanted and not (isinstance(wanted, float) and isclose(there, wanted, rel_tol=CLOSE, abs_tol=1e-12)):

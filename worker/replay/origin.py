@@ -18,8 +18,6 @@ from worker.stream.versions import KEPT
 class Origin:
     """The start of learning.
 
-    Parameters
-    ----------
     loaded : versions to continue from, the newest last; empty to start from version 0
     made_at : offset in the recorded journal at which the newest of these was made; it contains the orders up to there
     compared : whether learning must reproduce the recorded versions

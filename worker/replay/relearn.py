@@ -56,11 +56,7 @@ def relearn(
 ) -> ReplayReport:
     """Learn again from the arrivals and clicks of a log.
 
-    Parameters
-    ----------
-    path, tolerance, memory : as for `verify`
-    changes : changes to the recorded settings; without recorded ones, changes to the defaults
-    arms : the first arms, instead of the recorded ones
+    `changes` replace recorded settings, or the defaults if there are none; `arms` replace the first recorded arms.
     """
     report = ReplayReport(mode="relearn")
     with OrderedLog(topics or Topics(), report.findings, memory=memory) as log:
@@ -180,7 +176,7 @@ class Relearner:
         if not self._is_new(arrival) and not fitting:
             return
         for opened in fitting:
-            self._pin(arrival, opened.slate, opened.modes, opened.parameters_version)
+            self._fact(encode_opened(opened))
         if not fitting and decided is not None:
             modes = (decided.mode,) * len(decided.slate)
             self._pin(arrival, decided.slate, modes, decided.parameters_version)
@@ -206,19 +202,16 @@ class Relearner:
         return True
 
     def _pin(self, arrival: Arrival, slate: tuple[str, ...], modes: tuple[Mode, ...], version: int) -> None:
-        self._fact(
-            encode_opened(
-                Opened(
-                    session_id=arrival.session_id,
-                    arrived_at=arrival.occurred_at,
-                    context=arrival.context,
-                    slate=slate,
-                    modes=modes,
-                    exclude=arrival.exclude,
-                    parameters_version=version,
-                )
-            )
+        opened = Opened(
+            session_id=arrival.session_id,
+            arrived_at=arrival.occurred_at,
+            context=arrival.context,
+            slate=slate,
+            modes=modes,
+            exclude=arrival.exclude,
+            parameters_version=version,
         )
+        self._fact(encode_opened(opened))
 
     def _plan(self) -> None:
         """Plan the sessions without a recorded slate, before a later version is learned."""
@@ -294,9 +287,7 @@ class Relearner:
         if by <= self._tolerance:
             return True
         detail = hash_differs(name, by)
-        self._report.findings.add(
-            Mismatch(kind="version", name=detail, expected=made.sha256, found=recorded.sha256, version=made.version)
-        )
+        self._report.findings.add(Mismatch("version", detail, made.sha256, recorded.sha256, version=made.version))
         return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from worker.errors import InputError
@@ -29,8 +29,6 @@ class VersionResult:
 class ReplayReport:
     """The results of a replay.
 
-    Parameters
-    ----------
     counts : records per topic, repeated lines once
     versions : all versions, recorded or made
     unverified_because : decisions that could not be checked, by what the log lacks
@@ -97,10 +95,7 @@ class ReplayReport:
             "decisions": self.decisions,
             "mismatches": self.mismatches,
             "unverified": self.unverified,
-            "versions": [
-                {"version": version.version, "sha256": version.sha256, "status": version.status}
-                for version in self.versions
-            ],
+            "versions": [asdict(version) for version in self.versions],
             "unfolded": self.unfolded,
             "stale": self.stale,
             "unverified_because": dict(self.unverified_because),

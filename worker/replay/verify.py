@@ -22,11 +22,7 @@ def verify(
 ) -> ReplayReport:
     """Check every decision and every version of a log.
 
-    Parameters
-    ----------
-    path : the log, or ``-``
-    tolerance : largest relative difference between the numbers of equal versions, for logs of other machines
-    memory : bytes held by each of the two sorters
+    `tolerance` is the largest relative difference between the numbers of equal versions, for logs of other machines.
     """
     report = ReplayReport(mode="verify")
     with OrderedLog(topics or Topics(), report.findings, memory=memory) as log:

@@ -181,7 +181,7 @@ class FoldAudit:
         return False
 
     def _add_mismatch(self, version: int, name: str, expected: object, found: object) -> None:
-        self._report.findings.add(Mismatch(kind="version", name=name, expected=expected, found=found, version=version))
+        self._report.findings.add(Mismatch("version", name, expected, found, version=version))
 
     def _report_missing(self, end: int) -> None:
         """Report the recorded versions that the journal before `end` should have given."""

@@ -88,8 +88,6 @@ def seeded_environment(name: str, *, dim: int, arms: int, seed: int) -> Environm
 def make_environment(name: str, *, dim: int, arms: int, generator: np.random.Generator) -> Environment:
     """Draw the world called `name`.
 
-    Examples
-    --------
     >>> world = make_environment("opposite", dim=3, arms=5, generator=np.random.default_rng(1))
     >>> float(world.rewards.max())
     1.0

@@ -107,17 +107,9 @@ class Cohort:
 class Users:
     """Users of a world.
 
-    Parameters
-    ----------
-    arms : the ids of the world's arms, in its order; users never click any other
-    horizon : the most displays H in a session
-    rate : mean number of users per period
-    period : milliseconds
-    start : the beginning of period 0
-    name : prefix of the session ids
+    `arms` are the ids of the world's arms, in its order; users never click any other. `rate` is the mean number of
+    users per period of `period` milliseconds; period 0 begins at `start`. Session ids begin with `name`.
 
-    Examples
-    --------
     >>> from worker.simulation.environments import make_environment
     >>> world = make_environment("opposite", dim=2, arms=2, generator=np.random.default_rng(1))
     >>> users = Users(world, ["shoes", "hats"], horizon=3, rate=5, start=0, habits=TIDY)

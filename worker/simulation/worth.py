@@ -66,17 +66,7 @@ def tenths(rows: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
 
 
 class Valuer:
-    """Values slates by the truth of a world.
-
-    Parameters
-    ----------
-    horizon : the longest slate H
-    repeats : whether a slate may show an arm twice, for the oracle too
-
-    Attributes
-    ----------
-    rewards : (K + 1,), the revenue of each arm, and 0 for an unknown arm
-    """
+    """Values slates by the truth of a world; `rewards` (K + 1,) has the revenue of each arm, 0 for an unknown one."""
 
     def __init__(self, world: Environment, *, horizon: int, repeats: bool = True) -> None:
         self._truth = world.truth

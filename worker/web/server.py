@@ -56,16 +56,8 @@ def operations(registry: CollectorRegistry, unready: Callable[[], str | None]) -
 
 
 class WebServer:
-    """Answer GET and HEAD requests while the context is open.
+    """Answer GET and HEAD requests while the context is open; port 0 is any free port.
 
-    Parameters
-    ----------
-    routes : by path
-    host : address to listen on
-    port : 0 for any free port, see `port`
-
-    Examples
-    --------
     >>> from urllib.request import urlopen
     >>> with WebServer({"/": lambda headers: Page(body=b"hello")}) as server, urlopen(server.url) as answer:
     ...     answer.read()

@@ -54,15 +54,9 @@ def status_routes(
 ) -> dict[str, Route]:
     """Return the routes of the status page, to be merged with those of `operations`.
 
-    Parameters
-    ----------
-    metrics : source of all figures
-    runner : name of the running command
-    unready : reason why the process is not ready, or None; as for `operations`
-    clock : current time in milliseconds, for ages; by default the watermark
+    `runner` is the name of the running command. `unready` returns the reason why the process is not ready, or None.
+    `clock` returns milliseconds, for ages; by default they count from the watermark.
 
-    Examples
-    --------
     >>> sorted(status_routes(Metrics()))
     ['/', '/charts.js', '/icon.svg', '/status.css', '/status.js', '/status.json']
     """

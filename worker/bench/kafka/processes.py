@@ -13,14 +13,7 @@ from worker.errors import FailedError
 
 
 class ChildProcess:
-    """Run Python as a child process; its output goes to a file that is read only if it fails.
-
-    Parameters
-    ----------
-    name : its name in messages
-    arguments : after ``python -m``
-    folder : for its log
-    """
+    """Run ``python -m ARGUMENTS…`` as a child process; its output goes to a file in `folder`, read only if it fails."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name = name

@@ -255,17 +255,11 @@ def _parse(option: Option, given: Any, where: str) -> Any:
 
 
 def _parse_one(option: Option, given: Any, where: str) -> Any:
-    if option.flag:
-        if isinstance(given, bool):
-            return given
-        parse: Parser = boolean
-    else:
-        parse = option.parse
-    text = given if isinstance(given, str) else str(given)
+    text = str(given)
     if option.choices and text not in option.choices:
         raise InputError(f"{where}: unknown value {text!r}; one of {', '.join(option.choices)}")
     try:
-        return parse(text)
+        return boolean(text) if option.flag else option.parse(text)
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
 

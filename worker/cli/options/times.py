@@ -61,6 +61,16 @@ def duration_range(text: str) -> tuple[int, int]:
     return bounds
 
 
+def time_span(first: int, last: int) -> str:
+    """Return a span of milliseconds since the epoch, for people.
+
+    >>> time_span(0, 60_000)
+    '1970-01-01 00:00:00 to 1970-01-01 00:01:00 UTC'
+    """
+    start, end = (datetime.fromtimestamp(time / 1000, tz=UTC) for time in (first, last))
+    return f"{start:%Y-%m-%d %H:%M:%S} to {end:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def timestamp(text: str, now: int) -> int:
     """Read a time, in milliseconds since the epoch: a date and time (UTC by default), or a duration before `now`.
 

@@ -68,15 +68,9 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Demo:
     """A run that can be stepped through.
 
-    Parameters
-    ----------
-    habits : the behaviour of the users
-    state : keeps the run across restarts; must be empty or of the same settings (`episodes` may differ)
-    watchers : observe the runner and the accounts
-    tap : receives every record
+    `state` keeps the run across restarts; it must be empty or of the same settings (`episodes` may differ). `watchers`
+    observe the runner and the accounts. `tap` receives every record.
 
-    Examples
-    --------
     >>> demo = Demo(DemoSettings(users=20, episodes=2))
     >>> while not demo.finished:
     ...     demo.step()

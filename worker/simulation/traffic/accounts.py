@@ -58,14 +58,8 @@ class Latencies:
 
 
 class WorthHistory:
-    """Worth by time, in rows of equal length, which doubles when there are more than `most` rows.
+    """Worth by time, in rows of `row` milliseconds, which doubles when there are more than `most` rows.
 
-    Parameters
-    ----------
-    row : milliseconds of a row at first
-
-    Examples
-    --------
     >>> history = WorthHistory(row=1000, most=2)
     >>> for time in (0, 1500, 4000):
     ...     history.add(time, Worth(sessions=1, oracle=1.0, served=0.5))

@@ -146,14 +146,8 @@ _read_answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
 class Traffic:
-    """Users who act as time passes.
+    """Users who act as time passes; `now` (nanoseconds) also makes the session ids unique.
 
-    Parameters
-    ----------
-    now : nanoseconds; also makes the session ids unique
-
-    Examples
-    --------
     >>> traffic = Traffic(TrafficSettings(rate=None, sessions=3, poison=0, duplicates=0), now=10**18)
     >>> records = traffic.due(10**18)
     >>> len(records), traffic.waiting, traffic.finished
