@@ -6,6 +6,7 @@ import os
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,29 +28,46 @@ def broker(*arguments: str) -> str:
     return done.stdout.strip()
 
 
+class OwnBroker:
+    """A broker that a test may restart."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = ("--data-dir", str(folder))
+        self.address = broker("start", "--port", "0", *self.data)
+
+    def restart(self, *how: str) -> None:
+        broker("stop", *how, *self.data)
+        broker("start", "--port", self.address.rpartition(":")[2], *self.data)
+
+    def close(self) -> None:
+        broker("stop", "--kill", *self.data)
+
+
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a broker."""
-    given = os.environ.get("ADCASCADE_TEST_KAFKA")
-    if given:
+    if given := os.environ.get("ADCASCADE_TEST_KAFKA"):
         yield given
         return
-    data = tmp_path_factory.mktemp("kafka")
-    yield broker("start", "--port", "0", "--data-dir", str(data))
-    broker("stop", "--kill", "--data-dir", str(data))
+    with closing(OwnBroker(tmp_path_factory.mktemp("kafka"))) as made:
+        yield made.address
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[OwnBroker]:
+    with closing(OwnBroker(tmp_path / "broker")) as made:
+        yield made
 
 
 @pytest.fixture
 def fleet(address: str, tmp_path: Path) -> Iterator[Fleet]:
     """Topics of their own, without workers."""
-    made = Fleet(address, f"f{uuid.uuid4().hex[:8]}", tmp_path)
-    yield made
-    made.close()
+    with closing(Fleet(address, f"f{uuid.uuid4().hex[:8]}", tmp_path)) as made:
+        yield made
 
 
 @pytest.fixture
 def world(address: str, tmp_path: Path) -> Iterator[World]:
     """Topics of their own, without toy workers."""
-    made = World(address, f"t{uuid.uuid4().hex[:8]}", tmp_path)
-    yield made
-    made.close()
+    with closing(World(address, f"t{uuid.uuid4().hex[:8]}", tmp_path)) as made:
+        yield made

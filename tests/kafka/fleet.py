@@ -61,6 +61,11 @@ class Running(WorkerProcess):
         found = re.search(rf"^{re.escape(series)} (\S+)$", self.ask("/metrics")[1], re.MULTILINE)
         return float(found[1]) if found else -1.0
 
+    @property
+    def balanced(self) -> bool:
+        series = 'adcascade_accounting_imbalance{{identity="{}"}}'
+        return all(self.metric(series.format(name)) == 0 for name in ("arrivals", "sessions", "feedback"))
+
     def has_version(self, version: int) -> bool:
         return self.metric("adcascade_parameters_version") == version
 
@@ -91,7 +96,7 @@ class Fleet(TopicSet):
         self.workers: list[Running] = []
         arms = folder / "arms.json"
         arms.write_bytes(orjson.dumps({arm.arm: arm.reward for arm in ARMS}))
-        self.arguments = ["--broker", address, "--prefix", prefix, "--group", prefix, "--catalog", str(arms)]
+        self.arguments = [*self.flags, "--group", prefix, "--catalog", str(arms)]
         self.arguments += ["--progress-interval", "100ms", "--member-timeout", "2s", *flags(settings())]
         run_client(self.connection, create(self.connection, self.names, TopicLayout(partitions=partitions)))
 

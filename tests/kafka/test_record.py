@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections import Counter, defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -37,25 +37,21 @@ def positions(path: Path) -> list[tuple[str, int, int]]:
 # ── with workers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_hundred_thousand_events_are_recorded_and_replay_without_a_mismatch(address: str, tmp_path: Path) -> None:
+def test_a_hundred_thousand_events_are_recorded_and_replay_without_a_mismatch(fleet: Fleet, tmp_path: Path) -> None:
     arms, said, log, report = (tmp_path / name for name in ("a.json", "said.json", "log.gz", "report.json"))
-    fleet = Fleet(address, f"r{uuid.uuid4().hex[:8]}", tmp_path)
-    at = ["--broker", address, "--prefix", fleet.names.prefix]
-    try:
-        assert main(["traffic", "--write-arms", str(arms)]) == 0
-        # Short windows: all of it may take less than four seconds.
-        times = ["--window", "500ms", "--session-timeout", "6s", "--lateness", "2s"]
-        worker = fleet.serving("--catalog", str(arms), "--dim", "5", "--horizon", "5", *times)
-        untidy = ["--poison", "0.02", "--duplicates", "0.05", "--disorder", "500ms", "--patience", "5s"]
-        pace = ["--flat-out", "--waiting", "2000", "--sessions", str(SESSIONS), "--json", str(said)]
-        assert main(["traffic", *at, *untidy, *pace]) == 0
-        sent = orjson.loads(said.read_bytes())["records"]
-        assert sent["total"] > 100_000
-        eventually(lambda: worker.metric("adcascade_parameters_version") >= 3, what="windows are closed")
-        # The workers go on meanwhile: progress and versions are written while this is read.
-        assert main(["record", str(log), *at]) == 0
-    finally:
-        fleet.close()
+    assert main(["traffic", "--write-arms", str(arms)]) == 0
+    # Short windows: all of it may take less than four seconds.
+    times = ["--window", "500ms", "--session-timeout", "6s", "--lateness", "2s"]
+    worker = fleet.serving("--catalog", str(arms), "--dim", "5", "--horizon", "5", *times)
+    untidy = ["--poison", "0.02", "--duplicates", "0.05", "--disorder", "500ms", "--patience", "5s"]
+    pace = ["--flat-out", "--waiting", "2000", "--sessions", str(SESSIONS), "--json", str(said)]
+    assert main(["traffic", *fleet.flags, *untidy, *pace]) == 0
+    sent = orjson.loads(said.read_bytes())["records"]
+    assert sent["total"] > 100_000
+    eventually(lambda: worker.metric("adcascade_parameters_version") >= 3, what="windows are closed")
+    # The workers continue: progress and versions are written while this is read.
+    assert main(["record", str(log), *fleet.flags]) == 0
+    fleet.close()  # replay needs no worker
     assert main(["replay", str(log), "--verify", "--prefix", fleet.names.prefix, "--json", str(report)]) == 0
     found = orjson.loads(report.read_bytes())
     assert found["mismatches"] == 0
@@ -73,10 +69,6 @@ def test_a_hundred_thousand_events_are_recorded_and_replay_without_a_mismatch(ad
 
 
 # ── without ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def options(world: World, *more: str) -> list[str]:
-    return ["--broker", world.address, "--prefix", world.names.prefix, *more]
 
 
 def fill(world: World, rounds: int = 3, each: int = 40) -> None:
@@ -107,7 +99,7 @@ def test_every_record_of_every_topic_is_in_the_log_once_and_to_the_byte(
 ) -> None:
     fill(world)
     path = tmp_path / name
-    assert main(["record", str(path), *options(world)]) == 0
+    assert main(["record", str(path), *world.flags]) == 0
     assert sorted(positions(path)) == sorted(there(world))
     kept = {(line.record.topic, line.record.partition, line.record.offset): line.record for line in lines(path)}
     for topic in (world.names.arrivals, world.names.dead_letters):
@@ -119,7 +111,7 @@ def test_every_record_of_every_topic_is_in_the_log_once_and_to_the_byte(
 def test_lines_are_in_the_order_of_time_and_of_every_partition(world: World, tmp_path: Path) -> None:
     fill(world, rounds=5)
     path = tmp_path / "log.jsonl"
-    assert main(["record", str(path), *options(world)]) == 0
+    assert main(["record", str(path), *world.flags]) == 0
     times = [line.record.timestamp for line in lines(path)]
     assert times == sorted(times)
     offsets = defaultdict(list)
@@ -131,7 +123,7 @@ def test_lines_are_in_the_order_of_time_and_of_every_partition(world: World, tmp
 def test_only_some_topics_from_an_offset(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(world)
     path = tmp_path / "log.jsonl"
-    assert main(["record", str(path), *options(world, "--topics", "journal,parameters", "--from", "100")]) == 0
+    assert main(["record", str(path), *world.flags, "--topics", "journal,parameters", "--from", "100"]) == 0
     names = world.names
     assert sorted(positions(path)) == [
         *((names.journal, 0, offset) for offset in range(100, 120)),
@@ -152,7 +144,7 @@ def test_a_span_of_time_takes_the_parameters_before_it_along(world: World, tmp_p
     fill(world, rounds=1)
     path, said = tmp_path / "log.jsonl", tmp_path / "said.json"
     span = ["--from", moment(begin), "--until", moment(end)]
-    assert main(["record", str(path), *options(world, *span, "--json", str(said))]) == 0
+    assert main(["record", str(path), *world.flags, *span, "--json", str(said)]) == 0
     counts = orjson.loads(said.read_bytes())["topics"]
     assert counts["parameters"] == 2
     assert {name: n for name, n in counts.items() if name != "parameters"} == dict.fromkeys(
@@ -169,7 +161,7 @@ def test_a_transaction_marker_is_no_record_and_does_not_delay_the_end(world: Wor
     world.send_raw([(world.names.arrivals, b"a", b"1")], transaction=f"t-{world.names.prefix}")
     world.send_raw([(world.names.arrivals, b"a", b"2")])
     path = tmp_path / "log.jsonl"
-    assert main(["record", str(path), *options(world)]) == 0  # the mark of the transaction takes an offset
+    assert main(["record", str(path), *world.flags]) == 0  # the mark of the transaction takes an offset
     assert [line.record.value for line in lines(path)] == [b"1", b"2"]
 
 
@@ -177,14 +169,14 @@ def test_versions_that_are_gone_are_reported(world: World, tmp_path: Path, capsy
     fill(world, rounds=5)
     world.trim(world.names.parameters, 3)
     path, said = tmp_path / "log.jsonl", tmp_path / "said.json"
-    assert main(["record", str(path), *options(world, "--json", str(said))]) == 0
+    assert main(["record", str(path), *world.flags, "--json", str(said)]) == 0
     assert orjson.loads(said.read_bytes())["parameters_gone"] == 3
     assert "3 records of the parameters are gone" in capsys.readouterr().err
 
 
 def test_empty_topics_make_an_empty_log(world: World, tmp_path: Path) -> None:
     path = tmp_path / "log.gz"
-    assert main(["record", str(path), *options(world)]) == 0
+    assert main(["record", str(path), *world.flags]) == 0
     assert lines(path) == []
 
 
@@ -226,15 +218,12 @@ def test_a_live_recording_ends_at_a_signal_with_all_that_is_there(
     world: World, tmp_path: Path, sent: signal.Signals, name: str
 ) -> None:
     fill(world, rounds=1)
-    recording = Recording(tmp_path / name, options(world, "--live"))
-    try:
-        eventually(lambda: recording.holds(241), what="what was there before is in the log")
+    with closing(Recording(tmp_path / name, [*world.flags, "--live"])) as recording:
+        eventually(lambda: recording.holds(241), what="the earlier records are in the log")
         fill(world, rounds=1)
-        eventually(lambda: recording.holds(482), what="what came is in the log")
-        fill(world, rounds=1)  # and this just before the end
+        eventually(lambda: recording.holds(482), what="the new records are in the log")
+        fill(world, rounds=1)  # and these just before the end
         assert recording.end(sent) == 0
-    finally:
-        recording.close()
     assert sorted(positions(recording.path)) == sorted(there(world))
     if name.endswith(".gz"):
         gzip.decompress(recording.path.read_bytes())  # whole: neither truncated nor without its checksum
@@ -244,7 +233,7 @@ def test_a_recording_until_a_future_time_ends_by_itself(world: World, tmp_path: 
     fill(world, rounds=1)
     until = time.time_ns() // 1_000_000 + 1_500
     path = tmp_path / "log.jsonl"
-    assert main(["record", str(path), *options(world, "--until", moment(until))]) == 0
+    assert main(["record", str(path), *world.flags, "--until", moment(until)]) == 0
     assert time.time_ns() // 1_000_000 >= until
     assert sorted(positions(path)) == sorted(there(world))
 
@@ -286,7 +275,7 @@ def test_a_log_that_exists_survives_topics_that_do_not(
 
 def test_standard_output_takes_the_log(world: World) -> None:
     fill(world, rounds=1, each=5)
-    command = [sys.executable, "-m", "worker", "record", "-", *options(world)]
+    command = [sys.executable, "-m", "worker", "record", "-", *world.flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     assert done.stdout.count(b"\n") == 31
     assert b"31 records" in done.stderr

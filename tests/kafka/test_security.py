@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
@@ -36,10 +36,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 @pytest.fixture(scope="module")
 def fleet(guarded: Guarded, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Topics under the prefix of deploy/kubernetes. The workers may not create topics: the anonymous user does."""
-    made = Fleet(guarded.addresses["PLAINTEXT"], "ads", tmp_path_factory.mktemp("fleet"))
-    made.set_clock(START + SECOND)
-    yield made
-    made.close()
+    with closing(Fleet(guarded.addresses["PLAINTEXT"], "ads", tmp_path_factory.mktemp("fleet"))) as made:
+        made.set_clock(START + SECOND)
+        yield made
 
 
 def login(guarded: Guarded, user: str, protocol: str = "SASL_SSL", mechanism: str = "SCRAM-SHA-256") -> list[str]:
@@ -64,7 +63,8 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
     three = arrivals(3, seconds=1)
     fleet.send(three)
     eventually(lambda: len(fleet.answered()) == 3, what="every arrival is answered")
-    honest, forger, silent = (orjson.loads(record.value) for record in sorted_decisions(fleet))
+    decisions = sorted(fleet.read(fleet.names.decisions), key=lambda record: record.key)
+    honest, forger, silent = (orjson.loads(record.value) for record in decisions)
     other = make_token(
         Secret(b"not the secret of these workers"),
         session_id=forger["session_id"],
@@ -99,10 +99,6 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
     for secret in (PASSWORD, TOKEN_SECRET):
         assert not [text for text in shown if secret in text]
         assert not [topic for topic, content in topics.items() if secret.encode() in content]
-
-
-def sorted_decisions(fleet: Fleet) -> list[Any]:
-    return sorted(fleet.read(fleet.names.decisions), key=lambda record: record.key)
 
 
 def contents(fleet: Fleet) -> dict[str, bytes]:

@@ -37,10 +37,6 @@ class Served:
     arms: Path
     said: dict[str, Any]
 
-    @property
-    def at(self) -> list[str]:
-        return ["--broker", self.fleet.address, "--prefix", self.fleet.names.prefix]
-
 
 @pytest.fixture(scope="module")
 def served(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -51,10 +47,9 @@ def served(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     times = ["--window", "2s", "--session-timeout", "20s", "--lateness", "2s"]
     secret = {"ADCASCADE_TOKEN_SECRET": "a secret of twenty-odd bytes"}
     worker = fleet.serving("--catalog", str(arms), "--dim", "4", "--horizon", "4", *times, **secret)
-    at = ["--broker", address, "--prefix", fleet.names.prefix]
     shares = ["--poison", "0.05", "--duplicates", "0.1", "--disorder", "500ms", "--look", "0-50ms", "--patience", "15s"]
     pace = ["--flat-out", "--waiting", "400", "--sessions", str(SESSIONS)]
-    code = main(["traffic", *at, *WORLD, *shares, *pace, "--json", str(summary)])
+    code = main(["traffic", *fleet.flags, *WORLD, *shares, *pace, "--json", str(summary)])
     assert code == 0
     yield Served(fleet=fleet, worker=worker, arms=arms, said=orjson.loads(summary.read_bytes()))
     fleet.close()
@@ -126,7 +121,7 @@ def test_a_world_that_the_workers_do_not_serve_is_refused(served: Served, capsys
         (["--no-repeats"], "--repeats"),
         (["--arms", "7"], "have no arm ad-7"),
     ):
-        assert main(["traffic", *served.at, *WORLD, *other, "--sessions", "1"]) == 2
+        assert main(["traffic", *served.fleet.flags, *WORLD, *other, "--sessions", "1"]) == 2
         said = capsys.readouterr().err
         assert complaint in said
         assert said.count("\n") == 1
@@ -135,7 +130,18 @@ def test_a_world_that_the_workers_do_not_serve_is_refused(served: Served, capsys
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_with_a_summary(served: Served, tmp_path: Path, sent: signal.Signals) -> None:
     summary = tmp_path / "summary.json"
-    command = [sys.executable, "-m", "worker", "traffic", *served.at, *WORLD, "--rate", "100", "--look", "20ms-60ms"]
+    command = [
+        sys.executable,
+        "-m",
+        "worker",
+        "traffic",
+        *served.fleet.flags,
+        *WORLD,
+        "--rate",
+        "100",
+        "--look",
+        "20ms-60ms",
+    ]
     before = served.worker.metric("adcascade_arrivals_total")
     with subprocess.Popen(
         [*command, "--json", str(summary)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import signal
 import uuid
+from contextlib import closing
+from pathlib import Path
 
 import orjson
 import pytest
 
+from tests.kafka.conftest import OwnBroker
 from tests.kafka.world import World, eventually
 
 pytestmark = pytest.mark.slow
@@ -172,3 +175,14 @@ def test_a_transaction_marker_at_the_end_of_a_partition_does_not_stop_progress(w
 
     eventually(all_progress, what="every partition makes progress")
     assert set(world.facts()) == world.expected_facts()
+
+
+@pytest.mark.parametrize("how", [[], ["--kill"]], ids=["clean", "hard"])
+def test_workers_wait_for_a_broker_that_restarts(own_broker: OwnBroker, tmp_path: Path, how: list[str]) -> None:
+    with closing(World(own_broker.address, "own", tmp_path)) as world:
+        worker = world.serving(session_timeout=6.0)
+        world.rounds(0, 500)
+        own_broker.restart(*how)
+        world.rounds(500, 500)
+        settled(world)
+        assert worker.running

@@ -24,6 +24,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from worker.cli.main import main
 from worker.kafka.clients import admin_client, partition_counts, standalone_consumer
 from worker.kafka.connection import Connection
+from worker.kafka.topics import TopicLayout
 from worker.stream.topology import ONLY_PARTITION, Topics
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,8 @@ class TopicSet:
         self.address, self.folder = address, folder
         self.connection = Connection(servers=(address,))
         self.names = Topics(prefix)
+        #: The flags of commands on these topics.
+        self.flags = ["--broker", address, "--prefix", prefix]
 
     def ends(self, *topics: str) -> dict[TopicPartition, int]:
         async def fetch() -> dict[TopicPartition, int]:
@@ -112,12 +115,11 @@ class CommandLine:
     """The commands, on the topics of a set."""
 
     def __init__(self, topics: TopicSet, capsys: pytest.CaptureFixture[str]) -> None:
-        self._target = ["--broker", topics.address, "--prefix", topics.names.prefix]
-        self._capsys = capsys
+        self._flags, self._capsys = topics.flags, capsys
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Return the exit code, the output and the errors of a command."""
-        code = main([*arguments, *self._target])
+        code = main([*arguments, *self._flags])
         captured = self._capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -219,13 +221,10 @@ class World(TopicSet):
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _create(self) -> None:
-        names = self.names
-        many = (names.arrivals, names.clicks, names.decisions, names.changelog)
-        one = (names.journal, names.parameters, names.episodes, names.dead_letters)
+        # Without policies: a compacted topic cannot be trimmed.
+        wanted = TopicLayout().topics(self.names, self.partitions)
         async with admin_client(self.connection) as admin:
-            await admin.create_topics(
-                [NewTopic(name, self.partitions if name in many else 1, 1) for name in many + one]
-            )
+            await admin.create_topics([NewTopic(topic.name, topic.partitions, 1) for topic in wanted])
 
     def configure(self, topic: str, **settings: str) -> None:
         async def alter() -> None:

@@ -39,30 +39,17 @@ class WorkerOnFake:
         self.metrics = Metrics()
         self.now = START
         zero = Parameters.first(settings(), ARMS)
-        self.processors = StreamProcessors(
-            PublishedParameters(zero, [zero], self.metrics),
-            TOPICS,
-            self.metrics,
-            clock=lambda: self.now,
-            limits=Limits(),
-        )
+        published = PublishedParameters(zero, [zero], self.metrics)
+        processors = StreamProcessors(published, TOPICS, self.metrics, clock=lambda: self.now, limits=Limits())
+        self.check_accounts = processors.check_accounts
         self.pipelines = PartitionPipelines(
-            kafka,
-            TOPICS,
-            make_task=self.processors.make_task,
-            handle_together=self.processors.handle_together,
+            kafka, TOPICS, make_task=processors.make_task, handle_together=processors.handle_together
         )
-        self.progress = ProgressReporter(
-            self.pipelines,
-            kafka,
-            partitions=PARTITIONS,
-            clock=lambda: self.now,
-            interval=0.0,
-            write_timeout=60.0,
-        )
+        options = {"partitions": PARTITIONS, "clock": processors.clock, "interval": 0.0, "write_timeout": 60.0}
+        self.progress = ProgressReporter(self.pipelines, kafka, **options)
 
     def imbalance(self) -> float:
-        self.processors.check_accounts()
+        self.check_accounts()
         value = self.metrics.registry.get_sample_value
         return sum(
             abs(value("adcascade_accounting_imbalance", {"identity": name}) or 0.0)
