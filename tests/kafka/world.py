@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from worker.cli.main import main
@@ -52,6 +52,13 @@ class TopicSet:
         self.names = Topics(prefix)
         #: The flags of commands on these topics.
         self.flags = ["--broker", address, "--prefix", prefix]
+
+    def administer(self, call: Callable[[AIOKafkaAdminClient], Awaitable[_T]]) -> _T:
+        async def run() -> _T:
+            async with admin_client(self.connection) as admin:
+                return await call(admin)
+
+        return asyncio.run(run())
 
     def ends(self, *topics: str) -> dict[TopicPartition, int]:
         async def fetch() -> dict[TopicPartition, int]:
@@ -101,14 +108,8 @@ class TopicSet:
 
     def trim(self, topic: str, before: int) -> None:
         """Delete the records before an offset from a topic with one partition."""
-
-        async def delete() -> None:
-            async with admin_client(self.connection) as admin:
-                await admin.delete_records(
-                    {TopicPartition(topic, ONLY_PARTITION): RecordsToDelete(before_offset=before)}
-                )
-
-        asyncio.run(delete())
+        offsets = {TopicPartition(topic, ONLY_PARTITION): RecordsToDelete(before_offset=before)}
+        self.administer(lambda admin: admin.delete_records(offsets))
 
 
 class CommandLine:
@@ -216,31 +217,21 @@ class World(TopicSet):
         self.sent: dict[bytes, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
         #: When the broker had acknowledged each (topic, number), and the partition it is in.
         self.acknowledged: dict[tuple[str, int], tuple[int, int]] = {}
-        asyncio.run(self._create())
+        # Without policies: a compacted topic cannot be trimmed.
+        wanted = TopicLayout().topics(self.names, partitions)
+        made = [NewTopic(topic.name, topic.partitions, 1) for topic in wanted]
+        self.administer(lambda admin: admin.create_topics(made))
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _create(self) -> None:
-        # Without policies: a compacted topic cannot be trimmed.
-        wanted = TopicLayout().topics(self.names, self.partitions)
-        async with admin_client(self.connection) as admin:
-            await admin.create_topics([NewTopic(topic.name, topic.partitions, 1) for topic in wanted])
-
     def configure(self, topic: str, **settings: str) -> None:
-        async def alter() -> None:
-            configs = {name.replace("_", "."): value for name, value in settings.items()}
-            async with admin_client(self.connection) as admin:
-                await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs)])
-
-        asyncio.run(alter())
+        configs = {name.replace("_", "."): value for name, value in settings.items()}
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs)
+        self.administer(lambda admin: admin.alter_configs([resource]))
 
     def committed(self) -> dict[TopicPartition, int]:
-        async def fetch() -> dict[TopicPartition, int]:
-            async with admin_client(self.connection) as admin:
-                offsets = await admin.list_consumer_group_offsets(self.names.prefix)
-            return {tp: value.offset for tp, value in offsets.items() if tp.topic in self.names.inputs}
-
-        return asyncio.run(fetch())
+        offsets: Any = self.administer(lambda admin: admin.list_consumer_group_offsets(self.names.prefix))
+        return {tp: value.offset for tp, value in offsets.items() if tp.topic in self.names.inputs}
 
     # ── traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -289,12 +280,8 @@ class World(TopicSet):
 
     def facts(self) -> list[tuple[bytes, str, int]]:
         """Return the journal without its progress: key, topic, number."""
-        found = []
-        for record in self.read(self.names.journal):
-            body = orjson.loads(record.value)
-            if body["kind"] != "progress":
-                found.append((record.key, body["kind"], body["n"]))
-        return found
+        journal = [(record.key, orjson.loads(record.value)) for record in self.read(self.names.journal)]
+        return [(key, body["kind"], body["n"]) for key, body in journal if body["kind"] != "progress"]
 
     def expected_facts(self) -> set[tuple[bytes, str, int]]:
         names = self.names
