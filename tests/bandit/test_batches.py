@@ -112,7 +112,7 @@ def test_how_the_contexts_lie_in_memory_does_not_matter(seed: int, dim: int, cou
 
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
-def test_no_policy_looks_at_the_neighbours(name: str, repeats: bool) -> None:
+def test_no_policy_depends_on_the_other_sessions_of_a_batch(name: str, repeats: bool) -> None:
     generator = np.random.default_rng(7)
     planner = Planner(belief(5, 30, generator), generator.uniform(0.1, 1, 30), horizon=4, repeats=repeats)
     contexts, uniforms = generator.normal(size=(50, 5)), generator.random((50, 4, 2))

@@ -13,7 +13,7 @@ sizes = st.builds(Size, dim=st.integers(1, 6), arms=st.integers(1, 12), horizon=
 
 @given(size=sizes)
 @settings(max_examples=30)
-def test_the_kernel_plans_what_the_plain_loop_plans(size):
+def test_the_kernel_and_the_plain_loop_plan_the_same_slates(size):
     scene = Scene.of(size, sessions=50)
     contexts = scene.contexts()[:10]
     plain = DensePlanner(scene.belief, scene.world.rewards, horizon=size.horizon, beta=1.5)

@@ -282,7 +282,7 @@ def test_numbers_that_no_model_can_take_are_an_error(estimator, context, clicked
         update(prior, observations(np.array([context]), [0, 0], [0, 1], [1, clicked]), estimator=estimator)
 
 
-def test_an_estimate_that_leaps_is_an_error() -> None:
+def test_an_estimate_that_moves_too_far_in_one_fold_is_an_error() -> None:
     # Almost no prior and answers that a line separates: the maximum lies very far out.
     prior = AdditiveModel.prior(dim=1, arms=1, ridge=1e-14)
     data = observations(np.array([[1.0], [-1.0]]), [0, 1], [0, 0], [1, 0])

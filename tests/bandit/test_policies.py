@@ -77,7 +77,7 @@ def test_ucbbp_without_a_bonus_is_greedy(repeats: bool) -> None:
     assert np.array_equal(Ucbbp(beta=0.0).slates(planner, contexts).arms, Greedy().slates(planner, contexts).arms)
 
 
-def test_myopic_ucb_repeats_what_would_be_best_as_the_last_display() -> None:
+def test_myopic_ucb_repeats_the_best_arm_of_a_last_display() -> None:
     planner, generator = planner_of(4, 6, 3)
     contexts = generator.normal(size=(5, 2))
     last = Planner(planner.model, planner.rewards, horizon=1, dtype=np.float64)
@@ -236,7 +236,7 @@ def test_epsilon_greedy_that_never_explores_is_greedy_and_that_always_does_is_ra
 
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("excluded", [[], [0], [2, 4], [0, 1, 2, 3, 4, 5]])
-def test_random_is_uniform_over_what_is_eligible(repeats: bool, excluded: list[int]) -> None:
+def test_random_is_uniform_over_the_eligible_arms(repeats: bool, excluded: list[int]) -> None:
     planner, _ = planner_of(10, 6, 2, repeats=repeats, active=[True, True, True, False, True, True])
     coins = np.zeros((60 * 60, 2, 2))
     coins[:, :, 1] = grid(60, 60)
@@ -270,7 +270,7 @@ def test_random_gives_every_session_all_it_can_get(seed, arms, horizon, repeats,
 
 
 @pytest.mark.parametrize("policy", [Random(), EpsilonGreedy(epsilon=0.5)])
-def test_a_policy_that_draws_says_that_it_needs_uniforms(policy: Any) -> None:
+def test_a_policy_that_draws_is_refused_without_uniforms(policy: Any) -> None:
     planner, _ = planner_of(0, 3, 2)
     with pytest.raises(InputError, match="uniforms"):
         policy.slates(planner, np.zeros((1, 2)))

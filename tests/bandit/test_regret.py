@@ -43,7 +43,7 @@ scenes_of = (seeds, st.integers(1, 5), st.integers(1, 3), st.booleans())
 
 @given(*scenes_of)
 @lawful
-def test_pseudo_regret_is_what_the_best_slate_would_have_earned_more(seed, arms, horizon, repeats) -> None:
+def test_pseudo_regret_is_the_lead_of_the_best_slate(seed, arms, horizon, repeats) -> None:
     planner, contexts, slates = scene(seed, arms, horizon, repeats)
     truth = belief(2, arms, np.random.default_rng(seed + 1))
     losses = pseudo_regret(planner, truth, contexts, slates)
@@ -99,7 +99,7 @@ def test_posterior_regret_is_the_average_over_its_draws_and_never_negative(seed,
     assert (losses >= -1e-12).all()
 
 
-def test_posterior_regret_comes_to_the_integral_with_many_draws() -> None:
+def test_posterior_regret_converges_to_the_integral() -> None:
     # One context feature that is always 0, one arm that is certain and one that is not: a one-dimensional integral.
     known = AdditiveModel(
         theta_context=np.zeros(1),
@@ -116,7 +116,7 @@ def test_posterior_regret_comes_to_the_integral_with_many_draws() -> None:
     assert losses[0] == pytest.approx(exact, abs=5 * 0.12 / np.sqrt(10_000))
 
 
-def test_what_is_known_for_certain_has_no_posterior_regret() -> None:
+def test_a_certain_model_has_no_posterior_regret() -> None:
     generator = np.random.default_rng(1)
     loose = belief(2, 5, generator)
     tight = AdditiveModel.certain(loose.theta_context, loose.theta_arms, ridge=1e16)

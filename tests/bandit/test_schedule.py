@@ -25,7 +25,7 @@ def test_the_budget_falls_from_everyone_to_one(users: int, t: int, episodes: int
 
 
 @pytest.mark.parametrize("episodes", [-1, 0, 1])
-def test_a_logarithm_of_one_episode_or_fewer_divides_nothing(episodes: int) -> None:
+def test_a_budget_over_fewer_than_two_episodes_is_refused(episodes: int) -> None:
     with pytest.raises(InputError, match="at least 2"):
         explore_budget(50, 1, episodes)
 
@@ -51,7 +51,7 @@ def test_the_radius_is_the_theorem_s() -> None:
 @pytest.mark.parametrize(
     "change", [{"dim": 6}, {"arms": 11}, {"largest_norm": 5.0}, {"displays": 1001}, {"ridge": 0.5}, {"delta": 0.01}]
 )
-def test_the_radius_grows_with_what_is_not_known(change: dict[str, float]) -> None:
+def test_the_radius_grows_with_the_uncertainty(change: dict[str, float]) -> None:
     assert radius(**change) > radius()
 
 

@@ -34,16 +34,15 @@ from worker.stream.versions import Versions
 
 START = 1_790_000_000_000
 # More than a worker takes in one poll, so that there is something between the first record and the last.
-SMALL = comparison.Scale(
-    partitions=4,
-    sessions=5_000,
-    agent_sessions=20,
-    backlog_rounds=1,
-    rounds=1,
-    rising_seconds=2.0,
-    live_seconds=1.0,
-    open_sessions=200,
-)
+SMALL = {
+    "sessions": 5_000,
+    "agent_sessions": 20,
+    "open_sessions": 200,
+    "backlog_rounds": 1,
+    "rounds": 1,
+    "rising_seconds": 2.0,
+    "live_seconds": 1.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_a_session_keeps_to_one_partition(recording):
     assert len(set(where.values())) == 5
 
 
-def test_a_script_played_live_says_the_same_as_what_was_recorded(recording):
+def test_a_script_played_live_repeats_the_recorded_session(recording):
     script, first = recording.scripts[0], recording.arrivals[0]
     arrival = decode_arrival(live_arrival(script, b"live-1", START), limits=Limits(), dim=DIM, timestamp=START)
     recorded = decode_arrival(first.value, limits=Limits(), dim=DIM, timestamp=first.time)
@@ -211,15 +210,8 @@ class Answers:
 
 
 def batch(first, records):
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=0,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=0,
-        batch_size=9999,
-    )
+    producer = {"producer_id": -1, "producer_epoch": -1, "base_sequence": 0, "is_transactional": 0}
+    builder = DefaultRecordBatchBuilder(magic=2, compression_type=0, batch_size=9999, **producer)
     for offset, (key, value) in enumerate(records):
         builder.append(offset, timestamp=None, key=key, value=value, headers=[])
     packed = builder.build()
@@ -272,7 +264,7 @@ def test_the_highest_live_rate_is_the_one_before_clients_wait():
     assert LiveRun(sent=sent, sessions=starts, times=[m + 10**9 for m in times]).highest_rate() == 0
 
 
-def test_only_what_was_sent_after_the_warm_up_counts():
+def test_only_records_sent_after_the_warm_up_count():
     times = [0, 4_000_000_000]
     run = LiveRun(
         sent=SentTicks(times=times, events=[5, 8], sessions=[1, 2]), sessions=[1, 0], times=[4_007_000_000, 10**9]
@@ -386,15 +378,9 @@ def test_a_worker_that_does_not_catch_up_misses_the_target():
 # ── on a real broker ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_small(monkeypatch):
-    measure = comparison.measure
-    monkeypatch.setattr(
-        comparison, "measure", lambda given, scale: measure(given, replace(SMALL, partitions=scale.partitions))
-    )
-
-
 def test_bench_kafka_measures_every_figure(monkeypatch, address, tmp_path, capsys):  # noqa: F811
-    make_small(monkeypatch)
+    measure = comparison.measure
+    monkeypatch.setattr(comparison, "measure", lambda given, scale: measure(given, replace(scale, **SMALL)))
     flags = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]
     assert main(["bench", "kafka", *flags]) == 0
     figures = json.loads((tmp_path / "kafka.json").read_text())["figures"]

@@ -72,7 +72,7 @@ def test_a_flag_can_be_turned_off() -> None:
         (["--unheard-of"], "see adcascade serve --help"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_allowed(arguments: list[str], says: str) -> None:
+def test_the_error_of_a_wrong_value_names_the_allowed_ones(arguments: list[str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         resolved(*arguments)
 
@@ -94,7 +94,7 @@ def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str | Non
         resolved("--config", str(file))
 
 
-def test_yes_and_no_have_many_names() -> None:
+def test_a_boolean_has_several_spellings() -> None:
     assert [boolean(text) for text in ("1", "True", "yes", "ON")] == [True] * 4
     with pytest.raises(ValueError, match="true or false"):
         boolean("perhaps")

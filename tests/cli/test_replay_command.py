@@ -154,3 +154,4 @@ def test_a_damaged_log_is_one_line_and_exit_2_unless_skipped(tmp_path, content, 
     assert message in err
     assert err.count("\n") == 1
     assert main(["replay", str(tmp_path / "log"), "--skip-bad", *CLOSE]) == 0
+    assert "1 bad lines skipped, the first: " in capsys.readouterr().out

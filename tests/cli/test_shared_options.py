@@ -108,7 +108,7 @@ def test_a_key_with_a_passphrase_is_refused_without_a_prompt(tmp_path: Path) -> 
         connection(resolved("--tls-cert", str(cert), "--tls-key", str(key)))
 
 
-def test_several_brokers_are_several() -> None:
+def test_brokers_are_separated_by_commas() -> None:
     assert connection(resolved("--broker", "a:1, b:2")).servers == ("a:1", "b:2")
 
 

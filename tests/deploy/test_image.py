@@ -92,7 +92,7 @@ def sources() -> list[str]:
     return [source for words in copies for source in words[:-1]]
 
 
-def test_the_build_context_is_exactly_what_is_copied() -> None:
+def test_the_build_context_holds_only_copied_files() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     rules = [line for line in lines if line and not line.startswith("#")]
     assert rules[0] == "*", "closed by default"

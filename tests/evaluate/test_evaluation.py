@@ -270,11 +270,6 @@ def test_given_parameters_are_evaluated_on_the_warmup_too(lines: list[Line], log
     assert any("overestimated" in note for note in evaluation.notes)
 
 
-def test_a_longer_horizon_than_served_is_refused(log: str) -> None:
-    with pytest.raises(FailedError, match="served at most 2 displays"):
-        evaluate_log(log, Change(settings={"horizon": 3}))
-
-
 def test_a_shorter_horizon_earns_less(log: str) -> None:
     short = by_method(evaluate_log(log, Change(settings={"horizon": 1})))
     whole = by_method(evaluate_log(log, Change()))

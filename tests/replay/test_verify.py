@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import orjson
 import pytest
 
 from worker.errors import InputError
-from worker.replay.verify import verify
 from worker.replay.versions import difference
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 
@@ -183,17 +180,6 @@ def test_a_journal_of_several_partitions_is_wrong_input(lines: list[Document], r
     of(lines, "journal")[0]["partition"] = 1
     with pytest.raises(InputError, match=r"line \d+: ads.journal has one partition"):
         replayed(lines)
-
-
-def test_bad_lines_stop_the_replay_or_are_skipped(tmp_path: Path, lines: list[Document]) -> None:
-    written = [orjson.dumps(line) for line in lines]
-    written[50:50] = [b'{"topic":']
-    (tmp_path / "log").write_bytes(b"\n".join(written))
-    with pytest.raises(InputError, match=r"log: line 51: not JSON"):
-        verify(str(tmp_path / "log"))
-    report = verify(str(tmp_path / "log"), skip_bad=True)
-    assert (report.bad, report.mismatches, report.events) == (1, 0, len(lines))
-    assert report.first_bad.startswith("line 51: ")
 
 
 # ── incomplete logs ──────────────────────────────────────────────────────────────────────────────────────────────────

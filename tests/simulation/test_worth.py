@@ -36,7 +36,7 @@ def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_oracle_and_served_are_what_enumeration_finds(repeats):
+def test_oracle_and_served_agree_with_enumeration(repeats):
     users = crowd()
     count = len(users.cohort(0))
     every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.bandit.additive import AdditiveModel
-from worker.bandit.dense import dense_matrix
+from tests.bandit.beliefs import belief
+from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.policies import POLICIES
-from worker.bandit.precision import Precision
 from worker.errors import InputError
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival
@@ -23,13 +22,6 @@ NOBODY = np.array([], dtype=np.intp)
 def parameters(seed=0, dim=3, arms=6, **settings):
     """A version after some learning, with one retired arm if there are several."""
     rng = np.random.default_rng(seed)
-    shown = rng.integers(0, arms, 40)
-    precision = Precision.prior(dim=dim, arms=arms, ridge=1.0).plus(
-        rng.standard_normal((40, dim)), sessions=np.arange(40), arms=shown, weights=rng.uniform(0.05, 0.25, 40)
-    )
-    belief = AdditiveModel(
-        theta_context=rng.standard_normal(dim), theta_arms=rng.uniform(-3, 0, arms), precision=precision
-    )
     catalogue = tuple(
         Arm(arm=f"arm-{k}", reward=float(reward), active=k != 2 or arms < 4)
         for k, reward in enumerate(rng.uniform(0.2, 3, arms))
@@ -40,7 +32,7 @@ def parameters(seed=0, dim=3, arms=6, **settings):
         version=5,
         settings=chosen,
         arms=catalogue,
-        model=belief,
+        model=belief(dim, arms, rng, displayed=40),
         folds=5,
         observations=40,
         thresholds=thresholds,
@@ -102,8 +94,7 @@ def test_with_repeats_the_numbers_are_those_of_the_definition(seed):
         for one in position.arms:
             k = int(one.arm.removeprefix("arm-"))
             z = np.concatenate([context, np.eye(6)[k]])
-            theta = np.concatenate([version.model.theta_context, version.model.theta_arms])
-            chance = 1 / (1 + np.exp(-z @ theta))
+            chance = 1 / (1 + np.exp(-z @ dense_theta(version.model)))
             gain = version.arms[k].reward - ahead
             assert one.probability == pytest.approx(chance)
             assert one.q == pytest.approx(chance * version.arms[k].reward + (1 - chance) * ahead)
@@ -132,7 +123,7 @@ def test_without_repeats_every_arm_is_shown_once_and_a_slate_may_be_short():
     assert [rewards[arm] for arm in reasons.slate] == sorted(rewards.values(), reverse=True)
 
 
-def test_myopic_ucb_looks_at_no_later_position():
+def test_myopic_ucb_ignores_later_positions():
     for repeats in (True, False):
         for position in explain(parameters(policy="myopic-ucb", repeats=repeats), np.ones(3), NOBODY).positions:
             assert position.continuation == 0
@@ -141,7 +132,7 @@ def test_myopic_ucb_looks_at_no_later_position():
                 assert one.q == pytest.approx(one.probability * parameters().arms[k].reward)
 
 
-def test_with_nothing_eligible_the_slate_is_empty_and_says_so():
+def test_with_nothing_eligible_the_slate_is_empty_and_its_mode_is_none():
     reasons = explain(parameters(arms=2), np.zeros(3), np.array([0, 1]))
     assert reasons.slate == ()
     assert [(position.choice, position.mode) for position in reasons.positions] == [(None, "none")]
@@ -157,7 +148,7 @@ def test_with_nothing_eligible_the_slate_is_empty_and_says_so():
         ({"policy": "aucbbp", "horizon": 2}, "explore", "no exploration thresholds"),
     ],
 )
-def test_what_is_left_to_chance_is_said(change, mode, said):
+def test_the_notes_name_every_random_choice(change, mode, said):
     reasons = explain(with_settings(parameters(), **change), np.zeros(3), NOBODY)
     assert {position.mode for position in reasons.positions} == {mode}
     assert said in " ".join(reasons.notes)

@@ -79,7 +79,7 @@ def hashes(versions: Iterable[Parameters]) -> list[tuple[int, str]]:
         # More partitions: time waits for the new ones.
         ([progress(500), progress(600, 0, 3)], 0),
         ([progress(500), progress(600, 0, 3), progress(550, 2, 3), progress(700, 1, 3)], 550),
-        # A worker that has not heard of them yet takes none away.
+        # A worker with an older number of partitions takes none away.
         ([progress(500, 1, 2), progress(600, 0, 2), progress(900, 0, 1)], 500),
     ],
 )
@@ -184,7 +184,7 @@ def test_an_unreadable_journal_record_is_counted_and_passed_over() -> None:
     assert hashes(outcome.versions) == hashes(learner().handle(good).versions)
 
 
-def test_slates_with_arms_that_nobody_knows_train_the_known_ones_only() -> None:
+def test_a_slate_with_unknown_arms_trains_the_known_ones_only() -> None:
     outcome = learned(opened(slate=("a", "ghost")), feedback(2, "ghost", True), progress(1350))
     assert outcome.versions[0].observations == 1
     assert outcome.versions[0].model.theta_arms[0] < 0
@@ -214,7 +214,7 @@ def test_a_price_changes_the_reward_alone_and_a_retired_arm_keeps_its_statistics
     assert [arm.arm for arm in retired.arms] == ["a", "b", "c"]
 
 
-def test_what_changes_nothing_makes_no_version() -> None:
+def test_an_order_that_changes_nothing_makes_no_version() -> None:
     change = ArmChange(arm="d", reward=4.0, active=True)
     orders = [change, change, Command(action="unfreeze"), Command(action="freeze"), Command(action="freeze"), change]
     outcome = learned(*orders, Command(action="rollback", version=2))
@@ -222,13 +222,13 @@ def test_what_changes_nothing_makes_no_version() -> None:
     assert not outcome.refusals
 
 
-def test_retiring_an_arm_that_nobody_knows_is_refused_with_a_reason() -> None:
+def test_retiring_an_unknown_arm_is_refused_with_a_reason() -> None:
     outcome = learned(ArmChange(arm="ghost", reward=1.0, active=False))
     assert not outcome.versions
     assert outcome.refusals[0].reason == "arm 'ghost' cannot be retired: it is not known"
 
 
-def test_orders_take_effect_after_what_is_being_served_and_never_before_the_parent() -> None:
+def test_orders_take_effect_after_current_sessions_and_never_before_the_parent() -> None:
     order, again = ArmChange(arm="d", reward=1.0, active=True), Command(action="freeze")
     assert learned(order).versions[0].effective_at == 0
     assert learned(progress(700, 1, 2), order).versions[0].effective_at == 800
@@ -329,9 +329,7 @@ CONTEXTS = st.one_of(
     st.sampled_from([1.5, "theory"]),
 )
 @settings(max_examples=150, deadline=None)
-def test_whatever_comes_only_finite_and_positive_definite_versions_go_out(
-    sessions, estimator, policy, forgetting, beta
-) -> None:
+def test_every_version_is_finite_and_positive_definite(sessions, estimator, policy, forgetting, beta) -> None:
     events: list[JournalEvent] = []
     for number, (context, position, clicked) in enumerate(sessions):
         name, at = f"s{number}", 300 * number
@@ -426,7 +424,7 @@ def test_orders_before_the_loaded_version_are_not_obeyed_twice() -> None:
     assert again.current.arms[0].reward == 8.0
 
 
-def test_progress_of_a_partition_that_has_not_reported_is_remembered_as_missing() -> None:
+def test_a_version_records_a_partition_without_progress_as_zero() -> None:
     journal = written([progress(2000, 0, 2), *session("x", 10), Command(action="freeze"), Command(action="unfreeze")])
     *_, version = learner().handle(journal).versions
     assert version.progress == {0: 2000, 1: 0}
@@ -464,7 +462,7 @@ def test_a_long_time_frozen_or_rejected_also_moves_the_position(why) -> None:
     assert hashes(again.handle(journal[again.resume_offset :]).versions)[-1] == hashes(versions)[-1]
 
 
-def test_a_journal_that_was_trimmed_or_replaced_is_noticed() -> None:
+def test_a_journal_that_was_trimmed_or_replaced_is_an_error() -> None:
     versions = learner().handle(written([*session("x", 10), *session("y", 1100), progress(1350)])).versions
     again = learner(versions)
     again.check_start(2, 5)
@@ -491,7 +489,7 @@ def test_a_version_missing_among_the_last_eight_is_made_again_so_that_a_rollback
     assert trimmed.handle(journal[known[-1].resume_offset :]).refusals
 
 
-def test_a_version_that_comes_out_otherwise_than_it_was_published_raises_an_alarm() -> None:
+def test_a_version_that_differs_from_the_published_one_is_an_error() -> None:
     journal = written([event for at in range(4) for event in (*session("x", 1000 * at), progress(1000 * at + 1350))])
     zero, one, two, three, four = learner().begin().versions + learner().handle(journal).versions
     forged = replace(three, observations=99)
@@ -641,7 +639,7 @@ def test_other_policies_and_the_first_version_set_no_thresholds() -> None:
     assert learned(*session("x", 10), progress(1350)).versions[0].thresholds == (0.0, 0.0, 0.0)
 
 
-def test_the_radius_of_the_theory_grows_with_what_was_seen_and_never_falls() -> None:
+def test_the_radius_of_the_theory_grows_with_the_displays_and_never_falls() -> None:
     events = [event for at in range(0, 5000, 250) for event in session(f"s{at}", at)]
     versions = learned(*events, progress(6000), beta="theory").versions
     radii = [version.radius for version in versions]

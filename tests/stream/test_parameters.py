@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bandit.beliefs import belief
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
@@ -28,18 +29,11 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def version(**changes: Any) -> Parameters:
-    generator = np.random.default_rng(0)
-    contexts = generator.normal(size=(20, 2))
-    precision = Precision.prior(dim=2, arms=3, ridge=1.0).plus(
-        contexts, sessions=np.arange(20), arms=generator.integers(0, 3, 20), weights=np.full(20, 0.2)
-    )
     values: dict[str, Any] = {
         "version": 7,
         "settings": LearningSettings(dim=2, horizon=3, beta=1.5),
         "arms": (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.25, active=False), Arm(arm="ç/☃", reward=3.5)),
-        "model": AdditiveModel(
-            theta_context=np.array([0.1, -0.3]), theta_arms=np.array([1.0, 1 / 3, -2.0]), precision=precision
-        ),
+        "model": belief(2, 3, np.random.default_rng(0), displayed=20),
         "parent_sha256": "ab" * 32,
         "effective_at": 130_000,
         "made_at": 125_000,
@@ -341,7 +335,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_a_record_that_contradicts_itself_says_how(spoil: Callable[[dict[str, Any]], object], message: str) -> None:
+def test_the_error_of_a_contradictory_record_names_the_contradiction(spoil, message) -> None:
     record = record_of(version())
     spoil(record)
     with pytest.raises(ParametersError, match=message):
@@ -360,7 +354,7 @@ BY_HAND: dict[str, Any] = {
 }
 
 
-def test_a_file_with_what_planning_needs_is_enough_for_explain() -> None:
+def test_a_file_with_the_fields_of_planning_is_enough_for_explain() -> None:
     decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
     assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0)
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
@@ -373,7 +367,7 @@ def test_a_file_with_what_planning_needs_is_enough_for_explain() -> None:
 
 
 @pytest.mark.parametrize("name", ["arms", "theta_context", "theta_arms", "precision"])
-def test_a_file_without_what_planning_needs_says_what_is_missing(name: str) -> None:
+def test_the_error_of_an_incomplete_file_names_the_missing_field(name: str) -> None:
     record = deepcopy(BY_HAND)
     del record[name]
     with pytest.raises(ParametersError, match=f"the field {name} is missing"):

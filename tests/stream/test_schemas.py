@@ -117,7 +117,7 @@ def test_the_decoder_accepts_exactly_what_the_schema_accepts(kind: Any, data: st
     check(kind, data.draw(mutated(json.loads(kind.encode(data.draw(kind.draw))))))
 
 
-def test_every_field_is_judged_alike_whatever_is_in_it(kind: Any) -> None:
+def test_decoder_and_schema_agree_on_any_value_of_any_field(kind: Any) -> None:
     good = json.loads(kind.encode(sample(kind)))
     check(kind, good)
     for name in of(kind)["properties"]:
@@ -224,7 +224,7 @@ def test_arrays_of_parameters_may_be_nested_lists() -> None:
     ],
     ids=str,
 )
-def test_a_version_that_makes_no_sense_is_not_valid(wrong: dict[str, Any]) -> None:
+def test_the_schema_rejects_a_wrong_version(wrong: dict[str, Any]) -> None:
     assert not validator("parameters").is_valid(parameters_record() | wrong)
 
 
@@ -269,7 +269,7 @@ def test_a_schema_is_a_schema_and_names_itself(name: str) -> None:
         assert resolve(schema(name), reference)
 
 
-def test_a_definition_says_the_same_in_every_schema() -> None:
+def test_a_definition_is_the_same_in_every_schema() -> None:
     seen: dict[str, Any] = {}
     for name in NAMES:
         for key, definition in schema(name)["$defs"].items():

@@ -99,7 +99,7 @@ def test_a_repeated_arrival_is_journaled_and_answered_again_with_the_same_bytes(
     assert again.tally.repeated == 1
 
 
-def test_when_no_arm_is_eligible_the_answer_says_so() -> None:
+def test_without_an_eligible_arm_the_mode_is_none() -> None:
     task = serving()
     (decision,) = decisions(task.handle([arrival(exclude=["cap", "shoe", "coat"])]))
     assert (decision["mode"], decision["arm"], decision["slate"]) == ("none", None, [])
@@ -119,7 +119,7 @@ def test_excluded_arms_are_never_shown(repeats: bool) -> None:
     ("changes", "mode"),
     [({"warmup": 1}, "warmup"), ({"random_share": 1.0}, "random"), ({"policy": "random"}, "random")],
 )
-def test_sessions_drawn_at_random_say_so_and_carry_their_propensity(changes: dict[str, Any], mode: str) -> None:
+def test_sessions_drawn_at_random_carry_their_mode_and_propensity(changes: dict[str, Any], mode: str) -> None:
     (decision,) = decisions(serving(parameters(**changes)).handle([arrival()]))
     assert (decision["mode"], decision["propensity"]) == (mode, pytest.approx(1 / 3))
     again = decisions(serving(parameters(**changes)).handle([arrival()]))[0]
@@ -212,7 +212,7 @@ def test_a_record_that_does_not_fit_is_a_dead_letter(record: Record, reason: str
     assert len(emits.journal) == journaled
 
 
-def test_a_dead_letter_says_where_it_came_from() -> None:
+def test_the_headers_of_a_dead_letter_name_its_origin() -> None:
     record = Record(TOPICS.clicks, 5, 77, 0, b"k", b"\xff")
     (letter,) = serving().handle([record]).dead_letters
     headers = dict(letter.headers)
@@ -231,7 +231,7 @@ def test_one_bad_record_does_not_disturb_its_neighbours() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([TOPICS.arrivals, TOPICS.clicks]), st.binary(max_size=60)), max_size=8))
-def test_whatever_bytes_come_nothing_is_raised(values: list[tuple[str, bytes]]) -> None:
+def test_no_input_raises_an_error(values: list[tuple[str, bytes]]) -> None:
     task = serving()
     emits = task.handle([Record(topic, 0, i, 0, None, value) for i, (topic, value) in enumerate(values)])
     assert len(emits.dead_letters) == len(values)
@@ -252,7 +252,7 @@ def test_a_value_is_deleted_once_nothing_can_come_for_it() -> None:
     assert (task.table, emits.tally.ended) == ({}, {"expired": 1})
 
 
-def test_feedback_that_waits_in_vain_is_late() -> None:
+def test_parked_feedback_without_an_arrival_is_late() -> None:
     task = serving()
     task.handle([passed(at=2_000)])
     task.acknowledged(14_000)

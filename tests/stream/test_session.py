@@ -20,7 +20,7 @@ def session(slate: tuple[str, ...] = SLATE, clicked: int = 0, passed: int = 0) -
     return Session(1_000, 11_000, b"", (), 4, slate, modes, None, values, clicked, passed)
 
 
-def heard(position: int, clicked: bool, *, at: int = 5_000, arm: str | None = None) -> Feedback:
+def answer(position: int, clicked: bool, *, at: int = 5_000, arm: str | None = None) -> Feedback:
     shown = SLATE[position - 1] if arm is None else arm
     return Feedback(session_id="s", occurred_at=at, position=position, arm=shown, clicked=clicked)
 
@@ -28,21 +28,21 @@ def heard(position: int, clicked: bool, *, at: int = 5_000, arm: str | None = No
 @pytest.mark.parametrize(
     ("before", "feedback", "verdict", "after"),
     [
-        ((0, 0), heard(1, False), "applied", (0, 1)),
-        ((0, 0), heard(1, True), "applied", (1, 0)),
-        ((0, 0), heard(3, True), "applied", (3, 2)),  # a click says that everything before was passed
-        ((0, 0), heard(3, False), "applied", (0, 3)),
-        ((0, 1), heard(1, False), "redundant", (0, 1)),
-        ((0, 2), heard(1, False), "redundant", (0, 2)),
-        ((2, 1), heard(2, True), "redundant", (2, 1)),
-        ((3, 2), heard(2, True), "applied", (2, 2)),  # the lowest click counts
-        ((2, 1), heard(3, True), "applied", (2, 2)),
-        ((2, 1), heard(3, False), "applied", (2, 3)),
-        ((0, 0), heard(1, True, arm="cap"), "arm-mismatch", (0, 0)),
-        ((0, 0), heard(1, True, at=999), "outside", (0, 0)),
-        ((0, 0), heard(1, True, at=1_000), "applied", (1, 0)),
-        ((0, 0), heard(1, True, at=11_000), "applied", (1, 0)),
-        ((0, 0), heard(1, True, at=11_001), "outside", (0, 0)),
+        ((0, 0), answer(1, False), "applied", (0, 1)),
+        ((0, 0), answer(1, True), "applied", (1, 0)),
+        ((0, 0), answer(3, True), "applied", (3, 2)),  # a click implies that everything before was passed
+        ((0, 0), answer(3, False), "applied", (0, 3)),
+        ((0, 1), answer(1, False), "redundant", (0, 1)),
+        ((0, 2), answer(1, False), "redundant", (0, 2)),
+        ((2, 1), answer(2, True), "redundant", (2, 1)),
+        ((3, 2), answer(2, True), "applied", (2, 2)),  # the lowest click counts
+        ((2, 1), answer(3, True), "applied", (2, 2)),
+        ((2, 1), answer(3, False), "applied", (2, 3)),
+        ((0, 0), answer(1, True, arm="cap"), "arm-mismatch", (0, 0)),
+        ((0, 0), answer(1, True, at=999), "outside", (0, 0)),
+        ((0, 0), answer(1, True, at=1_000), "applied", (1, 0)),
+        ((0, 0), answer(1, True, at=11_000), "applied", (1, 0)),
+        ((0, 0), answer(1, True, at=11_001), "outside", (0, 0)),
     ],
 )
 def test_feedback_joins_lowest_click_and_highest_pass(before, feedback, verdict, after) -> None:
@@ -52,7 +52,7 @@ def test_feedback_joins_lowest_click_and_highest_pass(before, feedback, verdict,
 
 
 def test_a_position_beyond_a_short_slate_is_refused() -> None:
-    assert session(slate=("coat",)).apply(heard(2, True)) == "position"
+    assert session(slate=("coat",)).apply(answer(2, True)) == "position"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_session_is_open_until_a_click_or_the_end_of_its_slate(state: Session,
     assert (state.is_open, state.ending) == (is_open, ending)
 
 
-records = st.builds(heard, st.integers(1, 3), st.booleans(), at=st.sampled_from([500, 1_000, 7_000, 11_001]))
+records = st.builds(answer, st.integers(1, 3), st.booleans(), at=st.sampled_from([500, 1_000, 7_000, 11_001]))
 
 
 @given(st.lists(records, max_size=4))
@@ -85,7 +85,7 @@ def test_the_order_of_feedback_does_not_matter(feedback: list[Feedback]) -> None
 
 
 @given(st.lists(records, max_size=6))
-def test_hearing_everything_again_changes_nothing(feedback: list[Feedback]) -> None:
+def test_repeated_feedback_changes_nothing(feedback: list[Feedback]) -> None:
     state = session()
     for one in feedback:
         state.apply(one)

@@ -29,12 +29,12 @@ def check(token: str | None, display: tuple[str, int, str, int], secret: Secret 
 
 
 @given(display=displays)
-def test_a_token_vouches_for_the_arrival_of_its_own_display(display: tuple[str, int, str, int]) -> None:
+def test_a_token_proves_the_arrival_of_its_own_display(display: tuple[str, int, str, int]) -> None:
     assert check(token_of(display), display) == display[3]
 
 
 @given(display=displays, other=displays)
-def test_a_token_vouches_for_no_other_display(display, other) -> None:
+def test_a_token_proves_no_other_display(display, other) -> None:
     assume(display[:3] != other[:3])
     assert check(token_of(display), other) is None
 
@@ -113,7 +113,7 @@ def test_bare_bytes_are_taken_as_a_secret_and_checked_as_one() -> None:
         make_token(b"short", **display, arrived_at=NOW)  # type: ignore[arg-type]
 
 
-def test_a_secret_does_not_show_itself() -> None:
+def test_a_secret_is_never_printed() -> None:
     for text in (repr(SECRET), str(SECRET), f"{SECRET}", f"{SECRET!r:>40}", repr([SECRET]), repr({"s": SECRET})):
         assert "horse" not in text
         assert "…" in text

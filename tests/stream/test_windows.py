@@ -49,7 +49,7 @@ CLICK, PASS = True, False
         ([(4, "c", PASS), (2, "b", PASS)], [("a", PASS), ("b", PASS)]),
     ],
 )
-def test_what_a_session_reported_decides_which_displays_count_in_any_order(reports, counted) -> None:
+def test_the_reports_of_a_session_decide_which_displays_count_in_any_order(reports, counted) -> None:
     for order in permutations(reports):
         window = closed(opened(), *(feedback(*report) for report in order))
         assert displays(window) == [(0, arm, clicked) for arm, clicked in counted]
@@ -92,7 +92,7 @@ def test_a_session_uses_feedback_whose_own_time_is_in_the_next_window() -> None:
     assert displays(window) == [(0, "a", True)]
 
 
-def test_sessions_with_one_id_are_told_apart_by_their_arrival() -> None:
+def test_sessions_with_one_id_differ_by_their_arrival() -> None:
     windows = OpenWindows(window=WINDOW)
     for offset, at in enumerate((100, 900, 1900)):
         windows.open(offset, opened(arrived_at=at))
@@ -141,7 +141,7 @@ def test_the_oldest_offset_needed_is_that_of_the_first_record_of_an_open_window(
     assert not windows._answers
 
 
-def test_windows_of_another_length_hold_the_same_sessions_and_what_is_closed_stays_closed() -> None:
+def test_windows_of_another_length_hold_the_same_sessions_and_closed_ones_stay_closed() -> None:
     windows = OpenWindows(window=WINDOW)
     windows.open(0, opened("x", 100))
     windows.open(1, opened("y", 1100))
@@ -225,7 +225,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.data(), st.booleans())
-def test_neither_order_nor_repetition_changes_what_a_window_holds(events, data, whole_slates) -> None:
+def test_neither_order_nor_repetition_changes_a_window(events, data, whole_slates) -> None:
     events.append(opened())
     again = data.draw(st.lists(st.sampled_from(events), max_size=6))
     shuffled = data.draw(st.permutations(events + again))
@@ -252,13 +252,13 @@ def test_another_report_only_adds_displays_or_moves_the_click_forward(slate, rep
 
 
 @given(st.lists(SLATES, min_size=1, max_size=4), st.data(), st.booleans())
-def test_nothing_counts_that_was_not_displayed_whatever_else_was_planned(slates, data, whole_slate) -> None:
-    """The user saw one of the slates, and every report tells of it."""
+def test_only_displays_count_whatever_else_was_planned(slates, data, whole_slate) -> None:
+    """The user saw one of the slates, and every report is about it."""
     true = data.draw(st.sampled_from(slates))
     click = data.draw(st.integers(1, len(true) + 1))  # after the end: none
     seen = true[:click]
-    told = data.draw(st.sets(st.integers(1, len(seen)))) if seen else set()
-    reports = [Answer(0, h, seen[h - 1], h == click) for h in told]
+    reported = data.draw(st.sets(st.integers(1, len(seen)))) if seen else set()
+    reports = [Answer(0, h, seen[h - 1], h == click) for h in reported]
     plans = [SessionPlan(version, slate, b"", (), 0) for version, slate in enumerate(slates)]
     _, counted = agreed(plans, reports, whole_slate=whole_slate and click not in range(1, len(true) + 1))
     for position, arm, clicked in counted:

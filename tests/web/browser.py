@@ -18,20 +18,14 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
 from tests.programs import needs
 
+SWITCHES = (
+    "no-sandbox disable-gpu disable-quic disable-dev-shm-usage no-first-run no-default-browser-check hide-scrollbars "
+    "disable-background-networking disable-component-update disable-sync disable-extensions"
+)
 FLAGS = (
+    *(f"--{name}" for name in SWITCHES.split()),
     "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--no-default-browser-check",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-extensions",
     "--disable-features=Translate,OptimizationHints,MediaRouter",
-    "--hide-scrollbars",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--remote-debugging-port=0",
 )

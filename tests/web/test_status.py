@@ -129,7 +129,7 @@ def test_click_rates_are_among_the_sessions_without_an_earlier_click():
     assert [(row["sessions"], row["clicks"]) for row in rows] == [(100, 20), (80, 0), (80, 40), (40, 0), (40, 0)]
 
 
-def test_recent_figures_leave_out_what_came_before_the_oldest_mark():
+def test_recent_figures_leave_out_events_before_the_oldest_mark():
     metrics = Metrics()
     metrics.version(a_version())
     metrics.watermark(0)
