@@ -21,7 +21,7 @@ from worker.bandit.precision import Precision
 
 Floats = NDArray[np.float64]
 
-#: Enough to find what is wrong, quick enough to be run all the time. Machines differ, so nothing is timed.
+#: Enough examples to find errors, few enough to run all the time. Machines differ, so there are no deadlines.
 lawful = settings(max_examples=60, deadline=None)
 briefly = settings(max_examples=25, deadline=None)
 
@@ -29,7 +29,7 @@ seeds = st.integers(0, 2**32 - 1)
 dims = st.integers(1, 6)
 counts = st.integers(1, 7)
 ridges = st.sampled_from([1e-4, 0.1, 1.0, 30.0, 1e4])
-#: Where contexts lie: around the origin, far away from it, all over, on one line, all the same.
+#: Kinds of contexts: around the origin, far from it, wide, on one line, all equal, tiny.
 kinds = st.sampled_from(["normal", "far", "wide", "collinear", "constant", "tiny"])
 
 

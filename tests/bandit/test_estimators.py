@@ -1,4 +1,4 @@
-"""The estimators, held against dense algebra in extended precision; and what they do with data that teach nothing."""
+"""The estimators, compared with dense algebra in extended precision, and their errors on unusable data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_laplace_finds_the_maximum_of_the_posterior(seed: int, shape: tuple[int,
 @given(seeds, shapes)
 @lawful
 def test_two_episodes_under_laplace_are_nearly_one_twice_as_long(seed: int, shape: tuple[int, int]) -> None:
-    # Exactly one if the posterior were Gaussian: the second episode's prior is the first one's posterior.
+    # Equal if the posterior were Gaussian: the posterior of the first episode is the prior of the second.
     generator = np.random.default_rng(seed)
     truth = AdditiveModel.certain(generator.normal(size=shape[0]) / 4, generator.normal(size=shape[1]) / 4)
     prior = AdditiveModel.prior(dim=shape[0], arms=shape[1], ridge=20.0)
@@ -102,7 +102,7 @@ def test_newton_is_one_dense_step(seed: int, shape: tuple[int, int]) -> None:
 @given(seeds, shapes, st.integers(1, 4))
 @lawful
 def test_paper_is_algorithm_1_to_the_letter_over_several_episodes(seed, shape, count) -> None:
-    # Algorithm 1 keeps b; here it is A θ̂, which is the same as long as θ̂ = A⁻¹ b.
+    # Algorithm 1 keeps b; the code uses A θ̂, which is the same as long as θ̂ = A⁻¹ b.
     generator = np.random.default_rng(seed)
     dim, arms = shape
     truth, known = belief(dim, arms, generator), AdditiveModel.prior(dim=dim, arms=arms, ridge=1.0)
@@ -234,7 +234,7 @@ def test_an_update_is_usable_or_it_is_an_error(estimator, seed, shape, kind, rid
 @given(seeds, shapes, kinds, st.sampled_from([0.5, 1.0, 10.0]))
 @lawful
 def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(seed, shape, kind, ridge) -> None:
-    # Users who answer by a model of moderate log-odds: then no fold may be lost, however the contexts lie.
+    # If users answer by a model of moderate log-odds, no fold may fail, for contexts of any kind.
     generator = np.random.default_rng(seed)
     dim, arms = shape
     known = AdditiveModel.prior(dim=dim, arms=arms, ridge=ridge)
@@ -254,7 +254,7 @@ def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(seed, shape, 
 @pytest.mark.parametrize("scale", [1.0, 1e3])
 @pytest.mark.parametrize("sessions", [10, 2000])
 def test_contexts_that_are_all_the_same_stop_no_fold(scale: float, sessions: int) -> None:
-    # Then θ_x and the arms say the same thing twice, and A is as badly conditioned as the ridge allows.
+    # Then θ_x and the arms are redundant, and A is as badly conditioned as the ridge allows.
     generator = np.random.default_rng(0)
     known = AdditiveModel.prior(dim=3, arms=4, ridge=1.0)
     contexts = np.full((sessions, 3), scale)

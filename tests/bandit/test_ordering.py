@@ -1,4 +1,4 @@
-"""Slates without repeats, held against every ordered subset of the arms."""
+"""Slates without repeats, compared with every ordered subset of the arms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning with repeats, held against every slate there is."""
+"""Planning with repeats, compared with every possible slate."""
 
 from __future__ import annotations
 

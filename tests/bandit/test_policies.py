@@ -1,4 +1,4 @@
-"""Which slate each policy gives, who explored, and with what probability a choice was made."""
+"""The slates of each policy, the sessions that explore, and the propensities of the choices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def grid(*sizes: int) -> Floats:
     return np.array(list(product(*[(np.arange(size) + 0.5) / size for size in sizes])))
 
 
-# ── what each policy is ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── the policies ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("repeats", [True, False])

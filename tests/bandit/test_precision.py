@@ -1,4 +1,4 @@
-"""The block precision is the dense matrix, without ever being one."""
+"""The block precision, compared with the dense matrix."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def made(context: object, cross: object, arms: object) -> Precision:
 def close(
     actual: NDArray[np.floating], expected: NDArray[np.floating], precision: Precision, *, least: float = 1e-3
 ) -> None:
-    """Demand 1e-10 relative, or what the condition of A leaves of 53 bits to any method.
+    """Check to 1e-10 relative, or to the accuracy that the condition of A leaves of 53 bits to any method.
 
-    Of entries below `least` times the largest, only so much is demanded as of one of that size.
+    Entries below `least` times the largest are checked as if they had that size.
     """
     bits = 16 * np.finfo(float).eps * np.linalg.cond(dense_matrix(precision))
     scale = np.maximum(np.abs(expected), least * np.abs(expected).max())
@@ -73,8 +73,8 @@ def test_solve_is_the_dense_solution(scene: Scene) -> None:
     precision = scene.precision
     right = scene.generator.normal(size=precision.dim + len(precision.arms))
     context, arms = precision.solve(right[: precision.dim], right[precision.dim :])
-    # As a whole: no method finds small entries better than the large ones allow. Where this one misses them by 3 times
-    # what `close` demands of them, LAPACK's dense solution misses others by 7 times.
+    # Relative to the largest entry: no method is more accurate for small entries. Where this one exceeds the tolerance
+    # of `close` 3 times, LAPACK's dense solution exceeds it 7 times elsewhere.
     close(np.concatenate([context, arms]), inverse(dense_matrix(precision)) @ right, precision, least=1)
 
 
@@ -98,7 +98,7 @@ def test_the_covariance_of_a_draw_is_exactly_the_inverse(scene: Scene) -> None:
     unit = np.eye(precision.dim + len(precision.arms))
     context, arms = precision.draw(unit[:, : precision.dim], unit[:, precision.dim :])
     through = np.hstack([context, arms])
-    # As a whole, as above: LAPACK's dense inverse misses the small entries as far as this does, by 4 times.
+    # Relative to the largest entry, as above: LAPACK's dense inverse exceeds the tolerance as much, 4 times.
     close(through.T @ through, inverse(dense_matrix(precision)), precision, least=1)
 
 

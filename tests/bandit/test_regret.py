@@ -1,4 +1,4 @@
-"""What a session may have lost: three measures, each held against its definition."""
+"""Three measures of regret, each compared with its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification finds every change of a log, and reports what an incomplete log does not allow to check."""
+"""Verification finds every change of a log, and reports the parts of an incomplete log that cannot be checked."""
 
 from __future__ import annotations
 

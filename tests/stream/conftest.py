@@ -28,11 +28,11 @@ from worker.stream.events import (
     Progress,
 )
 
-#: Limits and settings so wide that only what a record says by itself can make it rejected.
+#: Limits and settings so wide that a record is rejected only for its own content.
 WIDE = decoding.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahead_ms=MOST)
 WIDE_HORIZON = 10**1000
 
-# Neither control characters, which are refused, nor surrogates, which UTF-8 cannot say.
+# Neither control characters, which are refused, nor surrogates, which UTF-8 lacks.
 ids = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20)
 short_ids = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=8)
 counts = st.integers(0, MOST)
@@ -49,7 +49,7 @@ def named(values: st.SearchStrategy[Any], names: str) -> dict[str, st.SearchStra
     return dict.fromkeys(names.split(), values)
 
 
-#: What the fields of an event hold, by their names.
+#: Values of the fields of events, by name.
 FIELDS = {
     **named(ids, "session_id arm"),
     **named(counts, "occurred_at arrived_at window_start window_end time version parameters_version"),
@@ -72,7 +72,7 @@ FIELDS = {
 
 
 def drawn(event: type[Any], **special: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Draw an event; `special` says what some of its fields hold."""
+    """Draw an event; `special` overrides the values of some fields."""
     names = [field.name for field in msgspec.structs.fields(event)]
     return st.builds(event, **{name: special[name] if name in special else FIELDS[name] for name in names})
 

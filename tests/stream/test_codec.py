@@ -81,7 +81,7 @@ def test_the_fact_of_feedback_is_written_alike_from_the_fact_and_from_the_feedba
     assert encoding.encode_feedback_fact(feedback) == encoding.encode_feedback_fact(fact)
 
 
-#: Texts that look like what lies between two documents.
+#: Texts that look like the separator of two documents.
 tricky = st.sampled_from([',{"session_id":', ",{", '"', "\\", ',{"kind":', "},{", "\n", '\n{"kind":', "zoë", "\u2028"])
 texts = tricky | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
 
@@ -174,7 +174,7 @@ def test_no_bytes_bring_anything_but_an_event_or_a_reason(kind: Any, value: byte
         b'{"session_id":"s-1","occurred_at":1700000000000,"context":[1,1]} {}',
         b'{"session_id":"\xff","occurred_at":1700000000000,"context":[1,1]}',
         b'{"session_id":"\\ud800","occurred_at":1700000000000,"context":[1,1]}',
-        # Where the decoder itself does not look.
+        # In a field that the decoder skips.
         b'{"x":"\xff","session_id":"s-1","occurred_at":1700000000000,"context":[1,1]}',
         b'{"x":"\xed\xa0\x80","session_id":"s-1","occurred_at":1700000000000,"context":[1,1]}',
     ],
@@ -330,7 +330,7 @@ def test_a_slate_has_as_many_modes_as_arms(slate: list[str], modes: list[str], f
             decode_journal(value)
 
 
-# ── what is accepted ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── accepted records ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_whole_numbers_in_a_context_are_read_as_floats() -> None:
@@ -350,7 +350,7 @@ def test_the_last_of_two_equal_fields_counts() -> None:
     assert arrive(record).session_id == "b"
 
 
-# ── what is said ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_an_error_names_the_field() -> None:
     assert str(caught.value) == "invalid: Not one of the values allowed here at $.kind"
 
 
-# ── what is refused on the way out ───────────────────────────────────────────────────────────────────────────────────
+# ── numbers that cannot be written ───────────────────────────────────────────────────────────────────────────────────
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 

@@ -25,7 +25,7 @@ RECORDS = int(os.environ.get("ADCASCADE_FUZZ", "50000"))
 SEED = 20_251_116
 NOW = 1_700_000_000_000
 LIMITS = Limits(max_record_bytes=16_384)
-# In every text of every record; must never turn up in an error.
+# Part of every text of every record; must never occur in an error.
 MARK = "PAYLOAD"
 
 
@@ -190,7 +190,7 @@ MUTATIONS = (*CHEAP * 4, noise, nest)  # the slow one (records of many kilobytes
 
 
 def outcome(read: Reader, write: Writer, record: bytes) -> str:
-    """Read one record and say what became of it."""
+    """Read one record; return the reason of its rejection, or "accepted"."""
     try:
         event = read(record)
     except Rejected as rejected:
@@ -199,7 +199,7 @@ def outcome(read: Reader, write: Writer, record: bytes) -> str:
         assert rejected.error.isprintable()
         assert 0 < len(rejected.error) <= 120
         return rejected.reason
-    # What was let in can be written again, and is then the same.
+    # An accepted record is the same after it is written and read again.
     assert read(write(event)) == event
     return "accepted"
 

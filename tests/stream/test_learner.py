@@ -482,7 +482,7 @@ def test_a_version_missing_among_the_last_eight_is_made_again_so_that_a_rollback
     again = learner([version for version in known if version.version != 3])
     again.check_start(0)
     assert hashes(again.handle(journal).versions) == hashes([rolled])
-    # If the journal does not reach back so far, the newest version is enough to go on.
+    # If the journal begins later, the learner resumes from the newest version.
     trimmed = learner([version for version in known if version.version != 3])
     trimmed.check_start(known[-1].resume_offset)
     assert trimmed.current.version == 5
@@ -669,7 +669,7 @@ def test_a_fold_runs_in_one_blas_thread_whatever_the_caller_has_set(monkeypatch)
     assert set(seen) == {1}
 
 
-# ── what an episode says ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── episodes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_episode_has_the_revenue_of_its_window_and_the_expected_one() -> None:
@@ -682,7 +682,7 @@ def test_an_episode_has_the_revenue_of_its_window_and_the_expected_one() -> None
     ]
     (episode,) = learned(*events, progress(1350)).episodes
     assert (episode.sessions, episode.displays, episode.clicks, episode.reward) == (3, 4, 1, 3.0)
-    # The prior says one half everywhere: 1/2·1 + 1/4·2 + 1/8·3, for each of the two that saw something.
+    # Under the prior every probability is one half: 1/2·1 + 1/4·2 + 1/8·3, for each of the two with a slate.
     assert episode.expected_reward == pytest.approx(2 * (0.5 + 0.5 + 0.375))
     assert episode.explored == pytest.approx(2 / 3)
     assert (episode.late, episode.beta, episode.frozen, episode.rejected) == (0, 2.5, False, None)

@@ -57,7 +57,7 @@ def slate_of(session: int, version: int) -> tuple[str, ...]:
 
 
 class World:
-    """Logs, clock, users; and who serves and learns at the moment."""
+    """Logs, clock, users, servers and learners."""
 
     def __init__(self, seed: int, *, live: bool, learner: type[Learner] = Learner, server: type[Server] | None = None):
         self.random = Random(seed)
@@ -85,7 +85,7 @@ class World:
 
     def _create_users(self) -> None:
         for session in range(self.random.randint(6, 16)):
-            # Now and then nobody comes for a while, and windows stay empty.
+            # Some windows stay empty.
             arrived_at = self.random.choice((self.random.randint(0, LAST_ARRIVAL), self.random.randint(130, 240)))
             self._send(session, arrived_at, ("arrival", session, arrived_at))
             if not self.live:
@@ -144,7 +144,7 @@ class World:
     # ── the schedule ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Let chance have its way for a while, then let everything come to rest."""
+        """Take random steps for a while, then let all work finish."""
         weights = self.random.choice(((40, 20, 9, 1, 1, 0.2), (40, 20, 9, 5, 4, 0.5), (30, 40, 15, 1, 4, 1.5)))
         steps: tuple[Callable[[], None], ...] = (
             self._serve,
@@ -177,7 +177,7 @@ class World:
         self.servers[partition] = self._make_server(self, partition)
 
     def _disturb_learning(self) -> None:
-        """Let a learner end, fall asleep or wake up with old work in its hands; there is always one that runs."""
+        """End, pause or resume a learner, possibly with old work; at least one always runs."""
         what = self.random.random()
         if what < 0.3:
             self.compact()
@@ -343,7 +343,7 @@ def opened(session: int, arrived_at: int, version: int) -> Opened:
 
 
 class Training:
-    """Stands in for the fold: as sensitive to everything it is given, and remembers what it was trained on."""
+    """Replaces the fold: its result depends on all of its input, and it records the displays it was trained on."""
 
     def __init__(self) -> None:
         self.trained: set[tuple[int, str, bool]] = set()
@@ -378,7 +378,7 @@ def patched(module: Any, name: str, value: Any) -> Iterator[Any]:
 
 
 class ViolationError(AssertionError):
-    """The system did what it must never do."""
+    """The system broke a promise."""
 
 
 def check(world: World, training: Training) -> None:
@@ -408,7 +408,7 @@ def check(world: World, training: Training) -> None:
 
 def run(seeds: range, *, live: bool, **parts: Any) -> None:
     for seed in seeds:
-        # Republish often, so that it happens at all within so short a time.
+        # Republish often, so that short runs republish too.
         with patched(learner_module, "fold", Training()) as training, patched(learner_module, "REPUBLISH", 2):
             try:
                 check(World(seed, live=live, **parts), training)
@@ -488,7 +488,7 @@ class DoesNotWaitForPartitions(Learner):
 
 
 class ResumesTooLate(Learner):
-    """Lets a version say that it needs nothing before it."""
+    """Makes versions whose resume offset is too late."""
 
     def _at_position(self, parameters: Parameters, offset: int) -> Parameters:
         return replace(super()._at_position(parameters, offset), resume_offset=offset + 1)
@@ -530,7 +530,7 @@ class BelievesOneSlate(OpenWindows):
 
 
 class ReportsProgressTooSoon(Server):
-    """Says that everything before the end offsets was processed when it was only taken."""
+    """Reports progress up to the end offsets when the records were only taken."""
 
     def done_before(self, end: int) -> bool:
         return True

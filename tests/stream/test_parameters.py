@@ -67,7 +67,7 @@ def sealed(record: dict[str, Any]) -> bytes:
 # ── there and back ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-#: Numbers at the edges of the range: signed zeros, subnormals, the largest, and those that decimals cannot say.
+#: Numbers at the edges of the range: signed zeros, subnormals, the largest, and those without a finite decimal.
 edges = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, 0.1, 1 / 3])
 
 

@@ -1,8 +1,8 @@
-"""The schemas say what the decoder does.
+"""The schemas agree with the decoder.
 
-Whatever the decoder accepts by itself, the schema accepts, and the other way round. What a record cannot be judged by
-alone is set apart here, explicitly: dimension, norm, future, the horizon and the size of a record are settings
-(`conftest` opens them wide), and `fits_together` has the rules between two fields that JSON Schema cannot say.
+The decoder accepts exactly the records that the schema accepts, apart from two kinds of rules. Dimension, norm, future,
+horizon and size of a record are settings, which `conftest` opens wide. `fits_together` has the rules between two fields
+that JSON Schema cannot express.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def of(kind: Any) -> Any:
 
 
 def fits_together(document: dict[str, Any]) -> bool:
-    """Say whether a journal record, good by its schema, also keeps the rules between two fields."""
+    """Return whether a journal record, good by its schema, also keeps the rules between two fields."""
     if document.get("kind") == "opened":
         slate, modes = document["slate"], document["modes"]
         return len(slate) == len(modes) or bool(not slate and modes == ["none"])
@@ -57,7 +57,7 @@ def fits_together(document: dict[str, Any]) -> bool:
 
 
 def norm_is_measurable(document: dict[str, Any]) -> bool:
-    """Say whether an arrival, good by its schema, has a norm below the largest that can be configured."""
+    """Return whether an arrival, good by its schema, has a norm below the largest that can be configured."""
     return sum(abs(number) for number in document.get("context", [])) < 1e308
 
 
@@ -99,7 +99,7 @@ def mutated(draw: st.DrawFn, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(kind: Any, document: dict[str, Any]) -> None:
-    """Hold the decoder against the schema, and against the two rules above."""
+    """Compare the decoder with the schema and the two rules above."""
     expected = validator(kind.schema).is_valid(document)
     if expected:
         expected = fits_together(document) if kind.schema == "journal" else norm_is_measurable(document)

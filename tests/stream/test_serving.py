@@ -1,4 +1,4 @@
-"""Serving one partition: what each record calls for, and that neither order, repetition nor batching matters."""
+"""Serving one partition: the answer to each record, independent of order, repetition and batching."""
 
 from __future__ import annotations
 

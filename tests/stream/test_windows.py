@@ -162,15 +162,15 @@ def test_windows_of_another_length_hold_the_same_sessions_and_closed_ones_stay_c
 @pytest.mark.parametrize(
     ("slates", "reports", "counted"),
     [
-        # Only one of them fits what was reported: it is the one that was shown.
+        # Only one of them fits the reports: it is the one that was shown.
         ([("a", "b"), ("c", "d")], [(1, "c", PASS)], [("c", PASS)]),
         ([("a", "b"), ("c", "d")], [(2, "d", CLICK)], [("c", PASS), ("d", CLICK)]),
-        # Both fit: the first position differs, and nobody can tell which arm stood there.
+        # Both fit: the first position differs, so its arm is unknown.
         ([("a", "b"), ("c", "b")], [(2, "b", CLICK)], [("b", CLICK)]),
         ([("a", "b"), ("a", "c")], [(1, "a", PASS)], [("a", PASS)]),
-        # They fit as well as each other, and contradict each other.
+        # They fit equally well, and contradict each other.
         ([("a", "b"), ("c", "d")], [(1, "a", PASS), (2, "d", CLICK)], []),
-        # Saying it twice gives no weight.
+        # A repeated report has no weight.
         ([("a", "b"), ("a", "d")], [(1, "a", PASS), (1, "a", PASS), (2, "d", PASS)], [("a", PASS), ("d", PASS)]),
         ([("a", "b"), ("c", "d"), ("e", "f")], [], []),
         ([("a",), ("a", "b")], [(1, "a", PASS)], [("a", PASS)]),
