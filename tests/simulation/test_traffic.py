@@ -321,6 +321,7 @@ def test_the_summary_adds_up() -> None:
     assert numbers["parameters_version"] == 7
     assert numbers["records"]["total"] == numbers["records"]["arrivals"] + numbers["records"]["clicks"]
     assert "200" in summary_table(numbers)
+    assert "too slow for the rate" in summary_table({**numbers, "forsaken": 3, "skipped_seconds": 1.5})
 
 
 def test_traffic_without_sessions_has_a_summary() -> None:

@@ -331,6 +331,8 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda r: r.update(policy="best"), "unknown policy 'best'; one of"),
     (lambda r: r.update(progress=[1]), "progress has the wrong type"),
     (lambda r: r.update(progress={"x": 1}), "wrong type"),
+    (lambda r: r.update(progress={"0": 1.5}), "progress must be whole numbers"),
+    (lambda r: r.update(model="x"), "unknown model 'x'; one of"),
 ]
 
 
