@@ -118,7 +118,9 @@ WRONG = {
 def test_wrong_input_gives_one_line_and_exit_2_and_writes_nothing(capsys, folder, monkeypatch, line):
     monkeypatch.chdir(folder)
     before = sorted(os.walk("."))
-    assert main(shlex.split(line)) == 2
+    command, *arguments = shlex.split(line)
+    result = [] if command in ("parameters", "arms") else ["--json", "result.json"]
+    assert main([command, *result, *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("adcascade: ")
