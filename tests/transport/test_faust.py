@@ -107,16 +107,18 @@ async def test_a_poll_waits_until_the_records_before_are_handled_but_not_for_eve
         await waiting
 
 
+@pytest.mark.parametrize(("stops", "failed"), [(False, ["no broker"]), (True, [])])
 @in_loop
-async def test_a_background_task_that_fails_fails_the_worker_and_the_others_are_cancelled_when_it_stops() -> None:
+async def test_a_background_task_that_fails_fails_a_worker_that_does_not_stop_anyway(stops, failed) -> None:
     failures: list[BaseException] = []
+    app: Any = SimpleNamespace(should_stop=stops, link=SimpleNamespace(owner=SimpleNamespace(fail=failures.append)))
 
     async def fail() -> None:
         raise OSError("no broker")
 
-    async with BackgroundService(fail, failures.append), BackgroundService(asyncio.Event().wait, failures.append):
+    async with BackgroundService(fail, app), BackgroundService(asyncio.Event().wait, app):
         await settle()
-    assert [str(failure) for failure in failures] == ["no broker"]
+    assert [str(failure) for failure in failures] == failed
 
 
 # ── compat ───────────────────────────────────────────────────────────────────────────────────────────────────────────

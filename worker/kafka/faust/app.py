@@ -53,12 +53,12 @@ class WorkerApp(faust.App):
 
 
 class BackgroundService(Service):
-    """Runs a background task of the worker as long as the app runs. If it fails, so does the worker."""
+    """Runs a background task of the worker as long as the app runs. Its failure is that of the worker."""
 
-    def __init__(self, task: Background, fail: Callable[[BaseException], None], **kwargs: Any) -> None:
+    def __init__(self, task: Background, app: WorkerApp, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._work = task
-        self._fail = fail
+        self._app = app
 
     async def on_start(self) -> None:
         """Start the task."""
@@ -68,7 +68,9 @@ class BackgroundService(Service):
         try:
             await self._work()
         except Exception as error:
-            self._fail(error)
+            # An app that stops closes its consumer first, while the tasks still use it.
+            if not self._app.should_stop:
+                self._app.link.owner.fail(error)
 
     async def on_stop(self) -> None:
         """Cancel the task and wait for its end."""
@@ -100,7 +102,7 @@ def build(
         producer_max_request_size=16 << 20,
     )
     app.link = link
-    app.services = tuple(BackgroundService(task, link.owner.fail) for task in background)
+    app.services = tuple(BackgroundService(task, app) for task in background)
     app.Table(
         "sessions",
         changelog_topic=app.topic(
