@@ -223,9 +223,8 @@ class Serving:
                 or arrival.exclude != session.exclude
                 or pack_context(arrival.context) != session.context
             ):
-                self._dead_letter(
-                    record, "session-reused", "another arrival has this session_id; ids must be unique", emits
-                )
+                error = "another arrival has this session_id; ids must be unique"
+                self._dead_letter(record, "session-reused", error, emits)
                 return
             emits.tally.repeated += 1
             touched.setdefault(session_id, False)
@@ -280,21 +279,16 @@ class Serving:
         if not self._has_token(feedback, session):
             self._dead_letter(record, "token", "$.token is missing or does not belong to this display", batch.emits)
             return
-        if session is not None and feedback.arm in session.slate:
-            batch.facts.append(feedback_document(feedback))
-            if self._apply(record, feedback, session, batch.emits):
-                touched[session_id] = True
-            else:
-                touched.setdefault(session_id, False)
-            return
-        if feedback.arm not in self._versions.newest_arms:
+        was_shown = session is not None and feedback.arm in session.slate
+        if not was_shown and feedback.arm not in self._versions.newest_arms:
             self._dead_letter(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
         batch.facts.append(feedback_document(feedback))
         if session is None:
             self._park(record, feedback, state if type(state) is Parked else None, batch)
+        elif self._apply(record, feedback, session, batch.emits):
+            touched[session_id] = True
         else:
-            self._apply(record, feedback, session, batch.emits)
             touched.setdefault(session_id, False)
 
     def _has_token(self, feedback: Feedback, session: Session | None) -> bool:
@@ -359,7 +353,7 @@ class Serving:
         batch.emits.journal += zip(keys, encode_many(batch.facts), strict=True)
 
     def _write_decisions(self, batch: _Batch) -> None:
-        table, secret, keep_changelog = self.table, self._secret, self._keep_changelog
+        table, keep_changelog = self.table, self._keep_changelog
         emits, changelog = batch.emits, batch.emits.changelog
         keys: list[bytes] = []
         decisions: list[dict[str, Any]] = []
@@ -372,7 +366,7 @@ class Serving:
             if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
                 continue
             keys.append(key)
-            decisions.append(state.decision(session_id, None if secret is None else self._tokens(session_id, state)))
+            decisions.append(state.decision(session_id, self._tokens(session_id, state)))
         emits.decisions += zip(keys, encode_many(decisions), strict=True)
         emits.tally.decisions.update(map(_mode_and_position, decisions))
 
