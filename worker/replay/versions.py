@@ -28,7 +28,7 @@ from worker.stream.events import Command
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
-from worker.stream.versions import KEPT
+from worker.stream.versions import KEPT, keep
 
 CHUNK: Final = 1024  # journal records at once
 
@@ -144,12 +144,10 @@ class FoldAudit:
     def _compare_all(self, outcome: Outcome) -> bool:
         """Compare the new versions; return whether to continue from a recorded one, now the newest of `_kept`."""
         for made in outcome.versions:
-            number = made.version
-            if number == self._newest_kept():
-                self._kept[number] = made  # published again from a newer position
-                continue
-            self._kept[number] = made
-            self._kept.pop(number - KEPT, None)
+            number, again = made.version, made.version == self._newest_kept()
+            self._kept = keep(self._kept, made)
+            if again:
+                continue  # the same version, from a newer position
             recorded = self._versions.known.get(number)
             if recorded is None:
                 self._results[number] = VersionResult(version=number, sha256=made.sha256, status="folded")
