@@ -102,7 +102,8 @@ class AdditiveModel:
         return np.asarray((contexts @ self.theta_context)[:, None] + self.theta_arms)
 
     def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        return np.asarray(_offsets(contexts, self.theta_context)[:, None] + np.append(self.theta_arms, -np.inf)[arms])
+        odds = _offsets(contexts, self.theta_context)[:, None] + self.theta_arms.take(arms, mode="clip")
+        return np.where((arms >= 0) & (arms < self.arms), odds, -np.inf)
 
     def widths(self, contexts: Floats) -> Floats:
         return self.precision.widths(contexts)
