@@ -1,10 +1,20 @@
-"""What holds for all tests: no deadlines (machines are noisy), and in CI the same examples every time."""
+"""What holds for all tests: no deadlines (machines are noisy), in CI the same examples, and two processes.
+
+One process runs the tests on the real broker, which mostly wait, in their order. The other runs everything else.
+`pytest -n 0` runs all in one process, with output as it comes (`-s`) and debuggers.
+"""
 
 from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+import worker  # noqa: F401 - before numpy: it pins the kernels
+
+import pytest  # isort: skip
+from hypothesis import HealthCheck, settings  # isort: skip
+from xdist.scheduler import LoadScopeScheduling  # isort: skip
+
+ON_A_BROKER = ("tests/kafka/", "tests/bench/test_kafka.py")
 
 settings.register_profile(
     "adcascade",
@@ -13,3 +23,21 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("adcascade")
+
+
+class BrokerScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Give all tests on the broker to one process, and the others file by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "broker" if file.startswith(ON_A_BROKER) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> BrokerScheduling:
+    """Return the scheduler of the processes."""
+    return BrokerScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests on the broker, which take the longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(ON_A_BROKER))

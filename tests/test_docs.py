@@ -37,7 +37,9 @@ import pytest
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.parser import build_parser, resolve
 from worker.cli.reference import reference
+from worker.stream.events import DEAD_LETTER_REASONS
 from worker.stream.tokens import check_token
+from worker.stream.troubles import TROUBLES
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -188,10 +190,20 @@ def test_comments_in_the_code_refer_to_sections_that_exist() -> None:
     assert [one for one in references if f"\n## {one[1]}. " not in TEXTS[ROOT / f"docs/{one[0]}.md"]] == []
 
 
+def test_every_kind_of_trouble_is_explained() -> None:
+    sections = re.findall(r"^#### ([\w-]+)$", (ROOT / "docs/operations.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections == list(TROUBLES)
+
+
+def test_every_reason_of_a_dead_letter_is_explained() -> None:
+    (table,) = re.findall(r"\| reason \| usual cause \|\n(.*?)\n\n", TEXTS[ROOT / "docs/operations.md"], re.DOTALL)
+    assert [reason for reason in DEAD_LETTER_REASONS if f"`{reason}`" not in table] == []
+
+
 def test_every_alert_is_explained() -> None:
     rules = (ROOT / "deploy/prometheus/alerts.yml").read_text(encoding="utf-8")
     explained = re.findall(r"^### (Adcascade\w+)$", TEXTS[ROOT / "docs/operations.md"], re.M)
-    assert re.findall(r"- alert: (\w+)", rules) == explained
+    assert list(dict.fromkeys(re.findall(r"- alert: (\w+)", rules))) == explained
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
@@ -329,7 +341,7 @@ def test_the_commands_on_kafka_lead_from_a_broker_to_a_replayed_log(tmp_path: Pa
             if "broker stop" in block.text:
                 services.close()
             output += tour.run(block)
-    assert output.count("created") == 8
+    assert output.count("created") == 9
     assert "0 without a decision" in output
     assert "winter-coat: added at 0.8" in output
     assert "slate: " in output

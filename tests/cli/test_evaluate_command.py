@@ -56,6 +56,8 @@ def test_the_table_has_a_line_for_each_answer(log: Path, capsys: pytest.CaptureF
     assert "95 % interval" in table["per session"]
     assert "matching" in table["ips"]
     assert "a model of" in table["direct"]
+    assert "revenue/expected" in out
+    assert "arms × features" in table
     assert err == ""
 
 
@@ -72,6 +74,8 @@ def test_the_json_has_every_number(log: Path, capsys: pytest.CaptureFixture[str]
         assert estimate["refused"] is None
     assert found["model"]["clicks"] == pytest.approx(found["model"]["expected_clicks"], rel=0.05)
     assert found["sessions"] == found["served"]["sessions"]
+    assert found["model_check"]["passed"] is True
+    assert [group["group"] for group in found["model_check"]["groups"]][:2] == ["all displays", "arms of the target"]
 
 
 def test_a_lower_confidence_gives_narrower_intervals(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +101,8 @@ def test_one_answer_is_sufficient(deterministic: Path, capsys: pytest.CaptureFix
     out, _ = capsys.readouterr()
     for method in ("replay", "ips", "snips", "dr"):
         assert f"{method} has no answer: " in out
-    assert "random_share" in out
+    assert "would suffice for so many sessions" in out
+    assert "not enough random sessions to check the click model" in out
 
 
 def test_exit_1_if_a_given_method_has_no_answer(deterministic: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,7 @@ def test_a_wrong_context_is_refused(call, tmp_path, context):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--context 0", "--parameters is missing"),
+        ("--context 0", "either --parameters FILE or --version VERSION"),
         ("--parameters p.json", "--context is missing"),
         ("--parameters - --context -", "both"),
         ("--parameters nowhere.json --context [0,0]", "No such file"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from worker.cli.main import COMMANDS, load, main
+from worker.cli.options.names import OTHER_VARIABLES
 from worker.cli.options.parser import CommandSpec, Option, boolean, build_parser, integer, number, resolve
 from worker.errors import InputError
 
@@ -27,8 +28,16 @@ COMMAND = CommandSpec(
 )
 
 
+OTHER = CommandSpec(
+    name="ads",
+    summary="Ads.",
+    actions=(CommandSpec(name="add", summary="Add.", options=(Option("reward", "how much", parse=number()),)),),
+)
+
+
 def resolved(*arguments: str, environ: dict[str, str] | None = None) -> Namespace:
-    return resolve(build_parser(COMMAND, "adcascade serve").parse_args(list(arguments)), environ or {})
+    parsed = build_parser(COMMAND, "adcascade serve").parse_args(list(arguments))
+    return resolve(parsed, environ or {}, load_all=lambda: (COMMAND, OTHER))
 
 
 def test_without_anything_the_defaults_hold() -> None:
@@ -70,6 +79,9 @@ def test_a_flag_can_be_turned_off() -> None:
         (["--policy", "best"], "one of ucbbp, greedy"),
         (["--users", "0"], "--users: must be at least 1"),
         (["--unheard-of"], "see adcascade serve --help"),
+        (["--betta", "1"], "did you mean --beta?"),
+        (["--session-timout=1"], "did you mean --session-timeout?"),
+        (["--policy", "gredy"], "did you mean greedy?"),
     ],
 )
 def test_the_error_of_a_wrong_value_names_the_allowed_ones(arguments: list[str], says: str) -> None:
@@ -81,7 +93,12 @@ def test_the_error_of_a_wrong_value_names_the_allowed_ones(arguments: list[str],
     ("text", "says"),
     [
         ("beta = [", "not valid TOML"),
-        ("[serve]\nbeat = 1\n", "has no option 'beat'"),
+        ("[serve]\nbeat = 1\n", "has no option 'beat'; did you mean beta?"),
+        ("[sreve]\nbeta = 1\n", "no command for the table 'sreve'; did you mean serve?"),
+        ("betaa = 1\n", "no command has an option 'betaa'; did you mean beta?"),
+        ("[ads]\nreword = 1\n", r"\[ads\] has no option 'reword'; did you mean reward?"),
+        ("[ads.ad]\nreward = 1\n", "no action for the table 'ad'; did you mean add?"),
+        ("[ads.add]\nbeta = 1\n", r"\[ads.add\] has no option 'beta'"),
         ("beta = 'x'", "in the config"),
         (None, "No such file"),
     ],
@@ -92,6 +109,41 @@ def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str | Non
         file.write_text(text)
     with pytest.raises(InputError, match=says):
         resolved("--config", str(file))
+
+
+def test_a_file_and_variables_are_shared_by_all_commands(tmp_path: Path) -> None:
+    file = tmp_path / "adcascade.toml"
+    file.write_text("reward = 2\n[ads]\nreward = 3\n[ads.add]\nreward = 4\n[serve]\nbeta = 3\n")
+    assert resolved("--config", str(file), environ={"ADCASCADE_REWARD": "5"}).beta == 3
+    add = build_parser(OTHER, "adcascade ads").parse_args(["add", "--config", str(file)])
+    assert resolve(add, {}, load_all=lambda: (COMMAND, OTHER)).reward == 4
+
+
+def test_an_unknown_variable_is_an_error_with_the_nearest_one() -> None:
+    with pytest.raises(InputError, match=r"ADCASCADE_BETAA; did you mean ADCASCADE_BETA\?"):
+        resolved(environ={"ADCASCADE_BETAA": "1"})
+    with pytest.raises(InputError, match="ADCASCADE_BETA_PORT"):
+        resolved(environ={"ADCASCADE_BETA_PORT": "80"})
+
+
+def test_variables_of_tests_and_of_kubernetes_services_are_no_options() -> None:
+    service = {
+        "ADCASCADE_PORT": "tcp://10.0.0.1:80",
+        "ADCASCADE_SERVICE_HOST": "10.0.0.1",
+        "ADCASCADE_PORT_80_TCP": "x",
+    }
+    assert resolved(environ=dict.fromkeys(OTHER_VARIABLES, "1") | service | {"OTHER": "1"}).beta == 1.5
+
+
+def test_every_variable_that_the_project_names_is_an_option_or_listed() -> None:
+    root = Path(__file__).parents[2]
+    files = [file for folder in ("deploy", "docs", "tests", "worker") for file in (root / folder).rglob("*")]
+    files = [file for file in files if file.suffix in (".py", ".md", ".yaml", ".yml", ".sh", "") and file.is_file()]
+    texts = [file.read_text(errors="ignore") for file in (*files, root / "README.md") if file != Path(__file__)]
+    named = {name for text in texts for name in re.findall(r"ADCASCADE_[A-Z_]*[A-Z]", text)}
+    options = {option.variable for _, command in EVERY for option in command.options} | {"ADCASCADE_CONFIG"}
+    invented = {"ADCASCADE_SERVICE_HOST", "ADCASCADE_PORT", "ADCASCADE_BETAA"}
+    assert named - options - invented <= OTHER_VARIABLES
 
 
 def test_a_boolean_has_several_spellings() -> None:
@@ -126,6 +178,7 @@ def test_every_command_has_a_summary_examples_and_options_with_help(path, comman
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert "examples:" in shown
+    assert not re.search(r"[(\[]'|<\w+[ .]|\bNone\b|Duration\(", shown), "the repr of a Python value"
     assert command.summary
     for option in command.options:
         assert not option.help.startswith(("of ", "how ", "what ", "who ")), "a noun phrase"
@@ -154,3 +207,7 @@ def test_help_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.startswith("adcascade ")
     assert main(["serve-me"]) == 2
     assert "unknown command" in capsys.readouterr().err
+    assert main(["wroker"]) == 2
+    assert "did you mean worker?" in capsys.readouterr().err
+    assert main(["arms", "retier", "a"]) == 2
+    assert "unknown action 'retier'; did you mean retire?" in capsys.readouterr().err

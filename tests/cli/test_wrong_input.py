@@ -22,6 +22,14 @@ def folder(tmp_path_factory):
     (folder / "file").write_text("mine")
     (folder / "empty.json").write_text("[]")
     (folder / "no-arms.json").write_text('{"arms": {}}')
+    (folder / "table.toml").write_text("[wroker]\nbeta = 1\n")
+    (folder / "empty.csv").write_text("arm,reward\na,1\nb,\n")
+    (folder / "semicolons.csv").write_text("arm;reward\na;1,5\n")
+    (folder / "commas.csv").write_text("arm,reward\na,1,5\n")
+    (folder / "id.csv").write_text("id,reward\na,1\n")
+    (folder / "activ.csv").write_text("arm,reward,activ\na,1,no\n")
+    (folder / "price.json").write_text('[{"arm": "a", "reward": 1}, {"arm": "b", "price": 1}]')
+    (folder / "good.csv").write_text("arm,reward\na,1\n")
     shutil.copy(GOLDEN, folder / "log")
     with StateFolder(folder / "state") as state:
         Embedded(settings(), ARMS, state=state)
@@ -43,7 +51,8 @@ WRONG = {
     "demo --report missing/deep": "--report missing/deep: the folder",
     "demo --report file": "--report file: is a file",
     "demo --state file": "cannot use file as a state folder",
-    "demo --partition 3": "unrecognized arguments",
+    "demo --partition 3": "unrecognized arguments: --partition 3; did you mean --partitions?",
+    "demo --config table.toml": "--config table.toml: there is no command for the table 'wroker'; did you mean worker?",
     "simulate --estimator magic": "unknown value 'magic'",
     "simulate --bonus big": "unknown value 'big'",
     "simulate --beta much": "(or theory)",
@@ -102,7 +111,6 @@ WRONG = {
     "parameters show": "--state DIR or --broker",
     "parameters show --state /nowhere/at/all": "holds no state",
     "parameters diff --state X": "required: OLD",
-    "parameters rollback minus --state X": "must be a whole number",
     "parameters export --state state --output /nowhere/file": "does not exist",
     "parameters show --version 999 --state state": "is not kept",
     "arms add ad-0 --reward 1 --state state": "active already",
@@ -111,6 +119,15 @@ WRONG = {
     "arms add new --reward nan --state state": "must be finite",
     "arms price none --reward 1 --state state": "there is no arm",
     "arms retire none --state state": "there is no arm",
+    "arms sync missing.csv --state state": "FILE missing.csv: No such file",
+    "arms sync empty.json --state state": "FILE empty.json: has no arms",
+    "arms sync empty.csv --state state": "FILE empty.csv: row 3, reward: the cell is empty",
+    "arms sync semicolons.csv --state state": "row 2, reward: '1,5' is not a number; write a decimal point",
+    "arms sync commas.csv --state state": "row 2 has more cells than the header; a decimal comma?",
+    "arms sync id.csv --state state": "row 1, the header 'id,reward' has no arm; if 'id' is meant, rename it to arm",
+    "arms sync activ.csv --state state": "if 'activ' is meant, rename it to active",
+    "arms sync price.json --state state": "entry 2 has no reward; if 'price' is meant, rename it to reward",
+    "arms sync good.csv --state state": "--yes is missing",
 }
 
 

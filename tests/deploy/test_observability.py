@@ -33,13 +33,22 @@ def panels() -> list[dict[str, Any]]:
     return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
-def dashboard_queries() -> list[tuple[str, str]]:
-    """Return (where, PromQL) of all panels, Grafana's variables filled in."""
-    return [(panel["title"], filled(target["expr"])) for panel in panels() for target in panel["targets"]]
+def dashboard_queries(scrape: int = 0) -> list[tuple[str, str]]:
+    """Return (where, PromQL) of all panels, Grafana's variables filled in.
+
+    With a `scrape` interval in seconds, ranges are those of a short time range: max($__interval + scrape, 4 · scrape),
+    where $__interval is the minimum of the panel. Otherwise they are 10 s.
+    """
+    found = []
+    for panel in panels():
+        least = int(panel.get("interval", f"{scrape // 60}m").removesuffix("m")) * 60
+        seconds = max(max(least, scrape) + scrape, 4 * scrape) if scrape else 10
+        found += [(panel["title"], filled(target["expr"], f"{seconds}s")) for target in panel["targets"]]
+    return found
 
 
-def filled(query: str) -> str:
-    for variable, value in (("$job", "adcascade"), ("$instance", ".*"), ("$__rate_interval", "10s")):
+def filled(query: str, rate_interval: str) -> str:
+    for variable, value in (("$job", "adcascade"), ("$instance", ".*"), ("$__rate_interval", rate_interval)):
         query = query.replace(variable, value)
     assert "$" not in query, f"unknown variable: {query}"
     return query
@@ -128,8 +137,11 @@ def test_dashboard_and_rules_cover_every_metric():
         "adcascade_regret_posterior_per_session",
         "adcascade_parameters_effective_timestamp_seconds",
         "adcascade_sessions_handed_over_total",
+        "adcascade_troubles_total",
+        "adcascade_rounded_versions_total",
         "adcascade_parked_recovered_total",
         "adcascade_parked_handed_over_total",
+        "adcascade_smallest_eigenvalue",
     }
     used = {specs()[name].name for _, query in QUERIES for name, _ in selectors(query) if name in specs()}
     assert {spec.name for spec in CATALOGUE} - used == indirect
@@ -155,6 +167,51 @@ def test_panels_do_not_overlap_and_have_unique_ids_and_titles():
         cells |= mine
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     assert len({panel["title"] for panel in panels()}) == len(panels())
+
+
+#: Counters that move only when a window closes.
+BY_WINDOW = (
+    "regret_posterior_total",
+    "regret_bound_total",
+    "pseudo_regret_total",
+    "oracle_reward_total",
+    "explored_sessions_total",
+    "episode_sessions_total",
+    "episodes_closed_total",
+)
+
+
+def series_of_an_hour() -> Iterator[dict[str, str]]:
+    """Yield the input of promtool: windows of 60 s, a scrape every 10 s, and steady traffic."""
+    steps = 360
+    for spec in CATALOGUE:
+        name = spec.name.removeprefix("adcascade_")
+        if name in BY_WINDOW:
+            values = " ".join(str(10 * (step // 6)) for step in range(steps))
+        elif spec.kind == "gauge":
+            values = f"2+10x{steps}" if name == "watermark_timestamp_seconds" else f"1x{steps}"
+        else:
+            values = f"0+10x{steps}"
+        labels = dict.fromkeys(("job", "instance"), "adcascade") | {
+            key: next(iter(of)) for key, of in spec.labels.items()
+        }
+        parts = [("_bucket", {"le": "1"}), ("_bucket", {"le": "+Inf"}), ("_sum", {}), ("_count", {})]
+        for suffix, more in parts if spec.kind == "histogram" else [("", {})]:
+            written = ", ".join(f'{key}="{value}"' for key, value in (labels | more).items())
+            yield {"series": f"{spec.name}{suffix}{{{written}}}", "values": values}
+
+
+def test_every_panel_has_a_value_at_every_time_with_windows_of_a_minute(tmp_path):
+    """Counters that move once a window need ranges of two windows: shorter ones are 0, or 0 / 0."""
+    checks = [
+        {"expr": f"count(({query}) > 0) > bool 0", "eval_time": f"{1200 + second}s", "exp_samples": [{"value": 1}]}
+        for _, query in dashboard_queries(scrape=10)
+        for second in range(0, 120, 15)
+    ]
+    test = {"name": "an hour", "interval": "10s", "input_series": list(series_of_an_hour()), "promql_expr_test": checks}
+    file = tmp_path / "panels.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [], "evaluation_interval": "15s", "tests": [test]}))
+    assert "SUCCESS" in promtool("test", "rules", file)
 
 
 # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -186,6 +243,17 @@ def test_every_rule_has_a_test_in_which_it_fires():
     checks = [check for test in tests for check in test["promql_expr_test"]]
     fired = {name for check in checks for name in re.findall(r'alertname="(\w+)"', str(check["exp_samples"]))}
     assert fired == {rule["alert"] for rule in rules()}
+
+
+def test_every_alert_fires_within_five_minutes_of_trouble():
+    """In the tests of the rules trouble begins after 10 minutes."""
+    compares_with_the_past = {"AdcascadeRegretRising", "AdcascadeRevenueBelowExpectation", "AdcascadeLearningFrozen"}
+    for test in yaml.safe_load((RULES.parent / "alerts_test.yml").read_text())["tests"]:
+        for check in test["promql_expr_test"]:
+            fired = set(re.findall(r'alertname="(\w+)"', str(check["exp_samples"])))
+            if fired - compares_with_the_past:
+                minutes = int(check["eval_time"].removesuffix("m"))
+                assert 10 < minutes <= 15, f"{test['name']}: {fired}"
 
 
 def test_every_rule_has_a_severity_a_summary_and_a_description():

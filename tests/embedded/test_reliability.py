@@ -80,6 +80,26 @@ def test_the_number_of_partitions_and_the_size_of_batches_leave_one_hash(golden:
     assert (newest.sha256, newest.version) == (sha256, version)
 
 
+@pytest.mark.parametrize("most", [1, 7, 60])
+def test_without_room_every_arrival_is_answered_and_the_rest_is_learned(golden: Golden, most: int) -> None:
+    sent, _, _ = golden
+    opened, answered = set[str](), set[str]()
+
+    def tap(record: Record, _: object) -> None:
+        if record.topic in ("ads.journal", "ads.decisions"):
+            body = orjson.loads(record.value or b"")
+            if body.get("kind", "opened") == "opened":
+                (answered if record.topic == "ads.decisions" else opened).add(body["session_id"])
+
+    runner = run(sent, max_open_sessions=most, tap=tap)
+    assert {one.session for one in sent} - opened <= answered
+    assert 0 < runner.tally.opened == len(opened) < 300
+    assert runner.tally.opened + runner.tally.unremembered == 300
+    balanced(runner.tally, runner)
+    assert runner.versions.newest.observations > 0
+    assert all(not task.table for task in runner.tasks)
+
+
 # ── the model is never corrupt ───────────────────────────────────────────────────────────────────────────────────────
 
 numbers = st.one_of(

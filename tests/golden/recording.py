@@ -18,7 +18,7 @@ import orjson
 from worker.embedded.runner import Embedded
 from worker.logs.format import LogWriter
 from worker.stream.encoding import encode_arrival, encode_feedback
-from worker.stream.events import ArmChange, Arrival, Command, Feedback
+from worker.stream.events import ArmChange, Arrival, Command, Feedback, Order
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Topics
 
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "random_share": 0.1,
 }
 #: A new arm, a retired arm, a pause of learning, and two rollbacks: (milliseconds, order).
-ORDERS: Sequence[tuple[int, ArmChange | Command]] = (
+ORDERS: Sequence[tuple[int, Order]] = (
     (25_000, ArmChange(arm="ad-5", reward=2.5, active=True)),
     (41_000, ArmChange(arm="ad-0", reward=1.0, active=False)),
     (47_500, Command(action="freeze")),
@@ -86,7 +86,7 @@ class Run:
         heapq.heappush(self.agenda, (at, len(self.contexts) * 1000 + len(self.agenda), topic, name.encode(), value))
         self.last = max(self.last, at)
 
-    def go(self, orders: Sequence[tuple[int, ArmChange | Command]]) -> Embedded:
+    def go(self, orders: Sequence[tuple[int, Order]]) -> Embedded:
         """Run until every window is closed, half a second at a time."""
         waiting = list(orders)
         now = START
@@ -127,7 +127,7 @@ def record(
     rate: int = 4,
     seed: int = 0,
     oddities: bool = True,
-    orders: Sequence[tuple[int, ArmChange | Command]] = ORDERS,
+    orders: Sequence[tuple[int, Order]] = ORDERS,
     **embedded: Any,
 ) -> Embedded:
     """Write the log of a run; return the runner as it ended."""

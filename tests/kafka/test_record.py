@@ -83,7 +83,8 @@ def fill(world: World, rounds: int = 3, each: int = 40) -> None:
                 for n in range(each)
             ]
         )
-        world.send_raw([(names.parameters, b"%d" % number, b'{"version":%d}' % number)])
+        for topic in (names.parameters, names.parameters_history):
+            world.send_raw([(topic, b"%d" % number, b'{"version":%d}' % number)])
 
 
 def there(world: World) -> list[tuple[str, int, int]]:
@@ -146,11 +147,11 @@ def test_a_span_of_time_takes_the_parameters_before_it_along(world: World, tmp_p
     span = ["--from", moment(begin), "--until", moment(end)]
     assert main(["record", str(path), *world.flags, *span, "--json", str(said)]) == 0
     counts = orjson.loads(said.read_bytes())["topics"]
-    assert counts["parameters"] == 2
-    assert {name: n for name, n in counts.items() if name != "parameters"} == dict.fromkeys(
-        (name for name in TOPICS if name != "parameters"), 40
-    )
-    assert all(begin <= x.record.timestamp < end for x in lines(path) if x.record.topic != world.names.parameters)
+    whole = ("parameters", "parameters-history")  # from their beginning
+    assert {name: counts.pop(name) for name in whole} == dict.fromkeys(whole, 2)
+    assert counts == dict.fromkeys((name for name in TOPICS if name not in whole), 40)
+    timed = [line.record for line in lines(path) if not line.record.topic.startswith(world.names.parameters)]
+    assert all(begin <= record.timestamp < end for record in timed)
 
 
 def moment(milliseconds: int) -> str:
@@ -277,5 +278,5 @@ def test_standard_output_takes_the_log(world: World) -> None:
     fill(world, rounds=1, each=5)
     command = [sys.executable, "-m", "worker", "record", "-", *world.flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    assert done.stdout.count(b"\n") == 31
-    assert b"31 records" in done.stderr
+    assert done.stdout.count(b"\n") == 32
+    assert b"32 records" in done.stderr

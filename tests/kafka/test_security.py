@@ -104,7 +104,8 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
 def contents(fleet: Fleet) -> dict[str, bytes]:
     """Return all bytes of every topic that a worker writes."""
     names = fleet.names
-    written = (names.decisions, names.journal, names.parameters, names.dead_letters, names.changelog)
+    written = (names.decisions, names.journal, names.parameters, names.parameters_history, names.dead_letters)
+    written = (*written, names.changelog)
     content = {
         topic: b"".join((record.key or b"") + (record.value or b"") for record in fleet.read(topic))
         for topic in written

@@ -56,6 +56,7 @@ def test_created_topics_pass_the_check(topics: TopicsCommand) -> None:
         "sessions-changelog": 3,
         "journal": 1,
         "parameters": 1,
+        "parameters-history": 1,
         "episodes": 1,
         "dead-letters": 1,
     }
@@ -64,7 +65,7 @@ def test_created_topics_pass_the_check(topics: TopicsCommand) -> None:
 
 
 def test_check_lists_the_differences(topics: TopicsCommand) -> None:
-    topics.make("arrivals", 6)
+    topics.make("arrivals", 6, message_timestamp_type="LogAppendTime")
     topics.make("clicks", 5)
     topics.make("journal", 2, retention_ms="60000")
     topics.make("parameters", 1, cleanup_policy="delete")
@@ -72,6 +73,8 @@ def test_check_lists_the_differences(topics: TopicsCommand) -> None:
     assert code == 1
     for line in (
         "clicks: has 5 partitions, not 6",
+        "clicks: message.timestamp.type is CreateTime, not LogAppendTime",
+        "journal: message.timestamp.type is CreateTime, not LogAppendTime",
         "journal: has 2 partitions, not 1",
         "journal: retention.ms is 60000, less than 2592000000",
         "parameters: cleanup.policy is delete, not compact",
@@ -83,7 +86,7 @@ def test_check_lists_the_differences(topics: TopicsCommand) -> None:
 
 
 def test_create_leaves_existing_topics_as_they_are_and_takes_their_partition_count(topics: TopicsCommand) -> None:
-    topics.make("arrivals", 6)
+    topics.make("arrivals", 6, message_timestamp_type="LogAppendTime")
     topics.make("parameters", 1, cleanup_policy="delete")
     made = topics.json("create", code=1)  # the parameters are different, and stay so
     assert made["arrivals"]["state"] == "right"

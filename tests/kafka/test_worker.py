@@ -36,6 +36,36 @@ def test_the_golden_scenario_on_two_workers_is_the_embedded_run(fleet: Fleet) ->
     assert sum(worker.metric("adcascade_learning") for worker in (one, two)) == 1
 
 
+def test_workers_that_begin_with_different_configurations_agree_on_one_version_0(fleet: Fleet) -> None:
+    fleet.set_clock(START + 10 * SECOND)
+    other = fleet.folder / "other.json"
+    other.write_bytes(orjson.dumps({"else": 1.0}))
+    workers = [fleet.start(), fleet.start("--catalog", str(other), "--horizon", "1"), fleet.start("--dim", "7")]
+    eventually(lambda: fleet.read(fleet.names.parameters), what="version 0 is published")
+    published = orjson.loads(fleet.read(fleet.names.parameters)[0].value)
+    fits = [worker for worker in workers if (worker is workers[2]) == (published["dim"] == 7)]
+    for worker in workers:
+        if worker not in fits:
+            assert eventually(lambda worker=worker: not worker.running or None, what="it ends") is True
+            assert worker.process.returncode in (1, 2)
+            assert "--dim is" in worker.tail()
+            assert "Traceback" not in worker.tail()
+    for worker in fits:
+        eventually(lambda worker=worker: worker.ready, what="it serves")
+    arms = {arm["arm"] for arm in published["arms"]}
+    if published["dim"] != 7:
+        odd = workers[1] if arms != {"else"} else workers[0]
+        eventually(lambda: "catalogue-differs" in odd.ask("/readyz")[1], what="another catalogue is reported")
+    sent = arrivals(300, seconds=10)
+    if published["dim"] != 7:
+        fleet.send(sent)
+        eventually(lambda: len(fleet.answered()) == 300, what="every arrival is answered")
+    decisions = [orjson.loads(record.value) for record in fleet.read(fleet.names.decisions)]
+    assert {decision["arm"] for decision in decisions} <= arms
+    zeros = [orjson.loads(record.value) for record in fleet.read(fleet.names.parameters)]
+    assert {zero["sha256"] for zero in zeros if zero["version"] == 0} == {published["sha256"]}
+
+
 def test_a_terminated_worker_ends_in_time_and_another_continues_without_a_loss(fleet: Fleet) -> None:
     fleet.set_clock(START + 10 * SECOND)
     first = fleet.serving()

@@ -48,10 +48,11 @@ class Joins:
     def __init__(self) -> None:
         self.state: dict[bytes, tuple[set[int], set[int]]] = {}
 
-    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        for key, value in items:
-            arrivals, clicks = orjson.loads(value)
-            self.state[key] = (set(arrivals), set(clicks))
+    def restore(self, records: Iterable[Record]) -> None:
+        for record in records:
+            assert record.key is not None and record.value is not None
+            arrivals, clicks = orjson.loads(record.value)
+            self.state[record.key] = (set(arrivals), set(clicks))
             Joins.restored += 1
 
     def handle(self, records: Sequence[Record]) -> Emits:
@@ -154,7 +155,8 @@ def main(settings: dict[str, Any]) -> int:
         progress_interval=settings.pop("progress_interval"),
     )
     metrics = Metrics()
-    parameters = PublishedParameters(Parameters.first(LearningSettings(dim=1), ()), [], metrics)
+    first = Parameters.first(LearningSettings(dim=1), ())
+    parameters = PublishedParameters(first, [first], metrics)  # no worker serves before a version is published
     worker = Worker(
         pipelines,
         ToyProcessors(parameters, topics, metrics, limits=Limits()),

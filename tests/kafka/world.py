@@ -87,11 +87,17 @@ class TopicSet:
         return asyncio.run(fetch())
 
     def send_raw(
-        self, records: Iterable[tuple[str, bytes | None, bytes | None]], transaction: str | None = None
+        self,
+        records: Iterable[tuple[str, bytes | None, bytes | None]],
+        transaction: str | None = None,
+        place: Callable[[bytes, int], int] | None = None,
+        compression: str = "gzip",
     ) -> list[int]:
-        """Send records as they are; return their partitions."""
+        """Send records as they are, to the partitions of a partitioner of its own; return their partitions."""
         # Compressed, so that a record may be larger than the largest batch that a broker takes.
-        options = {"linger_ms": 2, "compression_type": "gzip", "max_request_size": 64 << 20}
+        options: dict[str, Any] = {"linger_ms": 2, "compression_type": compression, "max_request_size": 1 << 30}
+        if place is not None:
+            options["partitioner"] = lambda key, partitions, _: partitions[place(key, len(partitions))]
 
         async def produce() -> list[int]:
             async with AIOKafkaProducer(
@@ -105,6 +111,11 @@ class TopicSet:
                 return [(await future).partition for future in futures]
 
         return asyncio.run(produce())
+
+    def configure(self, topic: str, **settings: str) -> None:
+        configs = {name.replace("_", "."): value for name, value in settings.items()}
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs)
+        self.administer(lambda admin: admin.alter_configs([resource]))
 
     def trim(self, topic: str, before: int) -> None:
         """Delete the records before an offset from a topic with one partition."""
@@ -223,11 +234,6 @@ class World(TopicSet):
         self.administer(lambda admin: admin.create_topics(made))
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def configure(self, topic: str, **settings: str) -> None:
-        configs = {name.replace("_", "."): value for name, value in settings.items()}
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs)
-        self.administer(lambda admin: admin.alter_configs([resource]))
 
     def committed(self) -> dict[TopicPartition, int]:
         offsets: Any = self.administer(lambda admin: admin.list_consumer_group_offsets(self.names.prefix))

@@ -8,6 +8,7 @@ import json
 import sys
 import tracemalloc
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,19 @@ def test_flushed_lines_can_be_read_while_the_file_is_open(tmp_path: Path) -> Non
         log(CLICK)
         log.flush()
         assert read(tmp_path / "log") == [CLICK]
+
+
+def test_a_record_that_is_too_large_for_a_line_is_cut(monkeypatch):
+    monkeypatch.setattr("worker.logs.format.MOST_LINE", 100_000)
+    value = bytes(range(256)) * 500
+    text = encode_line(Record("ads.arrivals", 1, 5, 7, b"key", value), [("name", b"value")])
+    line = decode_line(text)
+    assert len(text) < 100_000
+    assert line.record == Record("ads.arrivals", 1, 5, 7, b"key", value[: len(line.record.value)])
+    assert len(line.record.value) > 10_000
+    assert dict(line.headers) == {
+        "name": b"value",
+        "adcascade.cut": b"value",
+        "adcascade.length": b"%d" % len(value),
+        "adcascade.sha256": sha256(value).hexdigest().encode(),
+    }

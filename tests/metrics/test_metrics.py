@@ -255,7 +255,14 @@ def test_regret_is_averaged_over_the_windows_and_totals_never_fall():
     assert found["adcascade_regret_bound_per_session"][()] == pytest.approx(0.1)
     assert found["adcascade_regret_time_averaged"][("kind", "bound"),] == pytest.approx(4.0 / 3)
     assert found["adcascade_rejected_folds_total"][()] == 1
-    assert found["adcascade_late_records_total"][()] == 3
+
+
+def test_late_records_count_when_they_come_not_when_a_window_closes():
+    metrics = Metrics()
+    metrics.late(3)
+    assert samples(metrics)["adcascade_late_records_total"][()] == 3
+    metrics.episode(an_episode(late=3))
+    assert samples(metrics)["adcascade_late_records_total"][()] == 3
 
 
 def test_a_bucket_counts_the_values_at_or_below_its_bound():

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from worker.errors import InputError
+from worker.replay.relearn import relearn
+from worker.replay.verify import verify
 from worker.replay.versions import difference
+from worker.stream.events import Import, Tag
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 
+from ..golden.recording import ORDERS, record
 from .logs import (
     Document,
     Recorded,
@@ -129,6 +134,31 @@ def test_a_forged_version_with_a_valid_hash_is_found(lines: list[Document], repl
     assert (found.kind, found.version, found.expected, found.found) == ("version", 3, honest.sha256, forged.sha256)
     assert "observations" in found.name
     assert hashes(report)[3] == honest.sha256
+
+
+def test_a_version_that_only_the_history_has_verifies_its_decisions(lines: list[Document], replayed: Replay) -> None:
+    kept = version(lines, 3)
+    rest = [line for line in lines if line is not kept]
+    assert replayed(rest).unverified == served_by(lines, 3) > 0
+    topic = "ads.parameters-history"
+    slots = [("hour/7", kept["payload"]), ("recent/9", "{"), ("index", "{}"), ("weather", kept["payload"])]
+    history = [
+        {**kept, "topic": topic, "offset": n, "key": key, "payload": value} for n, (key, value) in enumerate(slots)
+    ]
+    report = replayed([*rest, *history])
+    assert (report.unverified, report.mismatches, report.counts["parameters-history"]) == (0, 0, 4)
+    forged = encode_parameters(replace(decode_parameters(kept["payload"].encode()), observations=0)).decode()
+    assert replayed([*rest, {**history[0], "payload": forged}]).mismatches > 0, "and is verified itself"
+
+
+def test_a_run_with_imports_and_tags_is_reproduced(lines: list[Document], tmp_path: Path) -> None:
+    imported = Import(parameters=payload(version(lines, 3)), arms=True)
+    orders = ((25_000, imported), (25_000, Tag(name="good", version=1)), (41_000, ORDERS[1][1]), (47_500, imported))
+    record(tmp_path / "log", sessions=160, orders=orders, oddities=False)
+    for how in (verify, relearn):
+        report = how(str(tmp_path / "log"))
+        assert (report.mismatches, report.unverified) == (0, 0)
+        assert len(report.versions) > 5
 
 
 def test_two_contents_of_one_version_are_found(lines: list[Document], replayed: Replay) -> None:

@@ -17,15 +17,21 @@ from worker.stream.events import (
     ACTIONS,
     MODES,
     MOST,
+    MOST_PARTITIONS,
+    TAG_PATTERN,
     ArmChange,
+    ArmEntry,
     Arrival,
+    CatalogueChange,
     Command,
     Decision,
     Episode,
     Feedback,
     FeedbackFact,
+    Import,
     Opened,
     Progress,
+    Tag,
 )
 
 #: Limits and settings so wide that a record is rejected only for its own content.
@@ -67,6 +73,9 @@ FIELDS = {
     **named(st.floats(0, 1, exclude_min=True), "propensity"),
     **named(st.none() | short_ids, "rejected"),
     **named(st.none() | tuples(short_ids), "tokens"),
+    **named(st.from_regex(TAG_PATTERN, fullmatch=True), "name"),
+    **named(st.dictionaries(short_ids, numbers | short_ids), "parameters"),
+    **named(st.booleans(), "arms"),
     **named(st.none() | st.text(st.characters(exclude_categories=["Cs"])), "token"),
 }
 
@@ -86,7 +95,7 @@ def opened(draw: st.DrawFn) -> Opened:
 
 @st.composite
 def progress(draw: st.DrawFn) -> Progress:
-    partitions = draw(positions)
+    partitions = draw(st.integers(1, MOST_PARTITIONS))
     return draw(drawn(Progress, partitions=st.just(partitions), partition=st.integers(0, partitions - 1)))
 
 
@@ -141,6 +150,8 @@ def fact(event: type[Any], tag: str, encode: Callable[[Any], bytes], draw: st.Se
 small = tuples(st.floats(-1e300, 1e300))
 rewards = st.floats(0, exclude_min=True, allow_infinity=False)
 
+entries = tuples(drawn(ArmEntry, reward=rewards))
+
 KINDS = (
     Kind(Arrival, "arrival", encoding.encode_arrival, arrive, drawn(Arrival, context=small)),
     Kind(Feedback, "click", encoding.encode_feedback, respond, drawn(Feedback)),
@@ -150,7 +161,10 @@ KINDS = (
     fact(FeedbackFact, "feedback", encoding.encode_feedback_fact, drawn(FeedbackFact)),
     fact(Progress, "progress", encoding.encode_progress, progress()),
     fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards)),
+    fact(CatalogueChange, "arms", encoding.encode_journal, drawn(CatalogueChange, changes=entries)),
     fact(Command, "command", encoding.encode_journal, command()),
+    fact(Import, "import", encoding.encode_journal, drawn(Import)),
+    fact(Tag, "tag", encoding.encode_journal, drawn(Tag, version=st.none() | counts)),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -79,6 +79,11 @@ def decision(session_id: str, slate: Sequence[str], position: int = 1, **more: A
         "value": 0.5,
     }
     return Decision(session_id=session_id, position=position, slate=tuple(slate), **(fields | more))
+
+
+def stored(changes: Iterable[tuple[bytes, bytes | None]]) -> list[Record]:
+    """Return the records of a session table, as they are restored."""
+    return [Record(TOPICS.changelog, 0, 0, 0, key, value) for key, value in dict(changes).items() if value is not None]
 
 
 def decisions(emits: Emits) -> list[dict[str, Any]]:

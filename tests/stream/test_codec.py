@@ -15,8 +15,17 @@ from tests.stream.conftest import encode_decision
 from tests.stream.scenes import opened
 from worker.stream import decoding, encoding
 from worker.stream.contexts import pack_context, stack_packed, unpack_context
-from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback, decode_journal
-from worker.stream.events import DEAD_LETTER_REASONS, MOST, ArmChange, Arrival, Feedback, FeedbackFact, Opened
+from worker.stream.decoding import (
+    MAX_FACT_LEAD,
+    MAX_PROGRESS_LEAD,
+    Limits,
+    Rejected,
+    decode_arrival,
+    decode_feedback,
+    decode_journal,
+)
+from worker.stream.encoding import encode_journal
+from worker.stream.events import DEAD_LETTER_REASONS, MOST, ArmChange, Arrival, Feedback, FeedbackFact, Opened, Progress
 from worker.stream.session import Session
 
 NOW = 1_700_000_000_000
@@ -222,7 +231,7 @@ WRONG_VALUES: dict[str, tuple[Any, ...]] = {
     "session_id": ("", "s" * 129, "a\nb", "a\x7fb", "a\x9fb", 7, None),
     "occurred_at": (-1, 2**53 + 1, 10**30, 1.5, "1700000000000", True),
     "context": (None, {}, [1, "2"], [1, None], [1, True], [1, 10**400], [1, [2]]),
-    "exclude": (None, "shoes", [""], ["a\x00"], ["a" * 129], [1], ["a"] * 1001),
+    "exclude": (None, "shoes", [""], ["a\x00"], ["a" * 129], [1], ["a"] * 257),
 }
 
 
@@ -268,6 +277,66 @@ def test_an_event_may_be_ahead_of_its_record_by_the_limit_and_no_more() -> None:
     assert arrive(changed(ARRIVAL, occurred_at=NOW + 60_000)).occurred_at == NOW + 60_000
     assert rejected(changed(ARRIVAL, occurred_at=NOW + 60_001)).reason == "future"
     assert feedback_reason(changed(FEEDBACK, occurred_at=NOW + 60_001)) == "future"
+
+
+def test_an_event_may_be_behind_its_record_by_limit_and_grace_and_no_more() -> None:
+    oldest, limits = NOW - 3_600_000 - 65_000, Limits()
+    for read, record, size in ((decode_arrival, ARRIVAL, {"dim": 2}), (decode_feedback, FEEDBACK, {"horizon": 5})):
+        options: dict[str, Any] = {"limits": limits, "grace": 65_000, **size}
+        assert read(changed(record, occurred_at=oldest), timestamp=NOW, **options).occurred_at == oldest
+        with pytest.raises(Rejected) as caught:
+            read(changed(record, occurred_at=oldest - 1), timestamp=NOW, **options)
+        assert caught.value.reason == "past"
+        # A record without a time, read at NOW, may be of any age, but not of the future.
+        assert read(changed(record, occurred_at=0), timestamp=-NOW, **options).occurred_at == 0
+        with pytest.raises(Rejected, match="future"):
+            read(changed(record, occurred_at=NOW + 60_001), timestamp=-NOW, **options)
+
+
+@pytest.mark.parametrize(
+    ("occurred_at", "reason", "unit"),
+    [
+        (NOW // 1000, "past", "seconds"),
+        (NOW * 1000, "future", "microseconds"),
+        (NOW * 1_000_000, "invalid", "nanoseconds"),
+        (NOW // 1_000_000, "past", ""),
+        (NOW + 10**12, "future", ""),
+    ],
+)
+def test_the_text_guesses_the_unit_of_a_time(occurred_at: int, reason: str, unit: str) -> None:
+    found = rejected(changed(ARRIVAL, occurred_at=occurred_at))
+    assert found.reason == reason
+    assert found.error.endswith(f"(looks like {unit})") if unit else "looks like" not in found.error
+
+
+def test_the_text_guesses_no_unit_from_a_record_without_a_plausible_time() -> None:
+    with pytest.raises(Rejected) as caught:
+        decode_arrival(changed(ARRIVAL), timestamp=1, limits=Limits(), dim=2)
+    assert "looks like" not in caught.value.error
+
+
+@pytest.mark.parametrize(
+    ("event", "most"),
+    [
+        (
+            Opened(session_id="s", arrived_at=0, context=(), slate=(), modes=(), exclude=(), parameters_version=0),
+            MAX_FACT_LEAD,
+        ),
+        (FeedbackFact(session_id="s", occurred_at=0, position=1, arm="a", clicked=True), MAX_FACT_LEAD),
+        (Progress(partition=0, partitions=1, time=0), MAX_PROGRESS_LEAD),
+    ],
+)
+def test_a_journal_record_may_be_ahead_of_its_timestamp_by_a_bound_and_no_more(event: Any, most: int) -> None:
+    name = next(name for name in ("arrived_at", "occurred_at", "time") if hasattr(event, name))
+
+    def read(time: int, *timestamp: int) -> Any:
+        return decode_journal(encode_journal(msgspec.structs.replace(event, **{name: time})), *timestamp)
+
+    assert getattr(read(NOW + most, NOW), name) == NOW + most
+    with pytest.raises(Rejected, match="future"):
+        read(NOW + most + 1, NOW)
+    for unknown in ((), (0,), (-1,)):
+        read(NOW + most + 1, *unknown)
 
 
 @pytest.mark.parametrize("position", [0, -1, 6, 2**70])
@@ -346,7 +415,7 @@ def test_a_whole_number_may_be_written_with_a_point_or_an_exponent(text: bytes) 
 
 
 def test_the_last_of_two_equal_fields_counts() -> None:
-    record = b'{"session_id":"a","session_id":"b","occurred_at":1,"context":[0,0]}'
+    record = b'{"session_id":"a","session_id":"b","occurred_at":1700000000000,"context":[0,0]}'
     assert arrive(record).session_id == "b"
 
 

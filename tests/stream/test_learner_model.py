@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -33,13 +33,25 @@ import worker.stream.windows as episodes_module
 from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
+from worker.stream.decoding import MAX_FACT_LEAD, MAX_PROGRESS_LEAD
 from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, Command, FeedbackFact, JournalEvent, Opened, Progress
+from worker.stream.events import (
+    ArmChange,
+    ArmEntry,
+    CatalogueChange,
+    Command,
+    FeedbackFact,
+    Import,
+    JournalEvent,
+    Opened,
+    Progress,
+    Tag,
+)
 from worker.stream.folding import Folded
-from worker.stream.learner import Learner, should_publish
-from worker.stream.parameters import Parameters
+from worker.stream.learner import Learner, Outcome
+from worker.stream.parameters import Parameters, parameters_document
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.versions import KEPT
+from worker.stream.versions import KEPT, should_publish
 from worker.stream.windows import ClosedWindow, OpenWindows, agreed
 
 SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "1600"))
@@ -67,7 +79,8 @@ class World:
         self.inputs: list[list[tuple[Any, ...]]] = [[] for _ in range(partitions)]
         self.committed = [0] * partitions
         self.changelogs: list[dict[int, tuple[Opened, ...]]] = [{} for _ in range(partitions)]
-        self.journal: list[tuple[int, bytes]] = []
+        self.journal: list[tuple[int, bytes, int]] = []
+        self.mischief = Random(-1 - seed)
         self.parameters: list[Parameters] = []  # what the topic holds
         self.published: list[Parameters] = []  # all that was ever written
         self.facts: list[JournalEvent] = []  # of a recorded world
@@ -131,7 +144,21 @@ class World:
             self.inputs[partition].append(record)
 
     def append(self, event: JournalEvent) -> None:
-        self.journal.append((len(self.journal), encode_journal(event)))
+        """Write to the journal; the broker sets the timestamp. Now and then, something far ahead of it comes first."""
+        now = self.clock + 1
+        events = [self._far_ahead(now), event] if self.mischief.random() < 0.05 else [event]
+        self.journal += [(offset, encode_journal(one), now) for offset, one in enumerate(events, len(self.journal))]
+
+    def _far_ahead(self, now: int) -> JournalEvent:
+        later = self.mischief.choice((1, 1000, 10**12))
+        partition, partitions = self.mischief.randrange(len(self.inputs)), len(self.inputs)
+        return self.mischief.choice(
+            (
+                opened(99, now + MAX_FACT_LEAD + later, 0),
+                scenes.feedback(1, "a", True, now + MAX_FACT_LEAD + later, "s1"),
+                Progress(partition=partition, partitions=partitions, time=now + MAX_PROGRESS_LEAD + later),
+            )
+        )
 
     def publish(self, parameters: Parameters) -> None:
         self.parameters.append(parameters)
@@ -204,12 +231,26 @@ class World:
                 (
                     ArmChange(arm=self.random.choice("abcd"), reward=self.random.choice((1.0, 2.0)), active=True),
                     ArmChange(arm=self.random.choice("abcd"), reward=1.0, active=False),
+                    CatalogueChange(
+                        changes=tuple(
+                            ArmEntry(arm=arm, reward=self.random.choice((1.0, 2.0)), active=True) for arm in "ade"
+                        )
+                    ),
                     Command(action=self.random.choice(("freeze", "unfreeze", "unfreeze"))),
                     Command(action="rollback", version=max(0, newest - self.random.randint(0, 3))),
                     Command(action="rollback", version=newest + 5),
+                    Import(parameters=parameters_document(self._past_version()), arms=self.random.random() < 0.5),
+                    Import(parameters={"version": 1}, arms=True),
+                    Tag(name="good", version=newest),
                 )
             )
         )
+
+    def _past_version(self) -> Parameters:
+        """Return a version that the learners may have dropped long ago, or one of another catalogue."""
+        past = self.random.choice(self.published or [Parameters.first(SETTINGS, ARMS)])
+        others = (Arm(arm=f"x{len(self.journal)}", reward=1.0), *past.arms[1:])
+        return past if self.random.random() < 0.7 else replace(past, arms=others)
 
     def _come_to_rest(self) -> None:
         for zombie in self.zombies:
@@ -227,7 +268,10 @@ class World:
         for reader in [*self.learners, *self.asleep]:
             reader.finish()
         self.compact()
-        Reader(self, self._make_learner).finish()
+        last = Reader(self, self._make_learner)
+        last.finish()
+        if last.learner.open_sessions:
+            raise ViolationError("a window that will never be closed holds back the resume offset")
 
 
 class Server:
@@ -494,6 +538,13 @@ class ResumesTooLate(Learner):
         return replace(super()._at_position(parameters, offset), resume_offset=offset + 1)
 
 
+class BelievesEveryTime(Learner):
+    """Takes sessions of the far future, and the progress of a worker whose clock is ahead."""
+
+    def handle(self, records: Iterable[Any]) -> Outcome:
+        return super().handle(record[:2] for record in records)
+
+
 class FoldsLateRecords(OpenWindows):
     """Puts what is late into the window that is open."""
 
@@ -562,6 +613,8 @@ class CommitsFirst(Server):
         (Hurries, False),
         (DoesNotWaitForPartitions, False),
         (ResumesTooLate, False),
+        (BelievesEveryTime, False),
+        (BelievesEveryTime, True),
         (FoldsLateRecords, False),
         (DropsFeedbackEarly, False),
         (KeepsFirstSlate, True),

@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from worker.stream.decoding import Limits, Rejected
-from worker.stream.events import DEAD_LETTER_REASONS, TOPICS
+from worker.stream.events import DEAD_LETTER_REASONS, TOPICS, ArmEntry
+from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
 from worker.stream.parameters import Parameters, encode_parameters
 from worker.stream.settings import Arm, LearningSettings
 
 FOLDER = Path(__file__).parents[2] / "schemas"
-NAMES = ("arrival", "click", "decision", "episode", "journal", "parameters")
+NAMES = ("arrival", "click", "decision", "episode", "history-index", "journal", "parameters")
 
 
 @cache
@@ -146,6 +147,10 @@ def sample(kind: Any) -> Any:
         "modes": ("exploit",),
         "exclude": (),
         "thresholds": (0.0,),
+        "name": "good",
+        "parameters": {},
+        "arms": True,
+        "changes": (ArmEntry(arm="a", reward=1.0, active=True),),
     }
     required = [field.name for field in msgspec.structs.fields(kind.event) if field.required]
     return kind.event(**{name: plain.get(name, 0) for name in required})
@@ -226,6 +231,20 @@ def test_arrays_of_parameters_may_be_nested_lists() -> None:
 )
 def test_the_schema_rejects_a_wrong_version(wrong: dict[str, Any]) -> None:
     assert not validator("parameters").is_valid(parameters_record() | wrong)
+
+
+def test_the_index_of_the_history_is_valid_and_has_exactly_the_fields_of_its_schema() -> None:
+    index = HistoryIndex(
+        through=9, slots={"recent/7": KeptVersion(7, 1_700_000_000_000, 5), "tag/a": KeptVersion(0, 0)}
+    )
+    record = json.loads(encode_index(index))
+    validator("history-index").validate(record)
+    assert list(record) == list(schema("history-index")["properties"]) == schema("history-index")["required"]
+    for wrong in ([7], [7, 0, 0, 0], [-1, 0, 0], ["7", 0, 0], {}):
+        spoiled = {"through": 9, "slots": {"recent/7": wrong}}
+        assert not validator("history-index").is_valid(spoiled)
+        with pytest.raises(msgspec.ValidationError):
+            decode_index(json.dumps(spoiled).encode())
 
 
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -309,15 +328,18 @@ def test_the_asyncapi_document_has_the_policies_of_the_contract() -> None:
         "decisions": ["delete"],
         "journal": ["delete"],
         "parameters": ["compact"],
+        "parameters-history": ["compact"],
         "episodes": ["delete"],
         "dead-letters": ["delete"],
     }
     single = {topic for topic, binding in kafka.items() if binding.get("partitions") == 1}
-    assert single == {"journal", "parameters"}
+    assert single == {"journal", "parameters", "parameters-history"}
 
 
 def test_the_asyncapi_document_has_the_headers_and_reasons_of_a_dead_letter() -> None:
     headers = asyncapi()["components"]["messages"]["dead-letter"]["headers"]
     names = [f"adcascade.{name}" for name in ("reason", "topic", "partition", "offset", "error")]
-    assert headers["required"] == list(headers["properties"]) == names
+    more = [f"adcascade.{name}" for name in ("cut", "length", "sha256", "key-length", "key-sha256", "last-offset")]
+    assert headers["required"] == names
+    assert list(headers["properties"]) == names + more
     assert tuple(headers["properties"]["adcascade.reason"]["enum"]) == DEAD_LETTER_REASONS

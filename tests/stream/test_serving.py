@@ -363,7 +363,7 @@ def test_a_restart_between_any_two_batches_changes_nothing(records: list[Record]
         assert value is not None
         table[key] = value
     second = serving()
-    tally = second.restore(table.items())
+    tally = second.restore(Record(TOPICS.changelog, 0, 0, 0, key, value) for key, value in table.items())
     after = second.handle(records[cut:])
     tally.add(after.tally)
     assert second.table == whole.table
@@ -377,6 +377,19 @@ def test_a_partition_handed_over_is_accounted_for() -> None:
     tally.add(task.hand_over())
     assert (tally.handed_over, tally.handed_over_parked) == (2, 1)
     assert_balanced(tally, task)
+
+
+def test_a_shorter_horizon_leaves_the_feedback_of_longer_slates_alone() -> None:
+    zero = parameters()
+    versions = Versions(zero)
+    task = Serving(versions, topics=TOPICS)
+    slate = decisions(task.handle([arrival()]))[0]["slate"]
+    settings = replace(zero.settings, horizon=2)
+    versions.learn(replace(zero, version=1, effective_at=10**12, settings=settings, thresholds=(0.0, 0.0)))
+    emits = task.handle([click(position=3, arm=slate[2])])
+    assert [fact["kind"] for fact in facts(emits)] == ["feedback"]
+    assert emits.tally.clicks == {3: 1}
+    assert reasons(task.handle([click(position=4, arm=slate[2])])) == ["position"]
 
 
 def test_an_arm_priced_anew_keeps_pinned_slates() -> None:

@@ -259,7 +259,7 @@ def test_only_displays_count_whatever_else_was_planned(slates, data, whole_slate
     seen = true[:click]
     reported = data.draw(st.sets(st.integers(1, len(seen)))) if seen else set()
     reports = [Answer(0, h, seen[h - 1], h == click) for h in reported]
-    plans = [SessionPlan(version, slate, b"", (), 0) for version, slate in enumerate(slates)]
+    plans = [SessionPlan(version, slate, b"", b"", 0) for version, slate in enumerate(slates)]
     _, counted = agreed(plans, reports, whole_slate=whole_slate and click not in range(1, len(true) + 1))
     for position, arm, clicked in counted:
         assert position <= len(seen)
@@ -270,7 +270,7 @@ def test_only_displays_count_whatever_else_was_planned(slates, data, whole_slate
 @given(st.lists(SLATES, min_size=1, max_size=4), st.lists(REPORTS), st.booleans())
 def test_one_slate_is_the_simplest_case_of_several(slates, reports, whole_slate) -> None:
     slate = slates[0]
-    plan, counted = agreed([SessionPlan(0, slate, b"", (), 0)] * 2, reports, whole_slate=whole_slate)
+    plan, counted = agreed([SessionPlan(0, slate, b"", b"", 0)] * 2, reports, whole_slate=whole_slate)
     shown, clicked = answered(slate, reports, whole_slate=whole_slate)
     assert plan.slate == slate
     assert counted == [(h, slate[h - 1], clicked and h == shown) for h in range(1, shown + 1)]

@@ -13,7 +13,7 @@ from typing import Any
 from aiokafka.structs import TopicPartition
 
 from worker.kafka.transport import Background, PartitionOwner, RecordList
-from worker.stream.topology import ONLY_PARTITION, Record, Topics
+from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Record, Topics
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -72,6 +72,8 @@ class FakeTransport:
         self.reads_again: list[tuple[TopicPartition, int]] = []
         self.failures: list[BaseException] = []
         self.finished: Callable[[], bool] = lambda: False
+        #: The clock of the broker, if its topics have LogAppendTime.
+        self.clock: Callable[[], int] | None = None
         self._positions: dict[TopicPartition, int] = {}
 
     # ── what a worker calls ──────────────────────────────────────────────────────────────────────────────────────────
@@ -89,7 +91,9 @@ class FakeTransport:
     def fail(self, error: BaseException) -> None:
         self.failures.append(error)
 
-    def run(self, owner: PartitionOwner, *, partitions: int, background: Sequence[Background]) -> int:
+    def run(
+        self, owner: PartitionOwner, *, partitions: int, background: Sequence[Background], most_bytes: int = MOST_BYTES
+    ) -> int:
         """Run until `finished`, or a failure."""
 
         async def main() -> None:
@@ -123,8 +127,8 @@ class FakeTransport:
         self.generation += 1 + skip
         kept = owner.assign(self.generation, member, partitions)
         fresh = {p: self.durable[TopicPartition(self.topics.changelog, p)] for p in set(partitions) - kept.keys()}
-        tables = {p: {r.key: r.value for r in log} for p, log in fresh.items()}
-        tables = {p: {k: v for k, v in table.items() if v is not None} for p, table in tables.items()}
+        tables = {p: {r.key: r for r in log} for p, log in fresh.items()}
+        tables = {p: {k: r for k, r in table.items() if r.value is not None} for p, table in tables.items()}
         await owner.restore(tables, {p: len(log) - 1 for p, log in fresh.items() if log})
         inputs = [TopicPartition(topic, p) for topic in sorted(self.topics.inputs) for p in partitions]
         self._positions = {tp: self.committed.get(tp, 0) for tp in inputs}
@@ -149,10 +153,10 @@ class FakeTransport:
         return [batch for batch in self.batches if not batch.future.done()]
 
     async def persist(self, batch: FakeBatch) -> None:
-        first = len(self.durable[batch.tp])
+        first, stamp = len(self.durable[batch.tp]), self.clock() if self.clock else -1
         for key, value in batch.pairs:
-            self.append(batch.tp, key, value)
-        batch.future.set_result(SimpleNamespace(offset=first))
+            self.append(batch.tp, key, value, max(0, stamp))
+        batch.future.set_result(SimpleNamespace(offset=first, timestamp=stamp))
         await settle()
 
     async def persist_all(self) -> None:

@@ -59,7 +59,7 @@ async def test_a_recovery_gives_the_last_value_of_every_session_of_the_partition
     read(0, (b"a", b"old"), (b"b", b"1"), (b"a", b"new"), (b"b", None))
     read(5, (b"written by a worker that had lost the partition", b""))
     await store.on_recovery_completed(set(), set())
-    assert owner.restored == [({0: {b"a": b"new"}, 1: {}}, {0: 3})]
+    assert owner.restored == [({0: {b"a": Record(CHANGELOG, 0, 2, 0, b"a", b"new")}, 1: {}}, {0: 3})]
 
 
 # ── recovery ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,7 @@
-"""The supervisor of the learner process: reports, restarts, failures, and the kill when the journal is revoked."""
+"""The supervisor of the learner process: reports, restarts, failures, and the kill when the journal is revoked.
+
+Also the supervision of all other tasks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ import orjson
 import pytest
 
 from tests.transport.fake import in_loop
+from worker.errors import FailedError
+from worker.kafka import supervision
 from worker.kafka.learner_process import LearnerProcess, LearnerStatus
+from worker.kafka.supervision import Pauses
+from worker.metrics.troubles import TroubleLog
 
 REPORT_PID = """report('{"position":%d}' % os.getpid())"""
 
@@ -38,12 +45,32 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.01)
 
 
-def supervised(*command: str) -> tuple[LearnerProcess, list[LearnerStatus]]:
-    reports: list[LearnerStatus] = []
-    process = LearnerProcess(command, reports.append)
-    process.restart_delay = 0.05
-    process.assign(True)
-    return process, reports
+class Supervised(LearnerProcess):
+    """A learner process that is started again soon, with the reports and the troubles of its worker."""
+
+    pauses = Pauses(first=0.02, most=0.1)
+
+    def __init__(self, *command: str, on_status: Callable[[LearnerStatus], None] = lambda _: None) -> None:
+        self.reports: list[LearnerStatus] = []
+        self.troubles = TroubleLog()
+
+        def take(status: LearnerStatus) -> None:
+            self.reports.append(status)
+            on_status(status)
+
+        super().__init__(command, take, self.troubles)
+        self.assign(True)
+
+    @property
+    def trouble(self) -> str:
+        """The example of `learner-down`, empty while it is not active."""
+        self.check()
+        return next((one.example for one in self.troubles.active() if one.name == "learner-down"), "")
+
+
+def supervised(*command: str) -> tuple[Supervised, list[LearnerStatus]]:
+    process = Supervised(*command)
+    return process, process.reports
 
 
 @in_loop
@@ -80,27 +107,88 @@ async def test_the_process_is_killed_when_the_journal_is_revoked_or_the_worker_s
     await until(lambda: not alive(pid))
 
 
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("sys.exit(3)", "the learner process ended with code 3"),
+        ("""report('{"failure":"two learners disagree"}'); time.sleep(60)""", "two learners disagree"),
+        ("report('{\"position\":7,'); time.sleep(60)", "wrote a report that cannot be read"),
+        ("sys.stdout.write('{\"position\"'); sys.stdout.flush(); os._exit(4)", "ended with code 4"),
+        ('report(\'{"position": 5, "watermark": 13}\'); time.sleep(60)', "ValueError: as a test"),
+        ("report('x' * (1 << 17)); time.sleep(60)", "ValueError"),
+    ],
+    ids=["exit", "failure", "garbage", "half a line", "a report that cannot be handled", "a long line"],
+)
 @in_loop
-async def test_a_process_that_ends_is_started_again() -> None:
-    process, reports = supervised(*learner(REPORT_PID, "sys.exit(3)"))
-    await until(lambda: len(reports) > 2)
-    assert len({report.position for report in reports}) == len(reports)
-    assert process.running
+async def test_however_the_process_ends_it_is_started_again_and_the_trouble_is_known(end: str, reason: str) -> None:
+    def on_status(status: LearnerStatus) -> None:
+        if status.watermark == 13:
+            raise ValueError("as a test")
+
+    class Short(Supervised):
+        longest = 1 << 16
+
+    process = Short(*learner(REPORT_PID, end), on_status=on_status)
+    await until(lambda: reason in process.trouble)
+    assert not process.running
+    assert process.position == -1
+    await until(lambda: len({report.position for report in process.reports if report.position > 9}) > 2)
     await process.stop()
+    assert process.trouble == ""  # the journal is elsewhere
 
 
 @in_loop
-async def test_after_a_failure_the_process_is_not_started_again() -> None:
-    process, reports = supervised(*learner("""report('{"failure":"the journal was trimmed"}')""", "sys.exit(1)"))
-    await until(lambda: not process.running)
-    assert process.failure == "the journal was trimmed"
-    assert len(reports) == 1
+async def test_a_process_that_recovers_ends_the_trouble(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    lines = (f"first = not os.path.exists({str(once)!r}); open({str(once)!r}, 'w')", "first and sys.exit(1)")
+    process, _ = supervised(*learner(*lines, "time.sleep(0.2)", REPORT_PID, "time.sleep(60)"))
+    await until(lambda: process.trouble)
+    assert not process.running
+    await until(lambda: process.running)
+    assert process.trouble == ""
+    assert process.failure == ""
+    process.silence = 0.0
+    assert not process.running
+    assert "has reported nothing for" in process.trouble
     await process.stop()
 
 
 @in_loop
 async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     process, _ = supervised("/no/such/program")
-    await asyncio.sleep(0.2)
-    assert process.running
+    await until(lambda: "No such file" in process.trouble)
+    assert not process.running
     await process.stop()
+
+
+# ── other tasks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@in_loop
+async def test_a_task_that_fails_or_returns_is_reported_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[int] = []
+    troubles = TroubleLog()
+
+    async def work() -> None:
+        runs.append(len(runs))
+        if len(runs) == 1:
+            raise ZeroDivisionError("as a test")
+        if len(runs) > 2:
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(supervision.supervised(work, troubles, Pauses(first=0.01))())
+    await until(lambda: len(runs) == 3)
+    (trouble,) = troubles.active()
+    assert (trouble.name, trouble.times) == ("task-failed", 2)
+    assert "ZeroDivisionError" in caplog.text
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@in_loop
+async def test_a_task_that_fails_on_purpose_ends_the_worker() -> None:
+    async def work() -> None:
+        raise FailedError("as a test")
+
+    with pytest.raises(FailedError, match="as a test"):
+        await supervision.supervised(work, TroubleLog())()

@@ -34,8 +34,8 @@ class Echo:
         self.restored: list[dict[bytes, bytes]] = []
         self._explosive = explosive
 
-    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        self.restored.append(dict(items))
+    def restore(self, records: Iterable[Record]) -> None:
+        self.restored.append({record.key: record.value for record in records if record.key and record.value})
         if b"bad" in self.restored[-1]:
             raise ZeroDivisionError("boom")
 
@@ -252,6 +252,18 @@ async def test_a_bad_record_that_the_task_did_not_expect_costs_one_dead_letter()
 
 
 @in_loop
+async def test_large_dead_letters_in_flight_hold_back_the_next_poll() -> None:
+    bench = await Bench.opened(explosive=lambda record: record.offset == 0, limit=10)
+    records = [Record(ARRIVALS.topic, 0, offset, 0, b"", bytes(900_000)) for offset in range(2)]
+    taken = RecordList(tp=ARRIVALS, generation=1, start=0, end=2, records=records)
+    taking = asyncio.ensure_future(bench.pipelines.take([taken]))
+    await settle()
+    assert not taking.done()
+    await bench.kafka.persist_all()
+    await taking
+
+
+@in_loop
 async def test_a_task_that_always_raises_is_a_failure_and_makes_no_dead_letters() -> None:
     bench = await Bench.opened(explosive=lambda record: True)
     with pytest.raises(FailedError, match="every one of 6"):
@@ -268,7 +280,7 @@ async def test_progress_is_written_when_all_before_the_ends_is_acknowledged_and_
     (pipeline,) = bench.pipelines.by_partition.values()
     await bench.take(0, 4)
     await bench.take(0, 2, tp=CLICKS)
-    pipeline.set_target(1000, {ARRIVALS: 4, CLICKS: 3}, b"progress")
+    pipeline.set_target(1000, {ARRIVALS: 4, CLICKS: 3}, b"progress", lambda stamp, written_at: True)
     await bench.kafka.persist_all()
     assert None not in bench.kafka.written(TOPICS.journal), "a click is missing"
     assert not pipeline.needs_target
@@ -338,12 +350,17 @@ async def test_a_worker_that_may_have_lost_its_partitions_waits_until_that_is_cl
         assert bench.seen == ([] if lost else [0, 1])
 
 
+def table(sessions: int) -> dict[bytes, Record]:
+    keys = [b"%d" % n for n in range(sessions)]
+    return {key: Record(TOPICS.changelog, 0, n, 0, key, b"v") for n, key in enumerate(keys)}
+
+
 @in_loop
 async def test_tables_are_restored_in_pieces_between_which_the_loop_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines_module, "RESTORED_AT_ONCE", 3)  # heartbeats run in the same loop
     bench = Bench()
     bench.pipelines.assign(1, "me", [0, 1])
-    restoring = asyncio.ensure_future(bench.pipelines.restore({0: {b"%d" % n: b"v" for n in range(7)}, 1: {}}, {0: 9}))
+    restoring = asyncio.ensure_future(bench.pipelines.restore({0: table(7), 1: {}}, {0: 9}))
     seen = []
     while not restoring.done():
         await asyncio.sleep(0)
@@ -359,21 +376,21 @@ async def test_partitions_assigned_anew_during_a_restore_are_restored_anew(monke
     monkeypatch.setattr(pipelines_module, "RESTORED_AT_ONCE", 3)
     bench = Bench()
     bench.pipelines.assign(1, "me", [0])
-    restoring = asyncio.ensure_future(bench.pipelines.restore({0: {b"%d" % n: b"v" for n in range(9)}}, {}))
+    restoring = asyncio.ensure_future(bench.pipelines.restore({0: table(9)}, {}))
     await asyncio.sleep(0)
     bench.pipelines.assign(2, "me", [0])
     await restoring
     assert bench.tasks[0].released
     assert len(bench.tasks[0].restored) < 3
-    await bench.pipelines.restore({0: {b"a": b"1"}}, {0: 0})
+    await bench.pipelines.restore({0: table(1)}, {0: 0})
     bench.pipelines.open(2, "me", {ARRIVALS: 0}, owns_journal=False)
     assert bench.pipelines.by_partition[0].task is bench.task
-    assert bench.task.restored == [{b"a": b"1"}]
+    assert bench.task.restored == [{b"0": b"v"}]
 
 
 @in_loop
-async def test_a_session_that_cannot_be_restored_ends_the_worker() -> None:
+async def test_a_task_that_fails_to_restore_ends_the_worker() -> None:
     bench = Bench()
     bench.pipelines.assign(1, "me", [0])
-    await bench.pipelines.restore({0: {b"bad": b"1"}}, {})
+    await bench.pipelines.restore({0: {b"bad": Record(TOPICS.changelog, 0, 0, 0, b"bad", b"1")}}, {})
     assert [type(failure) for failure in bench.kafka.failures] == [ZeroDivisionError]

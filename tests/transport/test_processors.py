@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import orjson
 import pytest
 
 from tests.embedded.traffic import ARMS, START, arrivals, settings
+from tests.transport.fake import in_loop
 from worker.errors import FailedError, InputError
+from worker.kafka import parameters as parameters_module
+from worker.kafka.clock import ComparedClock
 from worker.kafka.connection import Connection
-from worker.kafka.parameters import PublishedParameters, last_versions, with_dimension
-from worker.kafka.processors import PartitionServing, StreamProcessors, clock_of, handle_partitions
+from worker.kafka.parameters import ParametersReader, PublishedParameters, UnfitError, last_versions, with_dimension
+from worker.kafka.processors import PartitionServing, StreamProcessors, handle_partitions
 from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 from worker.stream.serving import Serving
 from worker.stream.settings import Arm
 from worker.stream.topology import Record, Topics
-from worker.stream.versions import KEPT
+from worker.stream.versions import KEPT, RoundedError
 
 ZERO = Parameters.first(settings(), ARMS)
 TOPICS = Topics("t")
@@ -44,12 +52,83 @@ def counted(metrics: Metrics, name: str, **labels: str) -> float:
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_configured_version_serves_until_something_is_published() -> None:
-    published = PublishedParameters(ZERO, [], Metrics())
+def test_the_first_published_version_replaces_the_configured_one() -> None:
+    metrics = Metrics()
+    published = PublishedParameters(other(ZERO), [], metrics)
     assert (published.version, published.history) == (-1, ())
-    assert published.versions.newest == ZERO
+    published.handle(on_topic(ZERO))
+    assert published.version == 0
+    assert published.versions.history == (ZERO,)
     published.handle(on_topic(ZERO, version(1)))
     assert (published.version, published.versions.newest.version) == (1, 1)
+    assert counted(metrics, "refused_versions_total") == 0
+    with pytest.raises(FailedError, match="two learners disagree"):
+        published.wants(other(ZERO))  # it must not publish its own over it
+
+
+def test_a_start_logs_and_passes_on_the_newest_version_and_nothing_that_the_topic_has_of_the_past(caplog) -> None:
+    caplog.set_level("INFO")
+    old = [version(number) for number in range(20)]
+    published, seen = PublishedParameters(ZERO, old[12:], Metrics()), list[int]()
+    published.watch(lambda parameters: seen.append(parameters.version))
+    caplog.clear()
+    published.handle(on_topic(*old))
+    assert seen == [19]
+    assert "received" not in caplog.text
+    published.handle(on_topic(version(20)))
+    assert seen == [19, 20]
+    assert "version 20" in caplog.text
+
+
+def test_a_first_version_of_another_size_ends_the_worker_with_a_clear_line() -> None:
+    larger = Parameters.first(replace(ZERO.settings, dim=ZERO.settings.dim + 1), ZERO.arms)
+    published = PublishedParameters(ZERO, [], Metrics())
+    with pytest.raises(UnfitError, match=r"--dim is \d, but another worker has published version 0 with \d: give"):
+        published.handle(on_topic(larger))
+
+
+@in_loop
+async def test_a_version_is_decoded_and_prepared_outside_of_the_loop_that_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[bool] = []
+
+    def decode(value: bytes) -> Parameters:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return decode_parameters(value)
+
+    class Consumer(SimpleNamespace):
+        async def seek_to_beginning(self, tp: Any) -> None: ...
+
+        async def end_offsets(self, tps: list[Any]) -> dict[Any, int]:
+            return dict.fromkeys(tps, 3)
+
+        async def position(self, tp: Any) -> int:
+            return 3
+
+        async def getmany(self, tp: Any, timeout_ms: int) -> dict[Any, list[Any]]:
+            if published.version == 2:
+                raise FailedError("read")
+            return {tp: on_topic(ZERO, version(1), version(2))}
+
+    @asynccontextmanager
+    async def consumer(_: Any) -> AsyncIterator[Consumer]:
+        yield Consumer(assign=lambda tps: None)
+
+    monkeypatch.setattr(parameters_module, "decode_parameters", decode)
+    monkeypatch.setattr(parameters_module, "standalone_consumer", consumer)
+    published = PublishedParameters(ZERO, [ZERO], Metrics())
+    seen: list[int] = []
+    published.watch(lambda parameters: seen.append(parameters.version))
+    reader = ParametersReader(Connection(servers=("nowhere:1",)), TOPICS, published)
+    with pytest.raises(FailedError, match="read"):
+        await reader.run()
+    assert threads == [False] * 3
+    assert reader.ready
+    assert seen == [0, 1, 2]
+    prepared = published.versions.at(10**15)
+    assert {"_planner", "_policy"} <= vars(prepared).keys(), "the first plan has nothing left to prepare"
+    assert "frontier" in vars(prepared._planner)
 
 
 def test_published_versions_serve_whatever_is_configured() -> None:
@@ -70,20 +149,26 @@ def test_a_version_with_another_content_is_refused_counted_and_logged(caplog: py
     assert counted(metrics, "parameters_version") == 2
 
 
+def test_a_version_that_differs_by_rounding_is_the_same_version(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    published = PublishedParameters(ZERO, [ZERO, version(1)], metrics)
+    rounded = replace(version(1), radius=version(1).radius + 1e-12)
+    assert rounded.sha256 != version(1).sha256
+    published.handle(on_topic(rounded, version(2)))
+    assert counted(metrics, "rounded_versions_total") == 1
+    assert counted(metrics, "refused_versions_total") == 0
+    assert [one.sha256 for one in published.versions.history] == [one.sha256 for one in (ZERO, version(1), version(2))]
+    with pytest.raises(RoundedError):
+        published.wants(rounded)
+    assert counted(metrics, "refused_versions_total") == 0
+
+
 def test_records_that_cannot_be_decoded_are_refused_and_tombstones_ignored() -> None:
     metrics = Metrics()
     published = PublishedParameters(ZERO, [], metrics)
     published.handle([Record("t.parameters", 0, offset, 0, b"0", value) for offset, value in enumerate((None, b"{"))])
     assert counted(metrics, "refused_versions_total") == 1
     assert published.version == -1
-
-
-def test_a_published_version_0_counts_for_the_learner_also_where_the_worker_served_its_own() -> None:
-    published = PublishedParameters(other(ZERO), [], Metrics())
-    published.handle(on_topic(ZERO))
-    assert published.version == 0
-    assert published.history[0].sha256 == ZERO.sha256
-    assert not published.wants(ZERO), "it must not publish its own over it"
 
 
 def test_the_last_eight_versions_are_kept_from_tsuccessor_newest_position() -> None:
@@ -130,7 +215,7 @@ class PartitionBench:
         self.partition = PartitionServing(
             Serving(published.versions, topics=TOPICS),
             arrivals=TOPICS.arrivals,
-            clock=lambda: self.now,
+            clock=ComparedClock(lambda: self.now),
             metrics=self.metrics,
             on_release=self.released.append,
         )
@@ -152,6 +237,31 @@ def test_a_record_without_a_time_is_dated_by_the_clock() -> None:
     assert {dict(letter.headers)["adcascade.reason"] for letter in emits.dead_letters} == {b"future"}
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_the_timestamp_of_a_client_cannot_make_the_future_the_present(confirmed: bool) -> None:
+    bench = PartitionBench(now=START)
+    records = bench.records(2, timestamp=START)
+    if confirmed:
+        bench.partition.handle(records[1:])
+    far = START + (3_600_000 if confirmed else 74 * 365 * 86_400_000)
+    value = orjson.dumps(orjson.loads(records[0].value or b"") | {"occurred_at": far})
+    emits = bench.partition.handle(
+        [records[0]._replace(timestamp=far, value=value), records[1]._replace(timestamp=far)]
+    )
+    (letter,) = emits.dead_letters
+    assert dict(letter.headers)["adcascade.reason"] == b"future"
+    assert letter.value == value
+    assert len(emits.journal) == 1, "a wrong timestamp alone does no harm"
+
+
+def test_what_was_written_long_ago_is_read_whenever_the_worker_starts() -> None:
+    bench = PartitionBench(now=START + 86_400_000)
+    emits = bench.partition.handle(bench.records(2, timestamp=START) + bench.records(3, timestamp=-1)[2:])
+    assert (len(emits.decisions), len(emits.dead_letters)) == (3, 0)
+    written_now = bench.partition.handle(bench.records(3, timestamp=bench.now))
+    assert {dict(letter.headers)["adcascade.reason"] for letter in written_now.dead_letters} == {b"past"}
+
+
 def test_sessions_handed_over_and_recovered_balance() -> None:
     bench = PartitionBench()
     changelog = bench.partition.handle(bench.records(5, timestamp=START)).changelog
@@ -160,7 +270,7 @@ def test_sessions_handed_over_and_recovered_balance() -> None:
     assert counted(bench.metrics, "sessions_handed_over_total") == 5
     assert counted(bench.metrics, "open_sessions") == 0
     successor = PartitionBench()
-    successor.partition.restore((key, value) for key, value in changelog if value is not None)
+    successor.partition.restore(Record(TOPICS.changelog, 0, 0, 0, key, value) for key, value in changelog)
     assert counted(successor.metrics, "sessions_recovered_total") == 5
     assert not any(successor.metrics.census(open_sessions=successor.partition.serving.open_sessions, parked=0).values())
 
@@ -230,8 +340,19 @@ def test_the_accounts_of_all_partitions_balance_until_they_are_released() -> Non
     assert counted(metrics, "sessions_handed_over_total") == 4
 
 
-def test_a_test_sets_the_clock_in_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "clock"
-    file.write_text("1234")
-    assert clock_of(str(file))() == 1234
-    assert clock_of(None)() > 1_700_000_000_000
+def test_the_partitions_of_a_worker_share_their_room() -> None:
+    metrics = Metrics()
+    processors = StreamProcessors(
+        PublishedParameters(ZERO, [ZERO], metrics), TOPICS, metrics, limits=Limits(), max_open_sessions=6, partitions=4
+    )
+    tasks = [processors.make_task(2), processors.make_task(3)]
+    tasks[0].handle(PartitionBench().records(4, timestamp=START))
+    others = [one._replace(partition=3) for one in PartitionBench().records(4, timestamp=START)]
+    emits = tasks[1].handle(others)
+    assert (emits.tally.opened, emits.tally.unremembered, len(emits.decisions)) == (2, 2, 4)
+    processors.check_accounts()
+    assert counted(metrics, "accounting_imbalance", identity="arrivals") == 0
+    assert counted(metrics, "arrivals_classified_total", **{"class": "unremembered"}) == 2
+    assert counted(metrics, "trouble", kind="too-many-sessions", level="bad") == 1
+    tasks[0].release()
+    assert tasks[1].handle(others).tally.opened == 2

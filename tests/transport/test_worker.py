@@ -24,23 +24,26 @@ PARTITIONS = 4
 TOPICS = Topics()
 
 
-def produce(golden: Golden, kafka: FakeTransport) -> None:
-    """Append the inputs of an embedded run."""
+def produce(golden: Golden, kafka: FakeTransport, *, since: int = 0, until: int = 10**15) -> None:
+    """Append the inputs of an embedded run, or those of a time."""
     for one in golden.sent:
+        if not since < one.at <= until:
+            continue
         key = one.session.encode()
         tp = TopicPartition(getattr(TOPICS, one.topic), golden.runner.partition_of(key))
         kafka.append(tp, key, one.value, timestamp=one.at)
 
 
 class WorkerOnFake:
-    """A worker without learner process and web server."""
+    """A worker without learner process and web server; its clock is `error` milliseconds wrong."""
 
-    def __init__(self, kafka: FakeTransport) -> None:
+    def __init__(self, kafka: FakeTransport, *, error: int = 0) -> None:
         self.metrics = Metrics()
-        self.now = START
+        self.now, self.error = START, error
         zero = Parameters.first(settings(), ARMS)
         published = PublishedParameters(zero, [zero], self.metrics)
-        processors = StreamProcessors(published, TOPICS, self.metrics, clock=lambda: self.now, limits=Limits())
+        clocks = {"clock": lambda: self.now + self.error, "steady": lambda: self.now}
+        processors = StreamProcessors(published, TOPICS, self.metrics, limits=Limits(), **clocks)
         self.check_accounts = processors.check_accounts
         self.pipelines = PartitionPipelines(
             kafka, TOPICS, make_task=processors.make_task, handle_together=processors.handle_together
@@ -65,10 +68,10 @@ def golden() -> Golden:
 
 def is_golden(kafka: FakeTransport, golden: Golden) -> bool:
     """Whether the journal holds the facts of the golden run, and folds to its parameters."""
-    journal = kafka.values(TOPICS.journal)
-    assert {value for value in journal if b'"progress"' not in value} == golden.facts
-    versions = Learner(settings(), ARMS).handle(enumerate(journal)).versions
-    return [version.sha256 for version in versions] == golden.hashes[1:]
+    journal = kafka.durable[TopicPartition(TOPICS.journal, 0)]
+    assert {record.value for record in journal if b'"progress"' not in (record.value or b"")} == golden.facts
+    versions = Learner(settings(), ARMS).handle((one.offset, one.value, one.timestamp) for one in journal).versions
+    return [version.sha256 for version in versions if version.version] == golden.hashes[1:]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -121,3 +124,57 @@ def test_progress_in_the_background_ends_all_sessions(golden: Golden) -> None:
     assert kafka.run(worker.pipelines, partitions=PARTITIONS, background=[worker.progress.run]) == 0
     assert is_golden(kafka, golden)
     assert worker.imbalance() == 0
+
+
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("broker", "wrong", "error"),
+    [
+        pytest.param(True, range(3, 7), HOUR, id="an hour ahead for four seconds"),
+        pytest.param(True, range(3, 7), -HOUR, id="an hour behind for four seconds"),
+        pytest.param(True, range(4), HOUR, id="an hour ahead from the start"),
+        pytest.param(True, range(60), HOUR, id="an hour ahead for good"),
+        pytest.param(False, range(3, 7), HOUR, id="an hour ahead for four seconds, without the time of the broker"),
+    ],
+)
+@in_loop
+async def test_a_wrong_clock_costs_no_session_and_no_feedback(
+    golden: Golden, broker: bool, wrong: range, error: int
+) -> None:
+    _, undisturbed, _ = await second_by_second(golden, broker=broker, wrong=range(0), error=0)
+    worker, kafka, reported = await second_by_second(golden, broker=broker, wrong=wrong, error=error)
+    assert is_golden(kafka, golden)
+    assert worker.imbalance() == 0
+    assert not kafka.values(TOPICS.dead_letters)
+    # Every user who passed over the first ad got the second one.
+    decisions = last_decisions(kafka.values(TOPICS.decisions))
+    assert decisions == last_decisions(undisturbed.values(TOPICS.decisions))
+    assert len({session for session, position in decisions if position > 1}) > 10
+    # From the second that shows it (the first progress brings the time of the broker) to the last, and not longer.
+    assert reported == [second for second in range(40) if second in wrong and second > 0]
+
+
+async def second_by_second(
+    golden: Golden, *, broker: bool, wrong: range, error: int
+) -> tuple[WorkerOnFake, FakeTransport, list[int]]:
+    """Serve the inputs of a golden run as time passes; return the seconds with trouble, too.
+
+    The clock of the worker is wrong in some of the seconds. With `broker`, the broker sets the times of the journal.
+    """
+    kafka, reported = FakeTransport(TOPICS), []
+    worker = WorkerOnFake(kafka, error=error if 0 in wrong else 0)
+    kafka.clock = (lambda: worker.now) if broker else None
+    await kafka.rebalance(worker.pipelines, range(PARTITIONS))
+    for second in range(40):
+        worker.now = START + second * SECOND
+        worker.error = error if second in wrong else 0
+        produce(golden, kafka, since=worker.now - SECOND, until=worker.now)
+        await kafka.poll(worker.pipelines)
+        await kafka.persist_all()
+        await worker.progress.set_targets()
+        await kafka.persist_all()
+        if any(trouble.name == "clock" for trouble in worker.metrics.troubles.active()):
+            reported.append(second)
+    return worker, kafka, reported

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import socket
+import threading
+import time
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
 
 import pytest
 
 from worker.errors import FailedError
 from worker.metrics import Metrics
-from worker.web.server import Page, WebServer, operations
+from worker.web.server import _MOST_CONNECTIONS, Page, WebServer, operations
 
 
 def ask(server: WebServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -81,6 +85,39 @@ def test_other_methods_are_refused(server, method):
 def test_a_failing_route_hides_the_details_and_the_others_work(server):
     assert ask(server, "/broken")[::2] == (500, b"failed: ZeroDivisionError\n")
     assert ask(server, "/livez")[0] == 200
+
+
+def test_slow_and_many_connections_end_and_others_are_answered(monkeypatch):
+    monkeypatch.setattr("worker.web.server._REQUEST_TIMEOUT", 1.0)
+    threads = threading.active_count()
+    with WebServer({"/": lambda _: Page(body=b"hello")}) as server, ExitStack() as stack:
+        dripping = [
+            stack.enter_context(closing(socket.create_connection((server.host, server.port), timeout=10)))
+            for _ in range(3 * _MOST_CONNECTIONS)
+        ]
+        ended: set[socket.socket] = set()
+        began = time.monotonic()
+        while len(ended) < len(dripping):
+            assert time.monotonic() - began < 20, "they are not ended"
+            for connection in dripping:
+                with suppress(OSError):
+                    connection.send(b"G")  # one byte of a request now and then
+            assert ask(server, "/")[2] == b"hello"
+            assert threading.active_count() - threads <= _MOST_CONNECTIONS + 5
+            ended |= {connection for connection in dripping if is_closed(connection)}
+            time.sleep(0.1)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(10)
 
 
 def test_a_port_that_is_taken_is_a_clear_error(server):

@@ -17,9 +17,11 @@ from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
+from worker.stream.contexts import pack_context
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Tally
+from worker.stream.troubles import TROUBLES
 from worker.web.figures import MOST_ARMS, lately, positions, top_arms
 from worker.web.problems import MOST_LAG, problems
 from worker.web.server import WebServer
@@ -151,8 +153,8 @@ def test_recent_figures_leave_out_events_before_the_oldest_mark():
 
 
 def test_the_arms_with_the_highest_revenue_come_first():
-    assert top_arms(a_version(arms=0)) == []
-    arms = top_arms(a_version(arms=30))
+    assert top_arms(a_version(arms=0), ()) == []
+    arms = top_arms(a_version(arms=30), ())
     assert len(arms) == MOST_ARMS
     assert [arm["arm"] for arm in arms[:3]] == ["a29", "a28", "a27"]
     assert all(0 < arm["low"] < arm["probability"] < arm["high"] < 1 for arm in arms)
@@ -163,22 +165,47 @@ def test_more_observations_narrow_the_interval():
     zeros, ones = np.zeros(500, np.intp), np.ones(500, np.intp)
     seen = Observations(contexts=np.zeros((1, 2)), sessions=zeros, arms=ones, clicked=np.arange(500) % 2.0)
     sharper = replace(version, model=version.model.fold(seen, estimator="laplace").model)
-    widths = {arm["arm"]: arm["high"] - arm["low"] for arm in top_arms(sharper)}
+    widths = {arm["arm"]: arm["high"] - arm["low"] for arm in top_arms(sharper, ())}
     assert widths["a1"] < widths["a0"] / 3
 
 
 def test_retired_arms_come_last():
     version = a_version(arms=3)
     retired = replace(version.arms[2], active=False)
-    arms = top_arms(replace(version, arms=(*version.arms[:2], retired)))
+    arms = top_arms(replace(version, arms=(*version.arms[:2], retired)), ())
     assert [(arm["arm"], arm["active"]) for arm in arms] == [("a1", True), ("a0", True), ("a2", False)]
+
+
+def test_arms_are_shown_as_recent_users_see_them_not_a_user_without_features():
+    """With one-hot features nobody has x = 0: there the estimate is that of the prior."""
+    version = a_version(arms=2)
+    everybody = np.eye(2)[np.arange(400) % 2]
+    seen = Observations(
+        contexts=everybody, sessions=np.arange(400), arms=np.arange(400) % 2, clicked=(np.arange(400) % 20 == 0) * 1.0
+    )
+    taught = replace(version, model=version.model.fold(seen, estimator="laplace").model)
+    users = [pack_context(tuple(row)) for row in everybody[:10]]
+    shown = {arm["arm"]: arm for arm in top_arms(taught, users)}
+    expected = 1 / (1 + np.exp(-taught.model.log_odds(everybody[:10])))
+    assert [shown[name]["probability"] for name in ("a0", "a1")] == pytest.approx(expected.mean(axis=0), rel=1e-4)
+    assert shown["a1"]["probability"] < 0.06 < top_arms(taught, ())[0]["probability"]
+    assert all(arm["low"] < arm["probability"] < arm["high"] for arm in shown.values())
+
+
+def test_the_document_averages_over_the_contexts_of_recent_batches():
+    metrics = Metrics()
+    metrics.version(a_version())
+    assert document(metrics)["users"] == 0
+    for _ in range(3):
+        metrics.batch(Emits(sample=pack_context((1.0, 0.0))), 1, 0.0)
+    assert document(metrics)["users"] == 3
 
 
 # ── problems ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def texts(metrics: Metrics, unready: str | None = None, time: int = 0) -> str:
-    return " ".join(problem["text"] for problem in problems(metrics.snapshot(), unready, time))
+def texts(metrics: Metrics, unready: str | None = None) -> str:
+    return " ".join(problem["text"] for problem in problems(metrics.snapshot(), unready))
 
 
 def test_every_problem_has_a_sentence():
@@ -196,20 +223,24 @@ def test_every_problem_has_a_sentence():
         assert part in text
 
 
-def test_old_parameters_are_a_problem():
-    metrics = Metrics()
-    metrics.version(a_version(made_at=1_000))
-    assert texts(metrics, time=600_000) == ""
-    assert "11 minutes old" in texts(metrics, time=661_000)
-
-
-def test_many_dead_letters_are_a_problem():
+def test_a_trouble_has_details_and_what_to_do():
     metrics = Metrics()
     metrics.version(a_version())
-    tally = Tally(arrivals=100, opened=98, dead_arrivals=2)
-    tally.dead["norm"] = 2
+    metrics.consumer_lag("clicks", MOST_LAG + 1)
+    tally = Tally(arrivals=100, opened=95, dead_arrivals=5)
+    tally.troubles.add("dead-letters", "ads.arrivals, offset 7: norm", 5)
     metrics.add(tally)
-    assert "2.0% of the recent records" in texts(metrics)
+    metrics.troubles.set("watermark-stalled", "partition 3 has not reported, for 30 s")
+    stalled, dead, lag = problems(metrics.snapshot(), None)
+    assert (stalled["level"], dead["level"], lag["level"]) == ("bad", "warn", "warn")
+    assert stalled["detail"] == "Partition 3 has not reported, for 30 s."
+    assert dead == {
+        "level": "warn",
+        "kind": "dead-letters",
+        "text": TROUBLES["dead-letters"].meaning,
+        "detail": "5 of 100 records in the last minutes. For example: ads.arrivals, offset 7: norm.",
+        "do": TROUBLES["dead-letters"].remedy,
+    }
 
 
 # ── the files ────────────────────────────────────────────────────────────────────────────────────────────────────────

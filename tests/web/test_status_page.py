@@ -182,6 +182,8 @@ def test_problems_are_shown_and_arm_names_are_never_markup(scene):
     metrics = Metrics()
     arms = (Arm(arm=HOSTILE, reward=1.0), *scene.demo.parameters.arms[1:])
     metrics.version(replace(scene.demo.parameters, arms=arms, frozen=True))
+    metrics.troubles.set("watermark-stalled", f"partition 3, {HOSTILE}")
+    metrics.troubles.add("wrong-key", "arrivals, partition 1, offset 2", 20)
 
     async def script(tab: Tab) -> None:
         await tab.open(server.url)
@@ -192,8 +194,22 @@ def test_problems_are_shown_and_arm_names_are_never_markup(scene):
         assert "frozen" in problems
         assert "Not ready: recovering." in problems
         assert await tab.text("pill-text") == "Needs attention"
-        for dark in (False, True):
+        for part in (
+            "watermark-stalled",
+            f"Partition 3, {HOSTILE}.",
+            "wrong-key",
+            "offset 2.",
+            "To do: Write every arrival",
+        ):
+            assert part in problems
+        levels = await tab.look("[...document.querySelectorAll('#problems li')].map((one) => one.dataset.level)")
+        assert levels == ["bad", "bad", "warn", "warn"]
+        metrics.troubles.set("watermark-stalled", "partition 4")
+        await tab.until("document.getElementById('problems').innerText.includes('Partition 4.')")
+        for width, dark in ((1280, False), (1280, True), (320, False)):
+            await tab.resize(width, 800)
             await tab.prefer(dark=dark)
+            assert await tab.look("document.documentElement.scrollWidth") <= width
             assert await tab.look(FAINT) == []
         assert "Shown after two closed windows" in await tab.text("chart-regret")
         assert tab.errors == []

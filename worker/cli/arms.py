@@ -1,21 +1,35 @@
-"""`adcascade arms`: add, price and retire ads at run time."""
+"""`adcascade arms`: add, price and retire ads at run time, one by one or by a file."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import to_builtins
+
+from worker.cli.options.catalog import read_arms
+from worker.cli.options.orders import in_force, version_facts
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.target import TARGET, control
-from worker.console import check_writable, table, write_result
+from worker.console import check_writable, note, table, write_result
 from worker.errors import InputError
-from worker.stream.events import ArmChange
+from worker.stream.catalogue import catalogue_difference, describe_changes
+from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 
 ARM = Option("arm", "id of the ad", positional=True)
 REWARD = Option("reward", "reward of a click, above zero", parse=number(above=0), metavar="AMOUNT")
+FILE = Option("file", "wanted ads: JSON, CSV or TOML with arm and reward", positional=True)
+DRY_RUN = Option("dry-run", "whether the difference is only shown", flag=True, default=False)
+YES = Option("yes", "whether the changes are published without a question", flag=True, default=False)
+
+#: Changes that are shown one by one.
+SHOWN = 200
 
 
 def listing(options: argparse.Namespace) -> int:
@@ -71,10 +85,58 @@ def _existing(options: argparse.Namespace) -> Arm:
 
 def _change(options: argparse.Namespace, change: ArmChange, done: str) -> int:
     after: Parameters = control(options).order(change)
-    record = {"version": after.version, "sha256": after.sha256, "arm": change.arm}
-    text = f"{change.arm}: {done} at {change.reward:g}; version {after.version} is in force"
-    write_result(options.json, record, text)
+    record = {**version_facts(after), "arm": change.arm}
+    write_result(options.json, record, f"{change.arm}: {done} at {change.reward:g}; {in_force(after)}")
     return 0
+
+
+# ── a whole catalogue ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sync(options: argparse.Namespace) -> int:
+    """Make the active arms and their rewards those of a file, in one version."""
+    check_writable(options.json)
+    wanted = read_arms(options.file, name="FILE")
+    target = control(options)
+    newest: Parameters = target.history()[-1]
+    changes = catalogue_difference(newest.arms, wanted)
+    record = {"changes": [to_builtins(change) for change in changes]}
+    if not changes:
+        same = f"nothing to do: version {newest.version} has the arms of {options.file}"
+        write_result(options.json, {**record, **version_facts(newest)}, same)
+        return 0
+    shown = _difference(newest, changes, options.file)
+    if options.dry_run:
+        write_result(options.json, {**record, **version_facts(newest)}, shown, [shown])
+        return 0
+    if not options.yes:
+        _confirm(shown)
+    after = target.order(CatalogueChange(changes=changes))
+    done = f"{len(changes)} changes; {in_force(after)}"
+    write_result(options.json, {**record, **version_facts(after)}, f"{shown}\n{done}" if options.yes else done)
+    return 0
+
+
+def _difference(newest: Parameters, changes: Sequence[ArmEntry], file: str) -> str:
+    rows = describe_changes(newest.arms, changes)
+    counted = Counter(sign for sign, _, _ in rows)
+    more = [f"… and {len(rows) - SHOWN} more (--json FILE has all)"] if len(rows) > SHOWN else []
+    summary = (
+        f"{file} against version {newest.version}: {counted['+']} added, {counted['−']} retired, {counted['~']} priced"
+    )
+    return "\n".join([summary, table(["", "arm", "reward"], rows[:SHOWN]), *more])
+
+
+def _confirm(shown: str) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InputError(
+            "--yes is missing: without a terminal there is nobody to confirm the changes (--dry-run shows them)"
+        )
+    note(shown)
+    sys.stderr.write("Publish these changes? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InputError("not confirmed; nothing was changed")
 
 
 def _action(name: str, run: Any, summary: str, example: str, *options: Option) -> CommandSpec:
@@ -84,12 +146,13 @@ def _action(name: str, run: Any, summary: str, example: str, *options: Option) -
 
 COMMAND = CommandSpec(
     name="arms",
-    summary="Add, price and retire ads; list them.",
+    summary="Add, price and retire ads, one by one or all of a file; list them.",
     examples=(
         "adcascade arms list --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --state /var/lib/adcascade",
         "adcascade arms retire summer-hat --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # workers on Kafka",
+        "adcascade arms sync arms.csv --broker kafka:9092 --dry-run",
     ),
     actions=(
         _action("list", listing, "Show all arms.", ""),
@@ -103,5 +166,14 @@ COMMAND = CommandSpec(
         ),
         _action("price", price, "Change the reward of an arm.", "winter-coat --reward 0.90 ", ARM, REWARD),
         _action("retire", retire, "Stop showing an arm; its estimate is kept.", "winter-coat ", ARM),
+        _action(
+            "sync",
+            sync,
+            "Make the active arms and their rewards those of a file, in one version: shows the difference and asks.",
+            "arms.csv ",
+            FILE,
+            DRY_RUN,
+            YES,
+        ),
     ),
 )

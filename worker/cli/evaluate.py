@@ -13,6 +13,7 @@ from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number
 from worker.console import check_writable, note, progress, read_file, table, write_result
 from worker.errors import InputError, ParametersError
+from worker.evaluate.calibration import ModelCheck
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
@@ -128,8 +129,19 @@ def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, An
         "served": asdict(evaluation.served),
         "weighable": None if evaluation.weighable is None else asdict(evaluation.weighable),
         "model": None if found is None else {"clicks": found[0], "expected_clicks": found[1]},
+        "model_check": None if evaluation.check is None else _check_as_json(evaluation.check),
         "estimates": [asdict(estimate) for estimate in evaluation.estimates],
         "notes": list(evaluation.notes),
+    }
+
+
+def _check_as_json(check: ModelCheck) -> dict[str, Any]:
+    return {
+        "sessions": check.sessions,
+        "passed": check.passed,
+        "failed": [group.group for group in check.failed],
+        "form_z": check.form_z,
+        "groups": [asdict(group) for group in check.groups],
     }
 
 
@@ -151,11 +163,32 @@ def report(evaluation: Evaluation) -> str:
         "",
         table(["per session", "revenue", f"{percent} interval", "against served", "sessions", "rests on"], rows),
     ]
+    if evaluation.check is not None and evaluation.check.groups:
+        lines += ["", _check_table(evaluation.check, percent)]
     refused = [f"{e.method} has no answer: {e.refused}" for e in evaluation.estimates if e.refused is not None]
     left_out = [f"left out: {count} sessions, {reason}" for reason, count in evaluation.left_out.items()]
     notes = [f"note: {text}" for text in evaluation.notes]
     more = [*refused, *left_out, *notes]
     return "\n".join([*lines, "", *more] if more else lines)
+
+
+def _check_table(check: ModelCheck, percent: str) -> str:
+    rows = [
+        [
+            group.group,
+            str(group.displays),
+            str(group.clicks),
+            f"{group.expected_clicks:.0f}",
+            f"{group.ratio:.3f}",
+            f"{group.low:.3f} … {group.high:.3f}",
+            f"{group.z:+.1f}{' !' if group in check.failed else ''}",
+        ]
+        for group in check.groups
+    ]
+    if check.form_z is not None:
+        rows.append(["arms × features", "", "", "", "", "", f"{check.form_z:+.1f}{' !' if check.form_failed else ''}"])
+    title = f"the click model on {check.sessions} random sessions"
+    return table([title, "displays", "clicks", "expected", "revenue/expected", f"{percent} interval", "z"], rows)
 
 
 def _title(evaluation: Evaluation) -> str:
@@ -214,7 +247,8 @@ Five estimators:
 
 Sessions are left to chance in the warm-up, under a random_share above 0, and by policies that
 draw. An estimator with too few of them has no answer and gives the reason. The unit of the
-intervals is the session. The interval of direct assumes that the form of its model is right.
+intervals is the session. The interval of direct assumes that the form of its model is right;
+the second table checks that on the sessions drawn uniformly.
 "against served" is the difference to the revenue of the same sessions as they were served.
 Exit 1 if no estimator has an answer, or if one of --method has none."""
 

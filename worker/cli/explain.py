@@ -15,6 +15,8 @@ from worker.bandit.arrays import Floats, Ints
 from worker.bandit.policies import policy_named
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
+from worker.cli.options.target import TARGET, control
+from worker.cli.options.versions import pick
 from worker.console import check_writable, read_file, table, write_result
 from worker.errors import InputError, ParametersError
 from worker.stream.explanation import Explanation, Position, explain
@@ -33,6 +35,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 OPTIONS = (
     Option("parameters", "record of a version, from `adcascade parameters export`", metavar="FILE"),
+    Option("version", "version of a running deployment, by number or tag, without --parameters", metavar="VERSION"),
     Option(
         "context",
         "context of the user: a JSON list of numbers, @FILE with one, or - for standard input",
@@ -43,19 +46,25 @@ OPTIONS = (
         for name, changes in OVERRIDES.items()
     ),
     Option("exclude", "arm that may not be shown; repeatable", repeatable=True, default=(), metavar="ARM"),
+    *TARGET,
     JSON,
 )
 
 
 def run(options: argparse.Namespace) -> int:
     """Explain one slate."""
-    for name in ("parameters", "context"):
-        if getattr(options, name) is None:
-            raise InputError(f"--{name} is missing (see adcascade explain --help)")
+    if options.context is None:
+        raise InputError("--context is missing (see adcascade explain --help)")
+    if (options.parameters is None) == (options.version is None):
+        raise InputError("either --parameters FILE or --version VERSION is needed (see adcascade explain --help)")
     if options.parameters == options.context == "-":
         raise InputError("--parameters - and --context - cannot both be read from standard input")
     check_writable(options.json)
-    parameters = _overridden(_read_parameters(options.parameters), options)
+    if options.version is None:
+        given = _read_parameters(options.parameters)
+    else:
+        given = _checked(pick(control(options), options.version), f"version {options.version}")
+    parameters = _overridden(given, options)
     context = _read_context(options.context, parameters.settings.dim)
     reasons = explain(parameters, context, _indices(parameters, options.exclude))
     record = {"slate": list(reasons.slate), "positions": [asdict(position) for position in reasons.positions]}
@@ -69,12 +78,16 @@ def run(options: argparse.Namespace) -> int:
 def _read_parameters(path: str) -> Parameters:
     try:
         parameters = decode_parameters(_read(path, "--parameters"), complete=False)
-        if not parameters.arms:
-            raise ParametersError("there is no arm")
-        if parameters.settings.horizon > LONGEST:
-            raise ParametersError(f"horizon must be at most {LONGEST}, not {parameters.settings.horizon}")
     except ParametersError as error:
         raise ParametersError(f"--parameters {path}: {error}") from None
+    return _checked(parameters, f"--parameters {path}")
+
+
+def _checked(parameters: Parameters, where: str) -> Parameters:
+    if not parameters.arms:
+        raise ParametersError(f"{where}: there is no arm")
+    if parameters.settings.horizon > LONGEST:
+        raise ParametersError(f"{where}: horizon must be at most {LONGEST}, not {parameters.settings.horizon}")
     return parameters
 
 
@@ -194,6 +207,7 @@ COMMAND = CommandSpec(
         "adcascade explain --parameters parameters.json --context '[0.4, -1.1]'",
         "adcascade explain --parameters parameters.json --context @context.json --exclude shoes --json -",
         "adcascade explain --parameters parameters.json --context '[0, 0]' --policy greedy --horizon 3",
+        "adcascade explain --version 41 --broker kafka:9092 --context '[0.4, -1.1]'     # a decision of the past",
     ),
     options=OPTIONS,
     run=run,

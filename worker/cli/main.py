@@ -7,12 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-# One BLAS thread: folds are then the same to the bit, and several workers do not compete for cores.
-# The variables must be set before numpy is imported, so before any command is.
-for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_variable, "1")
-
 from worker import __version__
+from worker.cli.options.names import did_you_mean
 from worker.cli.options.parser import CommandSpec, build_parser, resolve
 from worker.errors import AdcascadeError, InputError
 
@@ -26,7 +22,7 @@ COMMANDS = {
     "simulate": "repeat the experiments of the paper: policies, numbers of users, seeds",
     "explain": "show why a slate is chosen: probability, Q, width and bonus of every arm",
     "parameters": "show, export, compare, roll back, freeze and unfreeze parameters",
-    "arms": "add, price, retire and list ads",
+    "arms": "add, price, retire and list ads; make them those of a file",
     "record": "write the topics of Kafka to a log file",
     "replay": "repeat a recorded log, and report the first difference",
     "evaluate": "estimate from a recorded log what another policy would have earned",
@@ -61,7 +57,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     command = load(arguments[0])
     parsed = build_parser(command, f"adcascade {command.name}").parse_args(arguments[1:])
-    options = resolve(parsed)
+    options = resolve(parsed, load_all=lambda: [load(name) for name in COMMANDS])
     options.arguments = tuple(arguments[1:])
     return int(parsed._command.run(options))
 
@@ -69,7 +65,8 @@ def _run(arguments: list[str]) -> int:
 def load(name: str) -> CommandSpec:
     """Import the command called `name`."""
     if name not in COMMANDS:
-        raise InputError(f"unknown command {name!r}; one of {', '.join(COMMANDS)} (see adcascade --help)")
+        near = did_you_mean(name, COMMANDS) or ";"
+        raise InputError(f"unknown command {name!r}{near} one of {', '.join(COMMANDS)} (see adcascade --help)")
     command: CommandSpec = importlib.import_module(f"worker.cli.{name}").COMMAND
     return command
 

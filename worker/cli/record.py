@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     if recorded.gone:
         note(
             f"{recorded.gone:,} records of the parameters are gone, by compaction or retention: replay counts the "
-            "decisions by these versions as unverified"
+            "decisions by versions that the history has not kept either as unverified"
         )
     if stopped and not options.live:
         note("stopped before the end; the log is complete up to this point")
@@ -167,8 +167,8 @@ COMMAND = CommandSpec(
     name="record",
     summary=(
         "Writes topics of Kafka to a log of JSON lines, as kcat -J does, in the order of time. `adcascade replay`\n"
-        "checks every decision and every version of a log of all topics. Parameters are always read from the\n"
-        "beginning of their topic. Versions that compaction has removed are not in the log, and replay counts their\n"
+        "checks every decision and every version of a log of all topics. Parameters and their history are always read\n"
+        "from the beginning of their topics. Versions that neither has are not in the log, and replay counts their\n"
         "decisions as unverified."
     ),
     examples=(

@@ -125,6 +125,8 @@ def _name(option: Option) -> str:
 def _default(option: Option) -> str:
     if option.default in (None, ()):
         return ""
+    if isinstance(option.default, tuple) and not option.repeatable:
+        return f"`{','.join(map(str, option.default))}`"
     if isinstance(option.default, tuple):
         return ", ".join(f"`{value}`" for value in option.default)
     if option.flag:

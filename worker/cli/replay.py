@@ -18,6 +18,7 @@ from worker.replay.relearn import relearn
 from worker.replay.report import ReplayReport
 from worker.replay.verify import verify
 from worker.stream.topology import Topics
+from worker.stream.versions import ROUNDING
 
 SHOWN: Final = 5  # mismatches in the report for people
 
@@ -43,9 +44,9 @@ OPTIONS = (
     PREFIX,
     Option(
         "tolerance",
-        "largest relative difference between numbers of equal versions, for logs of another kind of machine",
+        "largest relative difference between numbers of equal versions: machines of different kinds round differently",
         parse=number(least=0),
-        default=0.0,
+        default=ROUNDING,
     ),
     JSON,
     replace(CATALOG, help=f"with --relearn: {CATALOG.help}"),
@@ -111,8 +112,9 @@ def _versions(report: ReplayReport) -> str:
     first, last = report.versions[0], report.versions[-1]
     made = sum(version.status != "recorded" for version in report.versions)
     how = "learned" if report.mode == "relearn" else "folded again"
+    rounded = f" ({report.rounded:,} of them equal except for rounding)" if report.rounded else ""
     return (
-        f"versions {first.version} to {last.version}: {made:,} of {len(report.versions):,} {how}; "
+        f"versions {first.version} to {last.version}: {made:,} of {len(report.versions):,} {how}{rounded}; "
         f"the last has sha256 {last.sha256}"
     )
 
@@ -179,8 +181,8 @@ COMMAND = CommandSpec(
         "adcascade replay log.gz --relearn",
         "adcascade replay log.gz --relearn --estimator newton --beta 2",
         "adcascade replay clicks-only.jsonl --relearn --dim 16 --catalog arms.json",
-        "for t in arrivals clicks decisions journal parameters; do kcat -b localhost -C -e -J -t ads.$t; done \\",
-        "  | adcascade replay -",
+        "for t in arrivals clicks decisions journal parameters; do \\",
+        "  kcat -b localhost -C -e -J -o e@$(date +%s%3N) -t ads.$t; done | adcascade replay -",
     ),
     options=OPTIONS,
     run=run,

@@ -12,12 +12,13 @@ from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.parser import JSON, CommandSpec, count
 from worker.cli.options.times import time_option
 from worker.console import check_writable, say, table, write_json
+from worker.stream.events import MOST_PARTITIONS
 
 OPTIONS = (
     count(
         "partitions",
         "partitions of arrivals, clicks, decisions and sessions (default: as they are where they exist, else 8)",
-        most=10_000,
+        most=MOST_PARTITIONS,
     ),
     count("replication", "replicas of each partition (default: 3, or as many as there are brokers)", most=100),
     time_option("retention", "retention of arrivals, clicks and decisions (default: 7d; as it is where they exist)"),

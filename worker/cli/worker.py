@@ -30,6 +30,10 @@ OPERATION = (
         "member-timeout", "time after which the group assigns the partitions of a silent worker to others", 10_000
     ),
     time_option("progress-interval", "time between two progress records of a partition", 1_000),
+    count(
+        "max-open-sessions",
+        "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
+    ),
     count("changelog-replication", "replicas of the changelog, if `adcascade topics create` has not created it", 1),
     Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
     Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
@@ -109,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
         arms=checked.arms,
         limits=checked.limits,
         secret=checked.secret,
+        max_open_sessions=options.max_open_sessions,
         web_host=options.web_host,
         web_port=options.web_port,
         clock_file=os.environ.get(CLOCK),

@@ -7,7 +7,8 @@ from typing import Protocol
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import FailedError, InputError
-from worker.stream.events import ArmChange, Command
+from worker.stream.events import Order
+from worker.stream.history import KeptVersion
 from worker.stream.parameters import Parameters, decode_parameters
 
 
@@ -17,7 +18,13 @@ class LearnerControl(Protocol):
     def history(self) -> list[Parameters]:
         """Return the versions kept, oldest first."""
 
-    def order(self, event: ArmChange | Command) -> Parameters:
+    def slots(self) -> dict[str, KeptVersion]:
+        """Return the versions in the history, by slot."""
+
+    def load(self, slot: str) -> Parameters | None:
+        """Return the version in a slot of the history; None if there is none that can be used."""
+
+    def order(self, event: Order) -> Parameters:
         """Execute an order and return the version after it; raise `FailedError` if the learner refuses it."""
 
 
@@ -32,7 +39,18 @@ class StateFolderControl:
         with StateFolder(self._folder, create=False) as state:
             return _versions(state)
 
-    def order(self, event: ArmChange | Command) -> Parameters:
+    def slots(self) -> dict[str, KeptVersion]:
+        """Return the versions in the history, by slot."""
+        with StateFolder(self._folder, create=False) as state:
+            return state.slots()
+
+    def load(self, slot: str) -> Parameters | None:
+        """Return the version in a slot of the history."""
+        with StateFolder(self._folder, create=False) as state:
+            value = state.in_slot(slot)
+        return None if value is None else decode_parameters(value)
+
+    def order(self, event: Order) -> Parameters:
         """Append the order to the journal and execute it at once."""
         with StateFolder(self._folder, create=False) as state:
             newest = _versions(state)[-1]

@@ -12,16 +12,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Protocol
-from zlib import crc32
 
+from worker.embedded.history import StateHistory
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.secret import Secret
+from worker.stream.catalogue import Refusal
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_episode, encode_journal, encode_progress
-from worker.stream.events import ArmChange, Command, Episode, Progress
+from worker.stream.events import Episode, Order, Progress
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.partitioning import PartitionSurvey, crc32_partition
+from worker.stream.room import SessionRoom
 from worker.stream.serving import Serving
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Tally, Topics
@@ -42,6 +45,9 @@ class Observer(Protocol):
     def version(self, parameters: Parameters) -> None:
         """Observe a published version."""
 
+    def late(self, records: int) -> None:
+        """Observe journal records for windows that were already closed."""
+
 
 class Tap(Protocol):
     """Receives every record on any topic."""
@@ -53,7 +59,8 @@ class Tap(Protocol):
 class Embedded:
     """Runs the topology in this process; a `state` folder keeps everything across restarts.
 
-    Arrivals and clicks have `partitions` partitions; the result does not depend on their number.
+    Arrivals and clicks have `partitions` partitions; the result does not depend on their number. Sessions beyond
+    `max_open_sessions` are answered without being remembered; by default there is no bound.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class Embedded:
         observers: Sequence[Observer] = (),
         tap: Tap | None = None,
         batch: int = 512,
+        max_open_sessions: int | None = None,
     ) -> None:
         if partitions < 1:
             raise InputError(f"there must be at least one partition, not {partitions}")
@@ -76,6 +84,7 @@ class Embedded:
         self.time = 0  # the latest time given to `advance`
         self.tally = Tally()
         self._state = state
+        self._history = StateHistory(state) if state else None
         self._tap = tap
         self._observers = observers
         self._batch = batch
@@ -86,6 +95,7 @@ class Embedded:
         self.versions = Versions(history[0] if history else self.learner.current)
         for parameters in history[1:]:
             self.versions.learn(parameters)
+        room, survey = SessionRoom(max_open_sessions), PartitionSurvey(self.topics, partitions)
         self.tasks = [
             Serving(
                 self.versions,
@@ -94,10 +104,13 @@ class Embedded:
                 limits=limits,
                 secret=secret,
                 keep_changelog=state is not None,
+                room=room,
+                survey=survey,
             )
             for partition in range(partitions)
         ]
         self._journal_end = 0
+        self._latest = 0  # the latest time given to `send`
         self._unread: list[tuple[int, bytes]] = []  # journal records that the learner has not handled
         if state is not None:
             self._resume(state)
@@ -105,9 +118,10 @@ class Embedded:
         self._commit()
 
     def _resume(self, state: StateFolder) -> None:
-        parts: list[list[tuple[bytes, bytes]]] = [[] for _ in self.tasks]
+        parts: list[list[Record]] = [[] for _ in self.tasks]
         for key, value in state.sessions():
-            parts[self.partition_of(key)].append((key, value))
+            partition = self.partition_of(key)
+            parts[partition].append(Record(self.topics.changelog, partition, -1, -1, key, value))
         for task, part in zip(self.tasks, parts, strict=True):
             self.tally.add(task.restore(part))
         self.time = int(state.meta("time") or b"0")
@@ -118,7 +132,7 @@ class Embedded:
 
     def partition_of(self, key: bytes) -> int:
         """Return the partition of a key."""
-        return crc32(key) % len(self.tasks)
+        return crc32_partition(key, len(self.tasks))
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -127,11 +141,12 @@ class Embedded:
         partition = self.partition_of(key or b"")
         record = Record(topic, partition, self._offsets[topic, partition], timestamp, key, value)
         self._offsets[topic, partition] += 1
+        self._latest = max(self._latest, timestamp)
         self._inboxes[partition].append(record)
         if self._tap:
             self._tap(record, ())
 
-    def order(self, event: ArmChange | Command) -> Outcome:
+    def order(self, event: Order) -> Outcome:
         """Write an order to the journal, let the learner execute it, and return the outcome."""
         self._journal([(None, encode_journal(event))])
         outcome = self._learn()
@@ -194,17 +209,26 @@ class Embedded:
         if self._state:
             self._state.append_journal(numbered)
         if self._tap:
+            # Not before the events: `replay` refuses facts that are far ahead of their records.
+            now = max(self.time, self._latest)
             for (offset, value), (key, _) in zip(numbered, records, strict=True):
-                self._tap(Record(self.topics.journal, ONLY_PARTITION, offset, self.time, key, value), ())
+                self._tap(Record(self.topics.journal, ONLY_PARTITION, offset, now, key, value), ())
 
     def _learn(self) -> Outcome:
         unread, self._unread = self._unread, []
         outcome = self.learner.handle(unread)
+        self.tally.troubles.update(outcome.troubles)
+        if outcome.late:
+            for observer in self._observers:
+                observer.late(outcome.late)
         for episode in outcome.episodes:
             self._emit(self.topics.episodes, b"%d" % episode.version, encode_episode(episode))
             for observer in self._observers:
                 observer.episode(episode)
         self._publish(outcome.versions)
+        for _, tag in outcome.tags:
+            if self._history and not self._history.tag(tag, self.versions.history):
+                outcome.refusals.append(Refusal(order=tag, reason=f"version {tag.version} is not kept"))
         return outcome
 
     def _publish(self, versions: Iterable[Parameters]) -> None:
@@ -216,6 +240,8 @@ class Embedded:
                     parameters.version, value, kept=KEPT, needed=min(parameters.resume_offset, self._journal_end)
                 )
             self.versions.learn(decode_parameters(value))
+            if self._history:
+                self._history.keep(self.versions.history)
             for observer in self._observers:
                 observer.version(parameters)
 

@@ -1,4 +1,4 @@
-"""The state folder of the embedded runner: sessions, journal, parameters.
+"""The state folder of the embedded runner: sessions, journal, parameters and their history.
 
 One SQLite file and one transaction per step of the runner: after a `kill -9` the folder holds all of a step or nothing
 of it. A lock file keeps a second process out.
@@ -13,11 +13,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from worker.errors import FailedError, InputError
+from worker.stream.history import KeptVersion
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS journal (offset INTEGER PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS parameters (version INTEGER PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS history
+    (slot TEXT PRIMARY KEY, version INTEGER NOT NULL, made_at INTEGER NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
 FORMAT = b"1"
@@ -83,6 +86,18 @@ class StateFolder:
         """Return the records of the versions kept, oldest first."""
         return [value for (value,) in self._db.execute("SELECT value FROM parameters ORDER BY version")]
 
+    def slots(self) -> dict[str, KeptVersion]:
+        """Return the versions in the history, by slot."""
+        return {
+            slot: KeptVersion(version, made_at)
+            for slot, version, made_at in self._db.execute("SELECT slot, version, made_at FROM history")
+        }
+
+    def in_slot(self, slot: str) -> bytes | None:
+        """Return the record of a version in the history."""
+        row = self._db.execute("SELECT value FROM history WHERE slot = ?", (slot,)).fetchone()
+        return None if row is None else bytes(row[0])
+
     def journal(self, start: int) -> Iterable[tuple[int, bytes]]:
         """Yield the journal from an offset."""
         yield from self._db.execute("SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset", (start,))
@@ -123,6 +138,19 @@ class StateFolder:
         self._db.execute("INSERT OR REPLACE INTO parameters VALUES (?, ?)", (version, value))
         self._db.execute("DELETE FROM parameters WHERE version <= ?", (version - kept,))
         self._db.execute("DELETE FROM journal WHERE offset < ?", (needed,))
+
+    def put_slot(self, slot: str, kept: KeptVersion, value: bytes) -> None:
+        """Put a version into a slot of the history."""
+        row = (slot, kept.version, kept.made_at, value)
+        self._db.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?)", row)
+
+    def date_slots(self, made_at: int) -> None:
+        """Set the time of the versions in the history that have none."""
+        self._db.execute("UPDATE history SET made_at = ? WHERE made_at = 0", (made_at,))
+
+    def delete_slot(self, slot: str) -> None:
+        """Delete a slot of the history."""
+        self._db.execute("DELETE FROM history WHERE slot = ?", (slot,))
 
     def commit(self) -> None:
         """Make all changes since the last commit durable."""

@@ -20,13 +20,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from worker.errors import FailedError, InputError
-from worker.evaluate.estimators import METHODS, Estimate
+from worker.evaluate.calibration import ModelCheck, check_model
+from worker.evaluate.estimators import METHODS, Estimate, MatchingReplay, OffPolicyEstimator
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.logged import LoggedSessions
 from worker.evaluate.model import CrossFit, cross_fit
 from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
-from worker.evaluate.support import Unsupported
+from worker.evaluate.sufficiency import sufficient
+from worker.evaluate.support import LEAST_CLICKS, Unsupported
 from worker.evaluate.targets import Change, find_estimates
 from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
@@ -55,6 +57,7 @@ class Evaluation:
     drawn : number of sessions of the log that were drawn uniformly as a whole
     warmup : number of sessions of the log in the warm-up
     model_clicks : number of clicks, and the number expected by models fitted on other sessions; None without a model
+    check : these models against the sessions drawn uniformly; None without a model
     """
 
     target: LearningSettings
@@ -68,6 +71,7 @@ class Evaluation:
     left_out: Mapping[str, int]
     estimates: Sequence[Estimate]
     model_clicks: tuple[int, float] | None
+    check: ModelCheck | None
     notes: Sequence[str]
 
 
@@ -137,7 +141,9 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
             models = fit.part(rows) if isinstance(fit, CrossFit) else None
             estimates.append(estimator.estimate(used, models, confidence=confidence))
         except Unsupported as reason:
-            estimates.append(Estimate(method=estimator.name, sessions=estimator.usable(used), refused=str(reason)))
+            why = f"{reason}{_advice(estimator, sessions, everything)}"
+            estimates.append(Estimate(method=estimator.name, sessions=estimator.usable(used), refused=why))
+    check = check_model(everything, fit, confidence=confidence) if isinstance(fit, CrossFit) else None
     return Evaluation(
         target=assembled.target,
         origin="as served",
@@ -150,7 +156,8 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
         left_out=assembled.left_out,
         estimates=estimates,
         model_clicks=(fit.clicks, fit.expected_clicks) if isinstance(fit, CrossFit) else None,
-        notes=_notes(scope, weighable),
+        check=check,
+        notes=[*_notes(scope, weighable), *doubts(check)],
     )
 
 
@@ -160,6 +167,34 @@ def _fit(sessions: Sessions, model: str, seed: int) -> CrossFit | Unsupported:
         return cross_fit(sessions, model=model, generator=np.random.default_rng(seed))
     except Unsupported as reason:
         return reason
+
+
+def _advice(estimator: OffPolicyEstimator, sessions: Sessions, everything: Sessions) -> str:
+    """Return what would suffice for an estimator that uses weights, if users click at all."""
+    if not estimator.needs_chance or everything.clicked.sum() < LEAST_CLICKS:
+        return ""
+    drawn_only = estimator.name == MatchingReplay.name
+    return f"; {sufficient(sessions, first_position=estimator.needs_model, drawn_only=drawn_only)}"
+
+
+def doubts(check: ModelCheck | None) -> list[str]:
+    """Return a warning if the model is wrong on random sessions, or if they are too few."""
+    if check is None:
+        return []
+    if check.passed is None:
+        return [
+            f"not enough random sessions to check the click model ({check.sessions} were drawn uniformly): "
+            "direct, which rests on it alone, may be wrong beyond its interval"
+        ]
+    if check.passed:
+        return []
+    reasons = [f"{group.group}: observed / expected revenue {group.ratio:.2f}" for group in check.failed]
+    if check.form_failed:
+        reasons.append("its errors depend on ad and features")
+    return [
+        f"WARNING: the click model is wrong on random sessions ({'; '.join(reasons)}): "
+        "do not trust direct, nor dr where it rests on the model"
+    ]
 
 
 def _served(sessions: Sessions, confidence: float) -> Served:

@@ -23,14 +23,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
-from worker.bandit.click_model import ClickModel
 from worker.bandit.policies import policy_named
 from worker.errors import FailedError, InputError
 from worker.logs.ordered import OrderedLog
-from worker.stream.catalogue import under
+from worker.stream.catalogue import align, under
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import LearningSettings
 
 CHUNK = 1024  # journal records folded at once
 
@@ -83,18 +82,6 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
     return under(changed, aligned)
 
 
-def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, ridge: float) -> ClickModel:
-    """Return the belief about `wanted` arms: the prior for new ones; the belief about others is integrated out."""
-    names = [arm.arm for arm in known]
-    if names == [arm.arm for arm in wanted]:
-        return model
-    indices = {name: index for index, name in enumerate(names)}
-    new = sum(arm.arm not in indices for arm in wanted)
-    grown = model.with_arms(new, ridge=ridge) if new else model
-    fresh = iter(range(len(names), len(names) + new))
-    return grown.choose_arms([indices[arm.arm] if arm.arm in indices else next(fresh) for arm in wanted])
-
-
 # ── folded again ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -123,7 +110,7 @@ def fold_again(log: OrderedLog, settings: dict[str, Any]) -> list[Parameters]:
     records = log.journal_records()
     expected = first.resume_offset
     while chunk := list(islice(records, CHUNK)):
-        for offset, _ in chunk:
+        for offset, *_ in chunk:
             if offset != expected:
                 raise FailedError(f"folding again needs the whole journal; the log lacks its offset {expected}")
             expected += 1

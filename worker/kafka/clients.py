@@ -19,6 +19,8 @@ from aiokafka.structs import TopicPartition
 from worker.errors import FailedError
 from worker.kafka.connection import Connection
 from worker.kafka.records import plain
+from worker.kafka.unpacking import install
+from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Record
 
 T = TypeVar("T")
@@ -86,6 +88,7 @@ async def standalone_consumer(connection: Connection, **settings: Any) -> AsyncI
         # A record may be larger: then the broker sends it alone.
         "max_partition_fetch_bytes": 8 << 20,
     }
+    install()
     consumer = AIOKafkaConsumer(**connection.arguments(), group_id=None, **{**defaults, **settings})
     try:
         await consumer.start()
@@ -135,7 +138,11 @@ async def read_to_end(consumer: AIOKafkaConsumer, topic: str, start: int = 0) ->
 async def append(connection: Connection, topic: str, value: bytes) -> int:
     """Append a record without a key to a topic with one partition; return its offset when all replicas have it."""
     producer = AIOKafkaProducer(
-        **connection.arguments(), acks="all", enable_idempotence=True, request_timeout_ms=REQUEST_TIMEOUT
+        **connection.arguments(),
+        acks="all",
+        enable_idempotence=True,
+        request_timeout_ms=REQUEST_TIMEOUT,
+        max_request_size=VERSION_BYTES,  # an order may hold a version
     )
     try:
         await producer.start()

@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from worker.console import progress
 from worker.errors import FailedError, InputError
-from worker.kafka.clients import append, read_to_end, run_client, standalone_consumer
+from worker.kafka.clients import append, partition_counts, read_to_end, run_client, standalone_consumer
 from worker.kafka.connection import Connection
+from worker.kafka.history import HistoryReader
 from worker.kafka.parameters import decoded, published_versions
-from worker.stream.catalogue import Refusal, change_arm, obey
+from worker.kafka.topics import LARGE_BYTES
+from worker.stream.catalogue import Refusal, carry_out
 from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, Command
+from worker.stream.events import Order, Tag
+from worker.stream.history import KeptVersion, tags
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
+_T = TypeVar("_T")
+
 _PAUSE = 0.1  # seconds between two polls of the parameters
+_OVERHEAD = 1024  # bytes of a batch beside its only record, generously
 
 
 class KafkaControl:
@@ -44,10 +52,33 @@ class KafkaControl:
             raise InputError(f"{self._names.parameters} holds no parameters yet: has a worker been started?")
         return versions
 
-    def order(self, event: ArmChange | Command) -> Parameters:
-        """Append the order to the journal and wait for the version that it makes."""
+    def slots(self) -> dict[str, KeptVersion]:
+        """Return the versions in the history, by slot."""
+
+        async def read(reader: HistoryReader) -> dict[str, KeptVersion]:
+            return reader.held
+
+        return run_client(self._connection, self._with_history(read))
+
+    def load(self, slot: str) -> Parameters | None:
+        """Return the version in a slot of the history."""
+        return run_client(self._connection, self._with_history(lambda reader: reader.find(slot)))
+
+    async def _with_history(self, use: Callable[[HistoryReader], Awaitable[_T]]) -> _T:
+        topic = self._names.parameters_history
+        await partition_counts(self._connection, topic)
+        async with standalone_consumer(self._connection) as consumer:
+            reader = HistoryReader(consumer, topic)
+            await reader.refresh()
+            return await use(reader)
+
+    def order(self, event: Order) -> Parameters:
+        """Append the order to the journal and wait for the version that it makes, or for its tag in the history."""
         history = self.history()
         newest = history[-1]
+        if isinstance(event, Tag):
+            run_client(self._connection, self._with_history(lambda reader: self._send_tag(event, reader)))
+            return newest
         outcome = _expected(newest, event, history)
         if isinstance(outcome, Refusal):
             raise FailedError(f"refused: {outcome.reason}")
@@ -55,33 +86,52 @@ class KafkaControl:
             return newest
         return run_client(self._connection, self._send(event, newest.version))
 
-    async def _send(self, event: ArmChange | Command, known: int) -> Parameters:
+    async def _append(self, event: Order) -> int:
+        value = encode_journal(event)
+        if len(value) > LARGE_BYTES - _OVERHEAD:
+            raise InputError(f"the order has {len(value):,} bytes, more than {self._names.journal} takes")
+        return await append(self._connection, self._names.journal, value)
+
+    async def _send(self, event: Order, known: int) -> Parameters:
+        start, versions = 0, dict[int, Parameters]()
         async with standalone_consumer(self._connection) as consumer:
-            offset = await append(self._connection, self._names.journal, encode_journal(event))
-            deadline = time.monotonic() + self._timeout
-            start = 0
-            versions: dict[int, Parameters] = {}
-            with progress("waiting for the learner", None):
-                while time.monotonic() < deadline:
-                    records = await read_to_end(consumer, self._names.parameters, start)
-                    start = records[-1].offset + 1 if records else start
-                    versions |= {parameters.version: parameters for parameters in decoded(records)}
-                    if (answer := _answer(versions, event, offset, known)) is not None:
-                        return answer
-                    await asyncio.sleep(_PAUSE)
+
+            async def look(offset: int) -> Parameters | None:
+                nonlocal start
+                records = await read_to_end(consumer, self._names.parameters, start)
+                start = records[-1].offset + 1 if records else start
+                versions.update({parameters.version: parameters for parameters in decoded(records)})
+                return _answer(versions, event, offset, known)
+
+            return await self._answered(event, look)
+
+    async def _send_tag(self, tag: Tag, reader: HistoryReader) -> None:
+        async def look(_: int) -> bool | None:
+            await reader.refresh()
+            return True if tags(reader.held).get(tag.name) == tag.version else None
+
+        await self._answered(tag, look)
+
+    async def _answered(self, event: Order, look: Callable[[int], Awaitable[_T | None]]) -> _T:
+        """Append an order; return what `look`, called with its offset, finds within the timeout."""
+        offset = await self._append(event)
+        deadline = time.monotonic() + self._timeout
+        with progress("waiting for the learner", None):
+            while time.monotonic() < deadline:
+                if (answer := await look(offset)) is not None:
+                    return answer
+                await asyncio.sleep(_PAUSE)
         raise FailedError(
-            f"no learner answered within {self._timeout:g} s; the order is in the journal (offset {offset}) and will "
-            "be carried out when a learner runs. Is a worker running?"
+            f"no learner answered within {self._timeout:g} s; the order is in the journal (offset {offset}), and the "
+            "next learner there carries it out or refuses it. Is a worker running, and what does its /readyz say?"
         )
 
 
-def _expected(newest: Parameters, event: ArmChange | Command, history: list[Parameters]) -> Parameters | Refusal | None:
-    if isinstance(event, ArmChange):
-        return change_arm(newest, event)
-    return obey(newest, event, {parameters.version: parameters for parameters in history})
+def _expected(newest: Parameters, event: Order, history: list[Parameters]) -> Parameters | Refusal | None:
+    return carry_out(newest, event, {parameters.version: parameters for parameters in history})
 
 
-def _answer(versions: dict[int, Parameters], event: ArmChange | Command, offset: int, known: int) -> Parameters | None:
+def _answer(versions: dict[int, Parameters], event: Order, offset: int, known: int) -> Parameters | None:
     """Return the version that the record at `offset` made; raise if the learner has passed it and made none."""
     for parameters in versions.values():
         if parameters.journal_offset == offset and parameters.version > known:

@@ -15,34 +15,45 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
+from time import monotonic
 from typing import TypeVar
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.structs import TopicPartition
 
-from worker.errors import FailedError
+from worker.errors import AdcascadeError, FailedError
 from worker.kafka import parameters as parameters_topic
 from worker.kafka.clients import read_to_end, run_client, standalone_consumer
 from worker.kafka.connection import Connection
+from worker.kafka.history import HistoryWriter
 from worker.kafka.learner_process import LearnerStatus
 from worker.kafka.memory import collect_garbage_rarely, return_memory_periodically
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.kafka.records import next_records
 from worker.metrics import Metrics
 from worker.stream.encoding import encode_episode
+from worker.stream.events import Tag
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, encode_parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Topics
-from worker.stream.versions import version_key
+from worker.stream.troubles import Troubles
+from worker.stream.versions import RoundedError, version_key
 
 log = logging.getLogger(__name__)
 
-#: How much lower the priority of the learner is: users wait for decisions, not for versions.
-NICE = 10
+#: How much lower the priority of the learner is: users wait for decisions, not for versions. Small, because a process
+#: gets a share of a busy core that falls by a fifth with every step: 39 % with 2, 10 % with 10.
+NICE = 2
+#: Seconds without records after which the process reports all the same.
+REPORT_INTERVAL = 5.0
 
 _T = TypeVar("_T")
 
@@ -52,9 +63,6 @@ def run_learner(
 ) -> int:
     """Fold and publish until the standard input ends; return 1 after a failure. The arguments are the worker's."""
     logging.getLogger(parameters_topic.__name__).setLevel(logging.WARNING)  # the worker logs the versions
-    history = run_client(connection, published_versions(connection, topics))
-    learning = with_dimension(learning, dim, history)
-    published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
     os.nice(NICE)
     # The worker decides when this process ends. Signals to the whole group (Ctrl-C, systemd) are for the worker.
     for ignored in (signal.SIGINT, signal.SIGTERM):
@@ -63,12 +71,19 @@ def run_learner(
     collect_garbage_rarely()
     return_memory_periodically()
     try:
+        history = run_client(connection, published_versions(connection, topics))
+        learning = with_dimension(learning, dim, history)
+        published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
         asyncio.run(_learn(connection, topics, published, lambda: Learner(learning, arms, published.history)))
-    except FailedError as error:
+    except AdcascadeError as error:
         _report(LearnerStatus(failure=str(error)))
-    except Exception:
+    except Exception as error:
         log.exception("the learner failed")
+        _report(LearnerStatus(failure=f"{type(error).__name__}: {error}"))
     return 1
+
+
+_journal_record = attrgetter("offset", "value", "timestamp")
 
 
 def _end_with_input() -> None:
@@ -86,7 +101,7 @@ async def _learn(
     connection: Connection, topics: Topics, published: PublishedParameters, make_learner: Callable[[], Learner]
 ) -> None:
     producer = AIOKafkaProducer(
-        **connection.arguments(), enable_idempotence=True, acks="all", max_request_size=16 << 20
+        **connection.arguments(), enable_idempotence=True, acks="all", max_request_size=VERSION_BYTES
     )
     async with (
         producer,
@@ -94,8 +109,16 @@ async def _learn(
             connection, auto_offset_reset="none", fetch_max_wait_ms=500, max_partition_fetch_bytes=4 << 20
         ) as journal,
         standalone_consumer(connection) as parameters,
+        standalone_consumer(connection) as history,
     ):
-        publisher = JournalPublisher(topics, published, journal=journal, parameters=parameters, producer=producer)
+        publisher = JournalPublisher(
+            topics,
+            published,
+            journal=journal,
+            parameters=parameters,
+            history=HistoryWriter(topics.parameters_history, consumer=history, producer=producer),
+            producer=producer,
+        )
         await publisher.run(make_learner)
 
 
@@ -114,6 +137,7 @@ class JournalPublisher:
         *,
         journal: AIOKafkaConsumer,
         parameters: AIOKafkaConsumer,
+        history: HistoryWriter,
         producer: AIOKafkaProducer,
     ) -> None:
         self._topics = topics
@@ -121,8 +145,10 @@ class JournalPublisher:
         self._published = published
         self._journal = journal
         self._parameters = parameters
+        self._history = history
         self._producer = producer
         self._parameters_position = 0
+        self._reported = monotonic()
 
     async def run(self, make_learner: Callable[[], Learner]) -> None:
         """Fold and publish until cancelled; `make_learner` starts from the published versions."""
@@ -133,17 +159,31 @@ class JournalPublisher:
             async def do(call: Callable[[], _T]) -> _T:
                 return await asyncio.get_running_loop().run_in_executor(thread, call)
 
-            learner = await do(make_learner)
-            position = await self._seek(learner)
-            await self.publish(await do(learner.begin), learner, position)
             while True:
-                fetched = await next_records(self._journal, seconds=0.5, most=5000)
-                records = fetched.get(self._tp, [])
-                if records:
-                    outcome = await do(lambda: learner.handle((one.offset, one.value) for one in records))  # noqa: B023
-                    await self.publish(outcome, learner, records[-1].offset + 1)
-                if len(records) < self.worthwhile:
-                    await asyncio.sleep(self.pause)
+                learner = await do(make_learner)
+                try:
+                    await self._fold(learner, do)
+                except RoundedError as error:
+                    log.info("the learner continues from the published version: %s", error)
+                    _report(LearnerStatus(rounded=1))
+
+    async def _fold(self, learner: Learner, do: Callable[[Callable[[], Outcome]], Awaitable[Outcome]]) -> None:
+        position = await self._seek(learner)
+        begun = await do(learner.begin)
+        if self._published.history:
+            await self._keep(begun.troubles)  # what the learner before this one has not written
+        await self.publish(begun, learner, position)
+        while True:
+            fetched = await next_records(self._journal, seconds=0.5, most=5000)
+            records = fetched.get(self._tp, [])
+            if records:
+                outcome = await do(lambda: learner.handle(map(_journal_record, records)))  # noqa: B023
+                position = records[-1].offset + 1
+                await self.publish(outcome, learner, position)
+            elif monotonic() - self._reported > REPORT_INTERVAL:
+                self._report(learner, position, Outcome())
+            if len(records) < self.worthwhile:
+                await asyncio.sleep(self.pause)
 
     async def _seek(self, learner: Learner) -> int:
         journal, tp = self._journal, self._tp
@@ -154,7 +194,7 @@ class JournalPublisher:
         return learner.resume_offset
 
     async def publish(self, outcome: Outcome, learner: Learner, position: int) -> None:
-        """Write episodes and versions, and report to the worker."""
+        """Write episodes, versions and their history, and report to the worker."""
         for refusal in outcome.refusals:
             log.warning("an order was refused: %s", refusal.reason)
         # Episodes first: if the process ends in between, the next learner folds the window again and repeats them. The
@@ -165,15 +205,66 @@ class JournalPublisher:
                 log.error("the window to %d gave no version: %s", episode.window_end, episode.rejected)
             episodes.append(encode_episode(episode))
             await self._producer.send_and_wait(self._topics.episodes, episodes[-1], key=b"%d" % episode.version)
+        tags = deque(outcome.tags)
         for version in outcome.versions:
+            # A learner that resumes from this version does not read the tags before it again.
+            while tags and tags[0][0] < version.journal_offset:
+                await self._tag(tags.popleft()[1], outcome.troubles)
             await self._read_parameters()
             if not self._published.wants(version):
                 log.info("version %d is published already", version.version)
                 continue
-            key = version_key(version.version)
-            await self._producer.send_and_wait(self._topics.parameters, encode_parameters(version), key=key)
+            await self._write(version)
+            await self._read_parameters()
+            first = self._published.content(version.version)
+            if first is not None and first.sha256 != version.sha256:
+                # Another learner was faster. Of the records with one key, compaction keeps the last: let it be the
+                # first content, which all workers serve by.
+                await self._write(first)
+                self._published.wants(version)  # raises
+            await self._keep(outcome.troubles)
+        for _, tag in tags:
+            await self._tag(tag, outcome.troubles)
+        self._report(learner, position, outcome, episodes)
+
+    async def _write(self, version: Parameters) -> None:
+        value, topic = encode_parameters(version), self._topics.parameters
+        try:
+            await self._producer.send_and_wait(topic, value, key=version_key(version.version))
+        except MessageSizeTooLargeError:
+            raise FailedError(
+                f"{topic} does not take version {version.version}, which has {len(value):,} bytes: set its "
+                f"max.message.bytes to {VERSION_BYTES} (adcascade topics check)"
+            ) from None
+
+    def _report(self, learner: Learner, position: int, outcome: Outcome, episodes: Sequence[bytes] = ()) -> None:
+        self._reported = monotonic()
         raw = tuple(map(msgspec.Raw, episodes))
-        _report(LearnerStatus(position=position, watermark=learner.watermark, episodes=raw))
+        _report(
+            LearnerStatus(
+                position=position,
+                watermark=learner.watermark,
+                slowest=learner.slowest_partition,
+                late=outcome.late,
+                episodes=raw,
+                troubles=tuple(outcome.troubles),
+            )
+        )
+
+    async def _keep(self, troubles: Troubles) -> None:
+        """Add the last versions to the history. A failure delays it and nothing else: the next version repeats it."""
+        versions = self._published.history
+        try:
+            await self._history.keep(versions)
+        except KafkaError as error:
+            troubles.add("history", f"versions up to {versions[-1].version}: {error!r}")
+
+    async def _tag(self, tag: Tag, troubles: Troubles) -> None:
+        await self._read_parameters()
+        try:
+            await self._history.tag(tag, self._published.history)
+        except KafkaError as error:
+            troubles.add("history", f"tag {tag.name}: {error!r}")
 
     async def _read_parameters(self) -> None:
         """Take all versions that are in the topic now."""

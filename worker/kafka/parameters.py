@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from aiokafka.errors import KafkaError
@@ -15,11 +15,11 @@ from worker.kafka.clients import partition_counts, read_to_end, standalone_consu
 from worker.kafka.connection import Connection
 from worker.kafka.records import plain
 from worker.metrics import Metrics
-from worker.stream.learner import should_publish
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LearningSettings
+from worker.stream.slates import SlatePlanner
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
-from worker.stream.versions import Versions, keep
+from worker.stream.versions import RoundedError, Versions, check_same, keep, should_publish
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,26 @@ def with_dimension(learning: LearningSettings, dim: int | None, history: Sequenc
 # ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class UnfitError(FailedError):
+    """The configuration of this worker does not fit the published parameters, so that it cannot serve."""
+
+
+class Decoded:
+    """A record of the topic: the version that it holds, if it has a value, or why it cannot be read."""
+
+    def __init__(self, record: Record) -> None:
+        self.offset = record.offset
+        self.parameters: Parameters | None = None
+        self.planner: SlatePlanner | None = None
+        self.error: AdcascadeError | None = None
+        if record.value is not None:
+            try:
+                self.parameters = decode_parameters(record.value)
+                self.parameters.sha256  # noqa: B018 - computed here, once
+            except AdcascadeError as error:
+                self.error = error
+
+
 class PublishedParameters:
     """The published versions, and those that serve.
 
@@ -78,13 +98,15 @@ class PublishedParameters:
 
     Parameters
     ----------
-    configured : version 0 by this worker's configuration; serves if nothing is published yet
+    configured : version 0 by this worker's configuration; nothing is served before a version is published and read
     history : the versions published when the worker started
     """
 
     def __init__(self, configured: Parameters, history: Sequence[Parameters], metrics: Metrics) -> None:
         self._metrics = metrics
+        self._configured = configured
         self._published: dict[int, Parameters] = {}
+        self._on_newest: Callable[[Parameters], None] = lambda _: None
         self.versions = Versions(history[0] if history else configured)
         for parameters in history:
             self._take(parameters)
@@ -99,32 +121,77 @@ class PublishedParameters:
         """The last published versions, oldest first."""
         return tuple(parameters for _, parameters in sorted(self._published.items()))
 
+    def watch(self, on_newest: Callable[[Parameters], None]) -> None:
+        """Call a function with the newest version, now and whenever there is a newer one."""
+        self._on_newest = on_newest
+        for newest in self.history[-1:]:
+            on_newest(newest)
+
+    def content(self, version: int) -> Parameters | None:
+        """Return a published version; None if it is not among the last."""
+        return self._published.get(version)
+
     def handle(self, records: Sequence[Record]) -> None:
         """Take records of the topic."""
-        for record in records:
-            if record.value is None:
-                continue
+        self.take(map(Decoded, records))
+
+    def prepare(self, records: Sequence[Record]) -> list[Decoded]:
+        """Decode records, and prepare their versions to serve, in any thread: this can take a second."""
+        prepared = list(map(Decoded, records))
+        for one in prepared:
+            if one.parameters is not None and one.parameters.version not in self._published:
+                one.planner = SlatePlanner(one.parameters)
+                one.planner.prepare()
+        return prepared
+
+    def take(self, versions: Iterable[Decoded]) -> None:
+        """Take decoded records of the topic."""
+        for record in versions:
             try:
-                self._take(decode_parameters(record.value))
+                if record.error is not None:
+                    raise record.error
+                if record.parameters is not None:
+                    self._take(record.parameters, record.planner)
+            except UnfitError:
+                raise
+            except RoundedError as error:
+                self._metrics.rounded()
+                log.info("parameters at offset %d are the same: %s", record.offset, error)
             except AdcascadeError as error:
                 self._metrics.refused()
                 log.error("parameters at offset %d are refused: %s", record.offset, error)
 
-    def _take(self, parameters: Parameters) -> None:
+    def _take(self, parameters: Parameters, planner: SlatePlanner | None = None) -> None:
         number = parameters.version
         is_new = number not in self._published
-        # Before `learn`, which raises: the learner goes by the topic even where this worker served its own version 0.
+        if not self._published:
+            self._check_size(parameters)
+            self.versions.replace_first(parameters)
         self._published = keep(self._published, parameters)
-        self.versions.learn(parameters)
-        if is_new:
+        self.versions.learn(parameters, planner)
+        if is_new and number == self.version:  # not for what the topic still has of the past, after a start
+            self._on_newest(parameters)
             log.info("parameters version %d (%s…) received", number, parameters.sha256[:12])
         if number == self.version:
             self._metrics.version(parameters)
 
+    def _check_size(self, first: Parameters) -> None:
+        """Raise if another worker began with a model of another size; another catalogue or other settings may be."""
+        mine, theirs = self._configured.settings.dim, first.settings.dim
+        if mine != theirs:
+            raise UnfitError(
+                f"--dim is {mine}, but another worker has published version {first.version} with {theirs}: give this "
+                "worker the same settings, or topics of its own (--prefix)"
+            )
+
     def wants(self, parameters: Parameters) -> bool:
-        """Return whether to publish a version; raise `FailedError` if it contradicts the topic."""
+        """Return whether to publish a version; raise as `check_same` if it contradicts the topic."""
         try:
+            if (known := self._published.get(parameters.version)) is not None:
+                check_same(parameters, known)
             return should_publish(parameters, self._published.get(self.version))
+        except RoundedError:
+            raise
         except FailedError:
             self._metrics.refused()
             raise
@@ -140,7 +207,7 @@ class ParametersReader:
         self._connection = connection
         self._tp = TopicPartition(topics.parameters, ONLY_PARTITION)
         self._published = published
-        #: Whether everything that was there at the start has been read.
+        #: Whether everything that was there at the start has been read, and at least one version.
         self.ready = False
 
     async def run(self) -> None:
@@ -158,5 +225,6 @@ class ParametersReader:
                     await asyncio.sleep(1.0)
                     continue
                 if records := [plain(record) for record in fetched.get(self._tp, ())]:
-                    self._published.handle(records)
-                self.ready = self.ready or position >= end
+                    # Not in the loop that serves: 38,000 arms take half a second.
+                    self._published.take(await asyncio.to_thread(self._published.prepare, records))
+                self.ready = self.ready or (position >= end and self._published.version >= 0)

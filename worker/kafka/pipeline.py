@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
+from worker.kafka.clock import broker_time
 from worker.kafka.transport import PartitionWriter, WrittenBatch
 from worker.stream.topology import Emits, Record, dead_letter
 
@@ -31,8 +32,8 @@ log = logging.getLogger(__name__)
 class PartitionTask(Protocol):
     """Serves one assigned partition, arrivals and clicks together. Synchronous; called from one thread only."""
 
-    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take a part of the session table; called before anything else."""
+    def restore(self, records: Iterable[Record]) -> None:
+        """Take a part of the session table, a changelog record per session; called before anything else."""
 
     def handle(self, records: Sequence[Record]) -> Emits:
         """Handle records. Bad input becomes a dead letter, never an exception.
@@ -45,6 +46,13 @@ class PartitionTask(Protocol):
 
     def release(self) -> None:
         """Give the partition up; called once, at the end."""
+
+
+class ConfirmProgress(Protocol):
+    """Says whether a progress record counts, given the time that its broker put on it, if any."""
+
+    def __call__(self, stamp: int | None, *, written_at: int) -> bool:
+        """Return whether progress up to `written_at` counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +93,8 @@ class PartitionPipeline:
         Called when a list has reached the next stage, with the number of records that this acknowledges.
     on_failure
         Called with the error when a write fails.
+    most_bytes
+        The largest record that all output topics take.
     """
 
     def __init__(
@@ -97,6 +107,7 @@ class PartitionPipeline:
         changelog_end: int,
         on_moved: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
+        most_bytes: int,
     ) -> None:
         self.partition = partition
         self.changelog_end = changelog_end
@@ -108,9 +119,10 @@ class PartitionPipeline:
         self._writers = writers
         self._on_moved = on_moved
         self._on_failure = on_failure
+        self._most_bytes = most_bytes
         self._facts: deque[_InFlight] = deque()
         self._decisions: deque[_InFlight] = deque()
-        self._target: tuple[int, Mapping[TopicPartition, int], bytes] | None = None
+        self._target: tuple[int, Mapping[TopicPartition, int], bytes, ConfirmProgress] | None = None
         self._writing_progress = False
         self._retired = False
 
@@ -134,7 +146,7 @@ class PartitionPipeline:
                 emits = self.task.handle([record])
             except Exception as error:
                 reason = f"the processor raised {type(error).__name__}: {error}"[:500]
-                together.dead_letters.append(dead_letter(record, "invalid", reason))
+                together.dead_letters.append(dead_letter(record, "invalid", reason, self._most_bytes))
                 continue
             survived += 1
             together.journal += emits.journal
@@ -212,24 +224,31 @@ class PartitionPipeline:
         """Whether the last progress is written. A lagging partition keeps its target and so holds time back."""
         return self._target is None and not self._writing_progress
 
-    def set_target(self, time: int, ends: Mapping[TopicPartition, int], record: bytes) -> None:
-        """Write `record`, the progress up to `time`, once everything before `ends` is acknowledged."""
-        self._target = (time, ends, record)
+    def set_target(
+        self, time: int, ends: Mapping[TopicPartition, int], record: bytes, confirm: ConfirmProgress
+    ) -> None:
+        """Write `record`, the progress up to `time`, once everything before `ends` is acknowledged.
+
+        The task takes the progress if `confirm` does, which gets the broker's time of the record.
+        """
+        self._target = (time, ends, record, confirm)
         self._check_target()
 
     def _check_target(self) -> None:
         if self._target is None:
             return
-        time, ends, record = self._target
+        time, ends, record, confirm = self._target
         if any(self.acknowledged[tp] < end for tp, end in ends.items()):
             return
         self._target, self._writing_progress = None, True
         (batch,) = self._writers.journal.write([(None, record)])
-        batch.future.add_done_callback(partial(self._when_durable, partial(self._on_progress, time)))
+        done = partial(self._on_progress, time, batch.future, confirm)
+        batch.future.add_done_callback(partial(self._when_durable, done))
 
-    def _on_progress(self, time: int) -> None:
+    def _on_progress(self, time: int, written: asyncio.Future[Any], confirm: ConfirmProgress) -> None:
         self._writing_progress = False
-        self.task.acknowledged(time)
+        if confirm(broker_time(written.result()), written_at=time):
+            self.task.acknowledged(time)
         self.write(self.handle([]), {}, 0)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from aiokafka.structs import TopicPartition
 from worker.errors import FailedError
 from worker.kafka.pipeline import PartitionPipeline, PartitionTask, PipelineWriters
 from worker.kafka.transport import RecordList, Transport
-from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics
+from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 MEMBERSHIP_CHECK = 0.02
 #: Sessions that a task takes over before the loop may do something else, heartbeats above all.
 RESTORED_AT_ONCE = 10_000
+
+#: Bytes of dead letters that count as a record in flight: they are as long as clients made them.
+LETTER_BYTES = 16 << 10
 
 HandleTogether = Callable[[Sequence[tuple[Any, Sequence[Record]]]], Sequence[Emits]]
 
@@ -50,6 +53,8 @@ class PartitionPipelines:
     limit
         The number of records that may be in flight (handled and not yet acknowledged); then no more are taken. Bounds
         memory, and the number of records that are repeated after a crash.
+    most_bytes
+        The largest record that all output topics take.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class PartitionPipelines:
         parameters_ready: Callable[[], bool] = lambda: True,
         assign_journal: Callable[[bool], None] = lambda mine: None,
         limit: int = 4_096,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self.by_partition: dict[int, PartitionPipeline] = {}
         self.failure: BaseException | None = None
@@ -74,6 +80,7 @@ class PartitionPipelines:
         self._parameters_ready = parameters_ready
         self._assign_journal = assign_journal
         self._limit = limit
+        self._most_bytes = most_bytes
         self._open = False
         self._drained = False
         self._restored: dict[int, tuple[PartitionTask, int]] = {}
@@ -101,14 +108,14 @@ class PartitionPipelines:
         self._open = self._drained = False
         return {partition: self.by_partition[partition].changelog_end for partition in kept}
 
-    async def restore(self, tables: dict[int, dict[bytes, bytes]], ends: Mapping[int, int]) -> None:
+    async def restore(self, tables: dict[int, dict[bytes, Record]], ends: Mapping[int, int]) -> None:
         """Make the tasks of partitions from their session tables."""
         restored = self._restored
         try:
             for partition in sorted(tables):
                 task = self._make_task(partition)
                 restored[partition] = task, ends.get(partition, -1)
-                sessions = iter(tables.pop(partition).items())
+                sessions = iter(tables.pop(partition).values())
                 while some := list(islice(sessions, RESTORED_AT_ONCE)):
                     task.restore(some)
                     await asyncio.sleep(0)
@@ -134,6 +141,7 @@ class PartitionPipelines:
                 changelog_end=changelog_end,
                 on_moved=self._on_moved,
                 on_failure=self.fail,
+                most_bytes=self._most_bytes,
             )
         self.generation, self._member = generation, member
         self._reading_again.clear()
@@ -211,7 +219,8 @@ class PartitionPipelines:
             log.exception("the processors raised on %d records", sum(map(len, records.values())))
             emits = [pipeline.handle(some) for pipeline, some in records.items()]
         for (pipeline, lists), emitted in zip(work.items(), emits, strict=True):
-            size = len(records[pipeline])
+            letters = sum(len(letter.value or b"") for letter in emitted.dead_letters)
+            size = len(records[pipeline]) + letters // LETTER_BYTES
             self._in_flight += size
             pipeline.write(emitted, {taken.tp: taken.end for taken in lists}, size)
 

@@ -7,40 +7,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
+from worker.kafka.clock import Clock, ComparedClock, steady_clock, wall_clock
 from worker.kafka.learner_process import LearnerStatus
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.pipeline import PartitionTask
 from worker.metrics import Metrics
+from worker.metrics.troubles import TroubleLog
 from worker.secret import Secret
+from worker.stream.bounds import OutputBounds
 from worker.stream.decoding import Limits, decode_episode
+from worker.stream.partitioning import PartitionSurvey
+from worker.stream.room import SessionRoom
 from worker.stream.serving import Serving, handle_together
-from worker.stream.topology import Emits, Record, Topics
+from worker.stream.topology import MOST_BYTES, Emits, Record, Topics
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[], int]
-
 _timestamp = itemgetter(Record._fields.index("timestamp"))
-
-
-def wall_clock() -> int:
-    """Return the milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
-def clock_of(file: str | None) -> Clock:
-    """Return the machine's clock, or, for tests, one that reads its time from a file.
-
-    With a file, event time passes as the test writes it, and runs on Kafka can be compared to the bit with runs of the
-    embedded runner.
-    """
-    if file is None:
-        return wall_clock
-    path = Path(file)
-    return lambda: int(path.read_text(encoding="ascii"))
 
 
 class PartitionServing:
@@ -58,7 +43,7 @@ class PartitionServing:
         serving: Serving,
         *,
         arrivals: str,
-        clock: Clock,
+        clock: ComparedClock,
         metrics: Metrics,
         on_release: Callable[[PartitionServing], None],
     ) -> None:
@@ -69,9 +54,9 @@ class PartitionServing:
         self._metrics = metrics
         self._on_release = on_release
 
-    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+    def restore(self, records: Iterable[Record]) -> None:
         """Take over the sessions of the changelog."""
-        self._metrics.add(self.serving.restore(items))
+        self._metrics.add(self.serving.restore(records))
 
     def handle(self, records: Sequence[Record]) -> Emits:
         """Handle records; without any, delete the sessions that have ended."""
@@ -84,19 +69,28 @@ class PartitionServing:
         return emits
 
     def dated(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Return the records, all of them with a time."""
-        # There may be no records: a position moves on without one over the marker of a transaction.
-        if min(map(_timestamp, records), default=0) >= 0:
+        """Return the records, none of them later than now, and those without a time as `decoding` wants them."""
+        if not records:
+            return records  # a position moves on without a record over the marker of a transaction
+        timestamps = list(map(_timestamp, records))
+        self._clock.witness(timestamps)
+        latest = self._clock.latest()
+        if max(timestamps) <= latest and min(timestamps) >= 0:
             return records
-        # A producer may leave the time out (−1). Then the time of reading counts in the check for future events.
-        now = self._clock()
-        return [record if record.timestamp >= 0 else record._replace(timestamp=now) for record in records]
+        # A client that sets its timestamps sets them as it likes. One that leaves the time out sends −1.
+        now = self._clock.later()
+        return [
+            record
+            if 0 <= record.timestamp <= latest
+            else record._replace(timestamp=now if record.timestamp > 0 else -now)
+            for record in records
+        ]
 
     def count(self, records: Sequence[Record], emits: Emits, seconds: float) -> None:
         """Count records and their results, which took so many seconds."""
         self._metrics.batch(emits, len(records), seconds)
         now = self._clock()
-        for delay, times in Counter(now - one.timestamp for one in records if one.topic == self._arrivals).items():
+        for delay, times in Counter(now - abs(one.timestamp) for one in records if one.topic == self._arrivals).items():
             self._metrics.decided(max(0, delay) / 1000, times)
 
     def acknowledged(self, progress_time: int) -> None:
@@ -131,15 +125,22 @@ class StreamProcessors:
         metrics: Metrics,
         *,
         clock: Clock = wall_clock,
+        steady: Clock = steady_clock,
         limits: Limits,
         secret: Secret | None = None,
+        max_open_sessions: int | None = None,
+        partitions: int | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         self.parameters = parameters
-        self.clock = clock
+        self.clock = ComparedClock(clock, most=limits.max_ahead_ms, report=self._report_clock, steady=steady)
         self._topics = topics
         self._metrics = metrics
         self._limits = limits
         self._secret = secret
+        self._room = SessionRoom(max_open_sessions)
+        self._survey = None if partitions is None else PartitionSurvey(topics, partitions)
+        self._bounds = OutputBounds(most_bytes)
         self._tasks: list[PartitionServing] = []
 
     def make_task(self, partition: int) -> PartitionTask:
@@ -150,6 +151,9 @@ class StreamProcessors:
             topics=self._topics,
             limits=self._limits,
             secret=self._secret,
+            room=self._room,
+            survey=self._survey,
+            bounds=self._bounds,
         )
         task = PartitionServing(
             serving,
@@ -161,16 +165,38 @@ class StreamProcessors:
         self._tasks.append(task)
         return task
 
+    def _report_clock(self, sentence: str) -> None:
+        troubles = self._metrics.troubles
+        if sentence:
+            troubles.set("clock", sentence)
+        else:
+            troubles.clear("clock")
+
     def handle_together(self, work: Sequence[tuple[Any, Sequence[Record]]]) -> list[Emits]:
         """Let several tasks handle their records, with the same results as one by one."""
         return handle_partitions(work)
 
     def on_learner_status(self, status: LearnerStatus) -> None:
-        """Count the episodes, and note the watermark."""
+        """Count episodes, late records and troubles, and note the watermark."""
+        if status.late:
+            self._metrics.late(status.late)
+        for kind, times, example in status.troubles:
+            self.troubles.add(kind, example, times)
         for episode in status.episodes:
             self._metrics.episode(decode_episode(bytes(episode)))
+        self._metrics.rounded(status.rounded)
         if status.watermark:
             self._metrics.watermark(status.watermark)
+
+    @property
+    def troubles(self) -> TroubleLog:
+        """The troubles of this worker."""
+        return self._metrics.troubles
+
+    @property
+    def opened(self) -> int:
+        """The number of sessions opened so far."""
+        return self._metrics.opened
 
     @property
     def progress(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from aiokafka.errors import KafkaError
 
+from worker.kafka.clock import ComparedClock
 from worker.kafka.pipelines import PartitionPipelines
 from worker.kafka.transport import Transport
 from worker.stream.encoding import encode_progress
@@ -28,7 +28,7 @@ class ProgressReporter:
         transport: Transport,
         *,
         partitions: int,
-        clock: Callable[[], int],
+        clock: ComparedClock,
         interval: float,
         write_timeout: float,
     ) -> None:
@@ -55,11 +55,11 @@ class ProgressReporter:
         pipelines = [pipeline for pipeline in self._pipelines.by_partition.values() if pipeline.needs_target]
         if not pipelines or not self._pipelines.accepts(generation):
             return
-        time = self._clock()
+        time = self._clock.earlier()
         ends = await self._transport.end_offsets([tp for pipeline in pipelines for tp in pipeline.expected])
         if not self._pipelines.accepts(generation):
             return
         for pipeline in pipelines:
             progress = Progress(partition=pipeline.partition, partitions=self._partitions, time=time)
             own = {tp: ends[tp] for tp in pipeline.expected}
-            pipeline.set_target(time, own, encode_progress(progress))
+            pipeline.set_target(time, own, encode_progress(progress), self._clock.confirm)

@@ -7,7 +7,8 @@ decides what is deleted. Both are the operator's to change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,11 @@ from aiokafka.errors import for_code
 from worker.errors import FailedError
 from worker.kafka.clients import admin_client, partitions_of
 from worker.kafka.connection import Connection
-from worker.stream.topology import Topics
+from worker.stream.events import MOST_PARTITIONS
+from worker.stream.sizes import VERSION_BYTES
+from worker.stream.topology import LEAST_BYTES, MOST_BYTES, Topics
+
+log = logging.getLogger(__name__)
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -28,9 +33,10 @@ MOST_REPLICAS = 3
 
 #: The default of brokers: 1 MiB and the overhead of a batch.
 DEFAULT_BYTES = 1_048_588
-LARGE_BYTES = 16 << 20
-# A record compressed with others can be larger than their batch; as a dead letter it is alone and not compressed.
-DEAD_LETTER_BYTES = 64 << 20
+LARGE_BYTES = VERSION_BYTES
+
+TIMESTAMPS = "message.timestamp.type"
+BROKER_TIME = "LogAppendTime"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +44,8 @@ class WantedTopic:
     """The wanted configuration of a topic.
 
     A new topic gets all of it. An existing one must have the same policy and at least these `message_bytes`; its
-    `retention` (milliseconds) is its owner's business, unless `checked`.
+    `retention` (milliseconds) is its owner's business, unless `checked`. With `broker_time`, the broker sets the
+    timestamps of records, so that no client and no worker can set them.
     """
 
     name: str
@@ -47,6 +54,7 @@ class WantedTopic:
     retention: int = 0
     checked: bool = False
     message_bytes: int = DEFAULT_BYTES
+    broker_time: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -55,6 +63,8 @@ class WantedTopic:
         settings = {"cleanup.policy": self.policy, "max.message.bytes": str(self.message_bytes), **self.extra}
         if self.policy == "delete":
             settings["retention.ms"] = str(self.retention)
+        if self.broker_time:
+            settings[TIMESTAMPS] = BROKER_TIME
         return settings
 
     def differences(self, found: FoundTopic) -> list[str]:
@@ -70,6 +80,9 @@ class WantedTopic:
         kept = int(found.settings.get("retention.ms", -1))
         if self.checked and 0 <= kept < self.retention:
             lines.append(f"retention.ms is {kept}, less than {self.retention}")
+        timestamps = found.settings.get(TIMESTAMPS)
+        if self.broker_time and timestamps != BROKER_TIME:
+            lines.append(f"{TIMESTAMPS} is {timestamps}, not {BROKER_TIME}")
         return lines
 
 
@@ -101,14 +114,23 @@ class TopicLayout:
         }
         long: dict[str, Any] = {"partitions": 1, "retention": self.journal_retention}
         return (
-            WantedTopic(name=names.arrivals, **traffic),
-            WantedTopic(name=names.clicks, **traffic),
+            WantedTopic(name=names.arrivals, broker_time=True, **traffic),
+            WantedTopic(name=names.clicks, broker_time=True, **traffic),
             WantedTopic(name=names.decisions, **traffic),
-            # If it is trimmed before it is folded, that feedback is lost to the learner.
-            WantedTopic(name=names.journal, message_bytes=LARGE_BYTES, checked=True, **long),
+            # If it is trimmed before it is folded, that feedback is lost to the learner. Its timestamps show workers
+            # whose clock is wrong.
+            WantedTopic(name=names.journal, message_bytes=LARGE_BYTES, checked=True, broker_time=True, **long),
             WantedTopic(name=names.parameters, partitions=1, policy="compact", message_bytes=LARGE_BYTES),
+            WantedTopic(
+                name=names.parameters_history,
+                partitions=1,
+                policy="compact",
+                message_bytes=LARGE_BYTES,
+                # Every version is written, and most are deleted after an hour. Without early compaction all stay.
+                extra={"segment.ms": str(HOUR), "min.cleanable.dirty.ratio": "0.2"},
+            ),
             WantedTopic(name=names.episodes, **long),
-            WantedTopic(name=names.dead_letters, message_bytes=DEAD_LETTER_BYTES, **long),
+            WantedTopic(name=names.dead_letters, **long),
             WantedTopic(
                 name=names.changelog,
                 partitions=partitions,
@@ -186,15 +208,9 @@ def _compare(wanted: WantedTopic, found: FoundTopic, replication: int | None) ->
 async def _find(admin: AIOKafkaAdminClient, names: Topics) -> dict[str, FoundTopic]:
     topics = [topic.name for topic in TopicLayout().topics(names, 1)]
     partitions = await partitions_of(admin, topics)
-    if not partitions:
-        return {}
-    answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic) for topic in partitions])
-    settings = {}
-    for answer in answers:
-        for code, message, _, name, entries in answer.resources:
-            if code:
-                raise FailedError(f"the settings of {name} cannot be read: {message or for_code(code).__name__}")
-            settings[name] = {entry[0]: entry[1] for entry in entries}
+    settings, errors = await _settings_of(admin, partitions)
+    for name, error in errors.items():
+        raise FailedError(f"the settings of {name} cannot be read: {error}")
     return {
         name: FoundTopic(
             name=name,
@@ -204,6 +220,59 @@ async def _find(admin: AIOKafkaAdminClient, names: Topics) -> dict[str, FoundTop
         )
         for name, parts in partitions.items()
     }
+
+
+async def _settings_of(
+    admin: AIOKafkaAdminClient, topics: Collection[str]
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return the settings of topics, and, for those that cannot be read, why."""
+    settings: dict[str, dict[str, str]] = {}
+    errors: dict[str, str] = {}
+    if not topics:
+        return settings, errors
+    for answer in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]):
+        for code, message, _, name, entries in answer.resources:
+            if code:
+                errors[name] = message or for_code(code).__name__
+            else:
+                settings[name] = {entry[0]: entry[1] for entry in entries}
+    return settings, errors
+
+
+async def _message_bytes(connection: Connection, topics: Sequence[str], assumed: int) -> dict[str, int]:
+    """Return `max.message.bytes` of the topics that exist and can be read."""
+    async with admin_client(connection) as admin:
+        settings, errors = await _settings_of(admin, await partitions_of(admin, topics))
+    for name, error in errors.items():
+        log.warning("max.message.bytes of %s cannot be read, %d is assumed: %s", name, assumed, error)
+    return {name: int(found.get("max.message.bytes", assumed)) for name, found in settings.items()}
+
+
+async def largest_record(connection: Connection, names: Topics) -> int:
+    """Return the bytes of the largest record, or batch, that every output topic takes; at most `MOST_BYTES`.
+
+    Raise `FailedError` if that is less than a worker needs.
+    """
+    outputs = (names.journal, names.dead_letters, names.changelog, names.decisions)
+    taken = await _message_bytes(connection, outputs, DEFAULT_BYTES)
+    for name, size in taken.items():
+        if size < LEAST_BYTES:
+            raise FailedError(f"{name}: max.message.bytes is {size}, less than {LEAST_BYTES}; raise it")
+        if size < MOST_BYTES:
+            log.warning("%s: max.message.bytes is %d; larger outputs become dead letters of their input", name, size)
+    return min([MOST_BYTES, *taken.values()])
+
+
+async def largest_version(connection: Connection, names: Topics) -> int:
+    """Return the bytes of the largest version that the parameters topic takes; at most `VERSION_BYTES`."""
+    sizes = await _message_bytes(connection, (names.parameters,), VERSION_BYTES)
+    taken = sizes.get(names.parameters, VERSION_BYTES)
+    if taken < VERSION_BYTES:
+        log.warning(
+            "%s: max.message.bytes is %d; a version that is larger cannot be published. Set it to %d",
+            *(names.parameters, taken, VERSION_BYTES),
+        )
+    return min(VERSION_BYTES, taken)
 
 
 async def _create(admin: AIOKafkaAdminClient, topics: Iterable[WantedTopic], replicas: int) -> None:
@@ -246,7 +315,9 @@ async def input_partitions(connection: Connection, names: Topics) -> int:
             raise FailedError(
                 f"{name} has {counts[name]} partitions and {names.arrivals} has {count}: the counts must be equal"
             )
-    for name in (names.journal, names.parameters):
+    if count > MOST_PARTITIONS:
+        raise FailedError(f"{names.arrivals} has {count} partitions: adcascade supports at most {MOST_PARTITIONS}")
+    for name in (names.journal, names.parameters, names.parameters_history):
         if counts[name] != 1:
             raise FailedError(f"{name} has {counts[name]} partitions: it must have one, for a total order")
     return count

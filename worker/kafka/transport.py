@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from aiokafka.structs import TopicPartition
 
-from worker.stream.topology import DeadLetter, Record
+from worker.stream.topology import MOST_BYTES, DeadLetter, Record
 
 #: A coroutine that runs as long as the transport does.
 Background = Callable[[], Awaitable[None]]
@@ -94,8 +94,11 @@ class PartitionOwner(Protocol):
     def assign(self, generation: int, member: str, partitions: Iterable[int]) -> Mapping[int, int]:
         """Start a generation; return the partitions that keep their state, with the last changelog offset of each."""
 
-    async def restore(self, tables: dict[int, dict[bytes, bytes]], ends: Mapping[int, int]) -> None:
-        """Take the session tables of the other partitions, and the last changelog offset of each that has one."""
+    async def restore(self, tables: dict[int, dict[bytes, Record]], ends: Mapping[int, int]) -> None:
+        """Take the session tables of the other partitions, and the last changelog offset of each that has one.
+
+        A table has the last changelog record of each session.
+        """
 
     def open(self, generation: int, member: str, starts: Mapping[TopicPartition, int], *, owns_journal: bool) -> None:
         """Start reading at the committed positions of all assigned input partitions."""
@@ -148,5 +151,10 @@ class Transport(Protocol):
     def fail(self, error: BaseException) -> None:
         """End the process with an error and commit nothing."""
 
-    def run(self, owner: PartitionOwner, *, partitions: int, background: Sequence[Background]) -> int:
-        """Run until SIGTERM or SIGINT (return 0) or a failure (return 1); the inputs have so many partitions."""
+    def run(
+        self, owner: PartitionOwner, *, partitions: int, background: Sequence[Background], most_bytes: int = MOST_BYTES
+    ) -> int:
+        """Run until SIGTERM or SIGINT (return 0) or a failure (return 1).
+
+        The inputs have so many partitions; the outputs take batches of `most_bytes`.
+        """

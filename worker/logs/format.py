@@ -12,6 +12,8 @@ Rules that hold in this file:
   are, so that its line is not valid JSON; the reader accepts that too.
 - `payload` is a string, null, or JSON itself (the result of ``jq '.payload |= fromjson'``): then its text is the value.
   `ts` may be missing (kcat omits it if the broker has none) and is −1 then. Other fields are ignored.
+- A record that would make a line longer than `MOST_LINE` is written with the first bytes of its value. Headers have the
+  length and the hash of the whole.
 - gzip is recognised by its first bytes, so standard input may be compressed. One line is in memory at a time.
 - The error for a bad line has its number, counted from 1. Reading stops there, or continues and counts (`skip_bad`).
 """
@@ -36,7 +38,7 @@ from msgspec import Meta, Raw
 from worker.errors import AdcascadeError, FailedError, InputError
 from worker.logs.gunzip import Gunzip
 from worker.stream.events import MOST
-from worker.stream.topology import Record
+from worker.stream.topology import CUT_BYTES, Record, whole_value
 
 #: Longest line accepted; a version of 20,000 arms and 64 features has 18 MB.
 MOST_LINE: Final = 64 * 1024 * 1024
@@ -98,7 +100,19 @@ def encode_line(record: Record, headers: Headers = ()) -> bytes:
             )
     _put(line, "key", record.key)
     _put(line, "payload", record.value)
-    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    text = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    if len(text) > MOST_LINE and len(record.value or b"") > CUT_BYTES:
+        return encode_line(*cut(record, headers))
+    return text
+
+
+def cut(record: Record, headers: Headers = ()) -> tuple[Record, Headers]:
+    """Return a record with the first bytes of its value, and headers with the length and hash of the whole.
+
+    Only a record of a client can be that large, and the workers made a dead letter of it, so a replay leaves it out.
+    """
+    value = record.value or b""
+    return record._replace(value=value[:CUT_BYTES]), [*headers, ("adcascade.cut", b"value"), *whole_value(value)]
 
 
 def _put(line: dict[str, Any], name: str, value: bytes | None) -> None:

@@ -28,6 +28,7 @@ from worker.logs.stages import Stage, silent, ticking
 from worker.logs.versions import RecordedVersions
 from worker.stream.decoding import Limits
 from worker.stream.events import MOST, TOPICS
+from worker.stream.history import is_slot
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 # Kinds of entries of the traffic, in their order within one time.
@@ -45,11 +46,11 @@ _KINDS: Final = {ARRIVAL: "arrivals", CLICK: "clicks", DECISION: "decisions", UN
 #: Dead letters for these reasons were valid records, and the journal has them.
 _JOURNALED: Final = frozenset([b"arm-mismatch", b"position", b"parked-overflow"])
 
-_MAX_AHEAD: Final = Limits().max_ahead_ms
+_LIMITS: Final = Limits()
 
 _HEAD: Final = Struct(">QBIQQq")  # time, kind, partition, offset | line, timestamp
 _KEY: Final = 21
-_JOURNAL_HEAD: Final = Struct(">QQ")  # offset | line
+_JOURNAL_HEAD: Final = Struct(">QQq")  # offset | line, timestamp
 _JOURNAL_KEY: Final = 8
 
 
@@ -100,6 +101,7 @@ class OrderedLog:
             topics.decisions: self._add_decision,
             topics.journal: self._add_journal,
             topics.parameters: self._add_parameters,
+            topics.parameters_history: self._add_history,
             topics.episodes: partial(self._count, "episodes"),
             topics.dead_letters: self._add_dead_letter,
         }
@@ -177,7 +179,7 @@ class OrderedLog:
                 f"line {line.number}: {record.topic} has one partition, this record is of partition {record.partition}"
             )
         value = record.value or b""
-        self.journal.add(_JOURNAL_HEAD.pack(record.offset, line.number) + value)
+        self.journal.add(_JOURNAL_HEAD.pack(record.offset, line.number, record.timestamp) + value)
         event = _read(value)
         if event.kind == "opened":
             time = _time(event.arrived_at)
@@ -194,6 +196,12 @@ class OrderedLog:
         record = line.record
         self.versions.add(record.value, at=(record.partition, record.offset), line=line.number)
 
+    def _add_history(self, line: Line) -> None:
+        self._count("parameters-history", line)
+        record = line.record
+        if record.value is not None and is_slot((record.key or b"").decode(errors="replace")):
+            self.versions.add(record.value, at=(record.partition, record.offset), line=line.number, published=False)
+
     def _add_dead_letter(self, line: Line) -> None:
         """Count a dead letter, and mark its original record, which `entries` then leaves out."""
         self._count("dead-letters", line)
@@ -208,9 +216,11 @@ class OrderedLog:
             self._add(time, DEAD, Line(mark, (), line.number), bytes([kind]))
 
     def _extend_span(self, line: Line, time: int) -> bool:
-        """Extend the span by a time; return False for a time far after the record's timestamp, which is invalid."""
+        """Extend the span by a time; return False for an invalid one: far after the timestamp, or in seconds."""
         timestamp = line.record.timestamp
-        if timestamp != NO_TIMESTAMP and time > timestamp + _MAX_AHEAD:
+        if timestamp != NO_TIMESTAMP and time > timestamp + _LIMITS.max_ahead_ms:
+            return False
+        if timestamp - time > _LIMITS.max_behind_ms and time < timestamp // 500:
             return False
         self.last_time = max(self.last_time, time)
         if self.first_time is None or time < self.first_time:
@@ -247,12 +257,12 @@ class OrderedLog:
                 continue
             yield Entry(time, kind, partition, offset, line, timestamp, raw[_HEAD.size :])
 
-    def journal_records(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the journal, (offset, value), by offset; call it once."""
+    def journal_records(self) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the journal, (offset, value, timestamp), by offset; call it once."""
         before = last = b""
         for raw in self.journal:
             key = raw[:_JOURNAL_KEY]
-            offset, line = _JOURNAL_HEAD.unpack_from(raw)
+            offset, line, timestamp = _JOURNAL_HEAD.unpack_from(raw)
             if key == before:
                 self.duplicates += 1
                 if raw[_JOURNAL_HEAD.size :] != last[_JOURNAL_HEAD.size :]:
@@ -260,7 +270,7 @@ class OrderedLog:
                 continue
             before, last = key, raw
             self._counts["journal"] += 1
-            yield offset, raw[_JOURNAL_HEAD.size :]
+            yield offset, raw[_JOURNAL_HEAD.size :], timestamp
 
     def _repeated(self, kind: int, differs: bool, line: int) -> None:
         if kind in _KINDS or _COUNTED <= kind < UNREADABLE:  # not an entry of the journal, which is counted there

@@ -4,7 +4,7 @@ Rules that hold in this file:
 
 - A recording ends at offsets. End offsets are requested for the output of the workers first, and for their input last.
   So the log contains the causes of every record in it, although traffic continues.
-- Parameters are always read from the beginning of their topic, which is small and has the versions that serve.
+- Parameters and their history are always read from the beginning of their topics: they have the versions that served.
 - Memory is bounded: a partition that is far ahead of the others is paused.
 """
 
@@ -58,6 +58,7 @@ class Recorder:
         self._connection = connection
         self._topics = full_names(topics, names)
         self._parameters = topics.parameters
+        self._from_beginning = frozenset((topics.parameters, topics.parameters_history))
         self._span = span
         self._write, self._report, self._flush, self._clock = write, report, flush, clock
         self._tps: list[TopicPartition] = []
@@ -80,7 +81,7 @@ class Recorder:
     async def _find_starts(self, consumer: AIOKafkaConsumer) -> dict[TopicPartition, int]:
         span, tps = self._span, self._tps
         starts: dict[TopicPartition, int] = dict(await consumer.beginning_offsets(tps))
-        timed = [tp for tp in tps if tp.topic != self._parameters]
+        timed = [tp for tp in tps if tp.topic not in self._from_beginning]
         if span.start is not None:
             ends = await consumer.end_offsets(timed)
             starts |= {tp: min(max(starts[tp], span.start), ends[tp]) for tp in timed}

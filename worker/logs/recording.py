@@ -10,7 +10,16 @@ from typing import Final
 from worker.stream.topology import Topics
 
 #: The order of requests for end offsets: decisions follow from parameters, these from the journal, that from traffic.
-MADE_FIRST: Final = ("decisions", "episodes", "dead-letters", "parameters", "journal", "clicks", "arrivals")
+MADE_FIRST: Final = (
+    "decisions",
+    "episodes",
+    "dead-letters",
+    "parameters-history",
+    "parameters",
+    "journal",
+    "clicks",
+    "arrivals",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

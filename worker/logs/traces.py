@@ -22,7 +22,13 @@ from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_deci
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
 
 UNLIMITED: Final = Limits(
-    max_record_bytes=MOST, max_session_id=MOST, max_arm_id=MOST, max_exclude=MOST, max_norm=1.7e308, max_ahead_ms=MOST
+    max_record_bytes=MOST,
+    max_session_id=MOST,
+    max_arm_id=MOST,
+    max_exclude=MOST,
+    max_norm=1.7e308,
+    max_ahead_ms=MOST,
+    max_behind_ms=MOST,
 )
 
 

@@ -5,6 +5,8 @@ Rules that hold in this file:
 - A log may hold thousands of versions of half a megabyte each, so many versions are kept in a temporary file.
 - A version may be recorded several times: by repeated lines, or published again from a newer position in the journal.
   Its hash must be the same.
+- Versions that only the history has, which is thinned, are checked and plan decisions. Learning does not start from
+  them: the settings of those in between are not known.
 - A worker serves an arrival by the newest version it has among those in force (`effective_at ≤ arrived_at`). If a
   version reaches the worker late, an older one serves, which is `stale` and no mismatch. A version that was not in
   force never serves, except as the oldest one kept, and then 7 newer ones exist (`worker.stream.versions`).
@@ -44,7 +46,7 @@ class PublishedVersion:
 
 @dataclass(slots=True)
 class RecordedVersion:
-    """The fields of a version that are kept in memory."""
+    """The fields of a version that are kept in memory; `published` unless only the history has it."""
 
     version: int
     sha256: str
@@ -53,6 +55,7 @@ class RecordedVersion:
     window_end: int | None
     settings: LearningSettings
     records: list[PublishedVersion]
+    published: bool = True
 
 
 class RecordedVersions:
@@ -63,7 +66,7 @@ class RecordedVersions:
         self._findings = findings
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - see __exit__
         self._planners: OrderedDict[int, SlatePlanner] = OrderedDict()
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[tuple[bool, int, int]] = set()
         self._starts: list[int] = []
         self._newest: list[int] = []
 
@@ -75,14 +78,16 @@ class RecordedVersions:
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, value: bytes | None, *, at: tuple[int, int], line: int) -> None:
-        """Add a record of the parameters; `at` is its partition and offset."""
-        if at in self._seen:
+    def add(self, value: bytes | None, *, at: tuple[int, int], line: int, published: bool = True) -> None:
+        """Add a record of the parameters or, not `published`, of their history; `at` is its partition and offset."""
+        if (published, *at) in self._seen:
             return
-        self._seen.add(at)
+        self._seen.add((published, *at))
         try:
             parameters = decode_parameters(value or b"")
         except ParametersError as error:
+            if not published:
+                return
             expected, number = "a readable version", _number(value)
             self._findings.add(Mismatch("version", "record", expected, str(error), line=line, version=number))
             return
@@ -97,11 +102,13 @@ class RecordedVersions:
                 parameters.window_end,
                 self._shared(parameters.settings),
                 [],
+                published,
             )
         elif known.sha256 != sha256:
             name = "sha256 of another record of it"
             self._findings.add(Mismatch("version", name, known.sha256, sha256, line=line, version=parameters.version))
             return
+        known.published |= published
         self._keep(known, parameters, value or b"")
 
     def _keep(self, version: RecordedVersion, parameters: Parameters, value: bytes) -> None:
@@ -137,9 +144,14 @@ class RecordedVersions:
         return planner
 
     @property
+    def published(self) -> list[int]:
+        """The versions of the log, lowest first, without those that only the history has."""
+        return sorted(number for number, version in self.known.items() if version.published)
+
+    @property
     def oldest(self) -> RecordedVersion | None:
-        """The lowest version of the log."""
-        return self.known[min(self.known)] if self.known else None
+        """The lowest published version of the log."""
+        return self.known[self.published[0]] if self.published else None
 
     @property
     def newest(self) -> RecordedVersion | None:

@@ -20,6 +20,7 @@ from typing import Final, Literal, NamedTuple
 from worker import __version__
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
 from worker.stream.session import ENDINGS
+from worker.stream.troubles import LEVELS, TROUBLES
 
 #: Positions with a label of their own; later ones share "more", so that the set is closed for any horizon.
 MOST_POSITIONS: Final = 20
@@ -97,11 +98,19 @@ CATALOGUE: Final = (
         "send no feedback, or if the model overestimates the clicks.",
     ),
     # Exploration.
-    _gauge("adcascade_explored_share", "Share of exploring sessions in the last closed window."),
-    _counter(
-        "adcascade_explored_sessions_total", "Exploring sessions, each weighted by its share of exploring positions."
+    _gauge(
+        "adcascade_explored_share",
+        "Share of the positions in the last closed window with mode explore: chosen with a bonus for uncertain arms "
+        "(epsilon-greedy: drawn at random). The arm may be the best one without the bonus, too.",
     ),
-    _gauge("adcascade_explore_budget", "Number M_t of sessions that may explore in the next window (aucbbp)."),
+    _counter(
+        "adcascade_explored_sessions_total",
+        "Sessions in closed windows, each weighted by its share of positions with mode explore.",
+    ),
+    _gauge(
+        "adcascade_explore_budget",
+        "Number M_t of sessions that may explore in the next window. It limits the policy aucbbp only.",
+    ),
     _gauge("adcascade_beta", "Width of exploration, in standard deviations."),
     # Learning.
     _counter("adcascade_episodes_closed_total", "Closed windows that had sessions."),
@@ -114,8 +123,16 @@ CATALOGUE: Final = (
         "adcascade_refused_versions_total",
         "Refused versions: unreadable records, or different content under a known version number.",
     ),
-    _gauge("adcascade_learning", "1 if this worker runs the learner, otherwise 0."),
-    _counter("adcascade_late_records_total", "Journal records for windows that were already closed."),
+    _counter(
+        "adcascade_rounded_versions_total",
+        "Versions that differ from the published ones by rounding, because they were made on another kind of machine. "
+        "The published ones hold.",
+    ),
+    _gauge("adcascade_learning", "1 while the learner of this worker runs and reports, otherwise 0."),
+    _counter(
+        "adcascade_late_records_total",
+        "Journal records for windows that were already closed, counted when they are read. The model ignores them.",
+    ),
     _gauge("adcascade_frozen", "1 if learning is frozen by command, otherwise 0."),
     _gauge("adcascade_parameters_version", "Number of the newest version of the parameters."),
     _gauge("adcascade_parameters_timestamp_seconds", "Time at which the newest version was made, in event time."),
@@ -127,15 +144,18 @@ CATALOGUE: Final = (
     _gauge("adcascade_parameter_norm", "Euclidean norm of the estimated parameters."),
     _gauge(
         "adcascade_smallest_eigenvalue",
-        "Smallest eigenvalue of the precision: the information in the direction with the least of it.",
+        "Smallest eigenvalue of the precision. At the value of --ridge, nothing is known of some combination of "
+        "features and arms: a feature is always 0 (drop it), an arm is never shown, or one-hot features always add up "
+        "to 1 (harmless).",
     ),
     _gauge("adcascade_watermark_timestamp_seconds", "Event time up to which all partitions are processed."),
     # Traffic, and both sides of its accounts.
     _counter("adcascade_arrivals_total", "Arrival records read."),
     _counter(
         "adcascade_arrivals_classified_total",
-        "Arrival records by outcome. The classes add up to all arrival records read.",
-        **{"class": ("opened", "repeated", "dead")},
+        "Arrival records by outcome. The classes add up to all arrival records read. Unremembered: answered without "
+        "room for the session.",
+        **{"class": ("opened", "repeated", "unremembered", "dead")},
     ),
     _gauge("adcascade_open_sessions", "Sessions in the table, including ended ones that have not expired."),
     _counter("adcascade_sessions_ended_total", "Sessions deleted from the table.", how=ENDINGS),
@@ -145,7 +165,7 @@ CATALOGUE: Final = (
     _counter(
         "adcascade_feedback_total",
         "Feedback records by outcome. Together with the parked ones they add up to all feedback read or recovered.",
-        **{"class": ("applied", "redundant", "outside", "late", "dead")},
+        **{"class": ("applied", "redundant", "outside", "late", "unremembered", "dead")},
     ),
     _gauge("adcascade_parked_records", "Feedback records that wait for the arrival of their session."),
     _counter("adcascade_parked_recovered_total", "Parked records taken over with a partition or after a restart."),
@@ -153,13 +173,22 @@ CATALOGUE: Final = (
     _gauge(
         "adcascade_accounting_imbalance",
         "Left minus right side of the accounts at the last count of the tables. Any value but 0 is a defect. "
-        "arrivals = opened + repeated + dead; opened + recovered = ended + open + handed over; feedback + recovered "
-        "parked = applied + redundant + late + outside + dead + parked + handed over parked.",
+        "arrivals = opened + repeated + unremembered + dead; opened + recovered = ended + open + handed over; feedback "
+        "+ recovered parked = applied + redundant + late + outside + unremembered + dead + parked + handed over "
+        "parked.",
         identity=IDENTITIES,
     ),
     _counter("adcascade_decisions_total", "Decisions sent, including repeated ones.", mode=MODES, position=POSITIONS),
     _counter("adcascade_clicks_total", "Clicked sessions by position of the click.", position=POSITIONS),
     _counter("adcascade_dead_letters_total", "Records written to the dead letters.", reason=DEAD_LETTER_REASONS),
+    _counter("adcascade_troubles_total", "Reports of trouble, by kind.", kind=tuple(TROUBLES)),
+    _gauge(
+        "adcascade_trouble",
+        "1 while trouble of a kind is active, otherwise 0. Trouble of level bad stops serving or learning, or makes it "
+        "wrong.",
+        kind=tuple(TROUBLES),
+        level=LEVELS,
+    ),
     # Speed.
     _histogram("adcascade_decision_duration_seconds", "Time to handle the batch of a decision."),
     _histogram("adcascade_batch_records", "Records per handled batch."),

@@ -15,6 +15,7 @@ from worker.metrics.history import Snapshot
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
 from worker.stream.session import ENDINGS
 from worker.stream.topology import Tally
+from worker.stream.troubles import TROUBLES
 
 Series: TypeAlias = Mapping[tuple[str, ...], float]  # values by those of the labels
 
@@ -37,11 +38,14 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _labelled(snapshot: Snapshot) -> dict[str, Series]:
+    active = {trouble.name for trouble in snapshot.troubles}
     positions = POSITIONS[: snapshot.horizon] if snapshot.horizon <= MOST_POSITIONS else POSITIONS
     return _counted(snapshot.now.tally, positions) | {
         "regret_time_averaged": _time_averaged(snapshot),
         "accounting_imbalance": {(name,): value for name, value in snapshot.imbalance.items()},
         "consumer_lag_records": {(topic,): value for topic, value in snapshot.lag.items()},
+        "troubles_total": {(name,): total for name, total in snapshot.trouble_totals.items()},
+        "trouble": {(name, TROUBLES[name].level): name in active for name in snapshot.trouble_totals},
         "build_info": {(__version__, platform.python_version()): 1.0},
     }
 
@@ -54,7 +58,9 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
         "reward_total": {(): tally.reward},
         "expected_reward_total": {(): tally.expected_reward},
         "arrivals_total": {(): tally.arrivals},
-        "arrivals_classified_total": _each(opened=tally.opened, repeated=tally.repeated, dead=tally.dead_arrivals),
+        "arrivals_classified_total": _each(
+            opened=tally.opened, repeated=tally.repeated, unremembered=tally.unremembered, dead=tally.dead_arrivals
+        ),
         "open_sessions": {(): open_sessions(tally)},
         "sessions_ended_total": {(how,): tally.ended[how] for how in ENDINGS},
         "sessions_recovered_total": {(): tally.recovered},
@@ -65,6 +71,7 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
             redundant=tally.redundant,
             outside=tally.outside,
             late=tally.late,
+            unremembered=tally.unparked,
             dead=tally.dead_feedback,
         ),
         "parked_records": {(): parked_records(tally)},

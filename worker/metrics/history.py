@@ -14,6 +14,7 @@ from typing import Final
 
 from worker.bandit.policies import policy_named
 from worker.metrics.histogram import Histogram
+from worker.metrics.troubles import ActiveTrouble
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
@@ -52,13 +53,15 @@ class Mark:
 class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
-    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`; `histograms` likewise.
-    `scored_windows` counts the windows whose true value is known, which happens in simulated traffic only.
+    `contexts` are packed contexts of recent users, of the same length. `numbers` holds the metrics without labels by
+    name, without the prefix `adcascade_`; `histograms` likewise. `scored_windows` counts the windows whose true value
+    is known, which happens in simulated traffic only.
     """
 
     now: Mark
     marks: Sequence[Mark]
     windows: Sequence[Window]
+    contexts: Sequence[bytes]
     parameters: Parameters | None
     numbers: Mapping[str, float]
     histograms: Mapping[str, Histogram]
@@ -66,6 +69,8 @@ class Snapshot:
     lag: Mapping[str, float]
     horizon: int
     scored_windows: int
+    troubles: Sequence[ActiveTrouble]
+    trouble_totals: Mapping[str, int]
 
     @property
     def since(self) -> Mark | None:

@@ -14,9 +14,11 @@ from prometheus_client.core import Metric
 
 from worker.metrics.accounts import imbalances
 from worker.metrics.catalogue import CONSUMED, IDENTITIES
+from worker.metrics.contexts import RecentContexts, wrong_scale
 from worker.metrics.exposition import families
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, SIZE_BOUNDS, Histogram
 from worker.metrics.history import Mark, MetricsHistory, Snapshot
+from worker.metrics.troubles import TroubleLog
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
@@ -30,6 +32,7 @@ _FROM_ZERO = (
     "episode_sessions_total",
     "rejected_folds_total",
     "refused_versions_total",
+    "rounded_versions_total",
     "late_records_total",
 )
 
@@ -45,6 +48,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
+        self.troubles = TroubleLog()
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self._lock = Lock()
@@ -57,6 +61,7 @@ class Metrics:
         self._horizon = 1  # the largest of all versions: series must not disappear
         self._parameters: Parameters | None = None
         self._history = MetricsHistory()
+        self._contexts = RecentContexts()
 
     # ── observing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -67,11 +72,18 @@ class Metrics:
             self._sizes.observe(records)
             if emits.decisions:
                 self._durations.observe(seconds, len(emits.decisions))
+            kept = emits.sample is not None and self._contexts.offer(emits.sample)
+        self.troubles.observe(emits.tally)
+        if kept and emits.sample is not None:
+            self.troubles.count("contexts")
+            if wrong := wrong_scale(emits.sample):
+                self.troubles.add("norms", wrong)
 
     def add(self, tally: Tally) -> None:
         """Count what happened outside a batch: sessions recovered or handed over."""
         with self._lock:
             self._tally.add(tally)
+        self.troubles.observe(tally)
 
     def episode(self, episode: Episode) -> None:
         """Count a closed window."""
@@ -80,7 +92,6 @@ class Metrics:
             numbers["episodes_closed_total"] += 1
             numbers["episode_sessions_total"] += sessions
             numbers["explored_sessions_total"] += episode.explored
-            numbers["late_records_total"] += episode.late
             numbers["rejected_folds_total"] += episode.rejected is not None
             numbers["explored_share"] = episode.explored / sessions if sessions else 0.0
             for kind, value in (("bound", episode.regret_bound), ("posterior", episode.regret_posterior)):
@@ -111,10 +122,20 @@ class Metrics:
                 "parameter_norm": parameters.model.norm,
             }
 
+    def late(self, records: int) -> None:
+        """Count journal records for windows that were already closed."""
+        with self._lock:
+            self._numbers["late_records_total"] += records
+
     def refused(self) -> None:
         """Count a version that is unreadable, or differs from a known one with the same number."""
         with self._lock:
             self._numbers["refused_versions_total"] += 1
+
+    def rounded(self, versions: int = 1) -> None:
+        """Count versions that differ from the published ones by rounding."""
+        with self._lock:
+            self._numbers["rounded_versions_total"] += versions
 
     def learning(self, here: bool) -> None:
         """Show whether this worker runs the learner."""
@@ -161,6 +182,11 @@ class Metrics:
             self._imbalance = {name: float(value) for name, value in found.items()}
         return {name: value for name, value in found.items() if value}
 
+    @property
+    def opened(self) -> int:
+        """The number of sessions opened so far."""
+        return self._tally.opened
+
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _mark(self) -> Mark:
@@ -180,6 +206,7 @@ class Metrics:
                 now=self._mark(),
                 marks=tuple(self._history.marks),
                 windows=tuple(self._history.windows),
+                contexts=self._contexts.newest(),
                 parameters=self._parameters,
                 numbers=dict(self._numbers),
                 histograms=deepcopy(
@@ -193,7 +220,13 @@ class Metrics:
                 lag=dict(self._lag),
                 horizon=self._horizon,
                 scored_windows=self._scored_windows,
+                troubles=self.troubles.active(),
+                trouble_totals=self.troubles.totals(),
             )
+
+    def trouble_lines(self) -> list[str]:
+        """Return the active troubles, a line each."""
+        return [f"{active.name}: {active.sentence}" for active in self.troubles.active()]
 
     def collect(self) -> Iterable[Metric]:
         """Return the series for Prometheus."""

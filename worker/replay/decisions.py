@@ -101,6 +101,9 @@ class DecisionAudit:
             report.unverified_because["version"] += 1
             return
         difference: Difference | None
+        if decision.mode == "fallback":  # perhaps for want of room, whatever the plan
+            fallback = self._versions.planner(version).fallback
+            slates = [*slates, *(fallback(arrival) for arrival in trace.candidates)]
         if slates:
             difference = _smallest(decision_difference(decision, slate) for slate in slates)
         elif self._within_arrivals(entry):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
 from worker.stream.decoding import Rejected, decode_journal
-from worker.stream.events import ArmChange, Command, Progress
+from worker.stream.events import Order, Progress
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import KEPT
@@ -34,24 +34,24 @@ class Origin:
 class Timetable:
     """The orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress."""
 
-    orders: Sequence[tuple[int, int, ArmChange | Command]]
+    orders: Sequence[tuple[int, int, Order]]
     end: int | None
 
 
 def read_timetable(log: OrderedLog) -> Timetable:
     """Read orders and progress from the recorded journal."""
     progress: dict[int, int] = {}
-    orders: list[tuple[int, int, ArmChange | Command]] = []
-    for offset, value in log.journal_records():
+    orders: list[tuple[int, int, Order]] = []
+    for offset, value, timestamp in log.journal_records():
         try:
-            event = decode_journal(value)
+            event = decode_journal(value, timestamp)
         except Rejected:
             continue
         if isinstance(event, Progress):
             for partition in range(len(progress), event.partitions):
                 progress[partition] = 0
             progress[event.partition] = max(progress[event.partition], event.time)
-        elif isinstance(event, ArmChange | Command):
+        elif isinstance(event, Order):
             orders.append((min(progress.values(), default=0), offset, event))
     end = min(progress.values(), default=0) or max(progress.values(), default=0)
     return Timetable(orders, end or None)
@@ -97,7 +97,7 @@ def _settings(base: LearningSettings | None, changes: dict[str, object]) -> Lear
 
 def _first_complete(log: OrderedLog) -> int:
     first = log.first_time or 0
-    for number in sorted(log.versions.known):
+    for number in log.versions.published:
         if (log.versions.known[number].window_end or 0) >= first:
             return number
-    return max(log.versions.known)
+    return log.versions.published[-1]

@@ -6,7 +6,8 @@ Rules that hold in this file:
   and clicks lack three things: changes of arms, commands, and progress. These come from the recorded journal, if there
   is one. An order takes effect after the windows that were closed when it was given.
 - The slate of a session is the recorded one: that of `opened` in the journal, else that of the decision for its first
-  position. Without a record, the slate is planned by the versions learned here.
+  position. Without a record, the slate is planned by the versions learned here. A session that the journal lacks and
+  that was answered in mode `fallback` was not remembered, for want of room. It is left out.
 - Time runs up to the watermark of the recorded progress (the highest progress, if some partition never reported any);
   without progress, to the end of the last window. No record is late in event time: records that were too late for
   their window are folded now, and such versions differ from the recorded ones.
@@ -29,16 +30,16 @@ from worker.logs.stages import Stage, silent, ticking
 from worker.logs.traces import UNLIMITED
 from worker.replay.origin import Origin, Timetable, find_origin, read_timetable
 from worker.replay.report import ReplayReport, Status, VersionResult, read_traffic
-from worker.replay.versions import difference, hash_differs, is_lost
+from worker.replay.versions import hash_differs, is_lost
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_feedback_fact, encode_journal, encode_opened, encode_progress
-from worker.stream.events import Arrival, Decision, Mode, Opened, Progress
+from worker.stream.events import MOST, Arrival, Decision, Mode, Opened, Progress
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 from worker.stream.topology import Topics
-from worker.stream.versions import Versions
+from worker.stream.versions import Versions, difference
 
 CHUNK: Final = 4096  # facts handed to the learner at once
 
@@ -91,6 +92,7 @@ class Relearner:
         self._facts: list[tuple[int, bytes]] = []
         self._offset = 0
         self._unplanned: list[Arrival] = []
+        self._has_openings = False  # among the records so far
         self._same_time: list[Entry] = []  # records with the same time
         self._ids: set[str] = set()  # ids of open sessions
         self._expiring: deque[Arrival] = deque()  # the same by arrival
@@ -107,7 +109,7 @@ class Relearner:
         end = self._end
         if end is None:
             settings = self._learner.settings
-            end = self._log.last_time + settings.window + settings.session_timeout + settings.lateness
+            end = self._log.last_time + settings.window + settings.grace
         self._advance_to(end)
         while self._orders:  # given at a time after the rest of the log
             self._apply_order()
@@ -139,6 +141,7 @@ class Relearner:
                     slates[opened.session_id].append(opened)
             elif entry.kind == CLICK:
                 self._read_click(entry)
+        self._has_openings |= bool(slates)
         for arrival, entry in arrivals.items():
             known = slates.get(arrival.session_id, [])
             fitting = [o for o in known if o.context == arrival.context and o.exclude == arrival.exclude]
@@ -147,7 +150,10 @@ class Relearner:
 
     def _arrival(self, entry: Entry, limits: Limits) -> Arrival | None:
         try:
-            return decode_arrival(entry.value, limits=limits, dim=self._learner.settings.dim, timestamp=entry.timestamp)
+            settings = self._learner.settings
+            return decode_arrival(
+                entry.value, limits=limits, dim=settings.dim, timestamp=entry.timestamp, grace=settings.grace
+            )
         except Rejected:
             return None
 
@@ -163,9 +169,10 @@ class Relearner:
             decided.setdefault(decision.session_id, decision)
 
     def _read_click(self, entry: Entry) -> None:
-        horizon = self._learner.settings.horizon
+        # Old feedback, and a position beyond the slate, are harmless here: it counts for its own session or not at all.
+        limits = replace(_limits(entry), max_behind_ms=UNLIMITED.max_behind_ms)
         try:
-            feedback = decode_feedback(entry.value, limits=_limits(entry), horizon=horizon, timestamp=entry.timestamp)
+            feedback = decode_feedback(entry.value, limits=limits, horizon=MOST, timestamp=entry.timestamp)
         except Rejected:
             return
         self._fact(encode_feedback_fact(feedback))
@@ -174,6 +181,8 @@ class Relearner:
 
     def _open(self, arrival: Arrival, fitting: Sequence[Opened], decided: Decision | None) -> None:
         if not self._is_new(arrival) and not fitting:
+            return
+        if not fitting and self._has_openings and decided is not None and decided.mode == "fallback":
             return
         for opened in fitting:
             self._fact(encode_opened(opened))
@@ -191,8 +200,7 @@ class Relearner:
     def _is_new(self, arrival: Arrival) -> bool:
         """Return whether no open session has this id; serving refuses a second one and ignores a repeated one."""
         ids, expiring = self._ids, self._expiring
-        settings = self._learner.settings
-        kept = settings.session_timeout + settings.lateness
+        kept = self._learner.settings.grace
         while expiring and expiring[0].occurred_at + kept < arrival.occurred_at:
             ids.discard(expiring.popleft().session_id)
         if arrival.session_id in ids:
@@ -235,7 +243,7 @@ class Relearner:
             self._progress(self._orders[0][0])
             self._apply_order()
         settings = self._learner.settings
-        wait = settings.session_timeout + settings.lateness
+        wait = settings.grace
         due = (time - wait) // settings.window * settings.window + wait
         if due > self._progressed:
             self._progress(max(due, 0))
@@ -276,19 +284,19 @@ class Relearner:
             self._versions.learn(made)
             if self._report.versions and self._report.versions[-1].version == made.version:
                 continue  # published again from a newer position
-            status: Status = "folded" if self._matches_record(made) else "differs"
+            status = self._compared_with_record(made)
             self._report.versions.append(VersionResult(version=made.version, sha256=made.sha256, status=status))
 
-    def _matches_record(self, made: Parameters) -> bool:
+    def _compared_with_record(self, made: Parameters) -> Status:
         recorded = self._log.versions.known.get(made.version)
         if not self._compared or recorded is None or recorded.sha256 == made.sha256:
-            return True
+            return "folded"
         name, by = difference(made, self._log.versions.read(made.version))
         if by <= self._tolerance:
-            return True
+            return "rounded"
         detail = hash_differs(name, by)
         self._report.findings.add(Mismatch("version", detail, made.sha256, recorded.sha256, version=made.version))
-        return False
+        return "differs"
 
 
 def _limits(entry: Entry) -> Limits:

@@ -13,12 +13,15 @@ from worker.logs.format import LogReader
 from worker.logs.ordered import OrderedLog
 from worker.logs.stages import Stage
 
-Status: TypeAlias = Literal["folded", "recorded", "differs"]
+Status: TypeAlias = Literal["folded", "rounded", "recorded", "differs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionResult:
-    """A version with its computed hash (`folded`, `differs`) or its recorded one (`recorded`)."""
+    """A version with its computed hash (`folded`, `differs`) or its recorded one (`recorded`).
+
+    A `rounded` version was folded again with numbers that differ by rounding.
+    """
 
     version: int
     sha256: str
@@ -80,6 +83,11 @@ class ReplayReport:
         """Number of recorded versions that the journal of the log is not sufficient for."""
         return sum(version.status == "recorded" for version in self.versions)
 
+    @property
+    def rounded(self) -> int:
+        """Number of versions that were made again with numbers that differ by rounding."""
+        return sum(version.status == "rounded" for version in self.versions)
+
     def describe(self, log: OrderedLog, reader: LogReader) -> ReplayReport:
         """Add the facts about the log, all of which has been read; return the report."""
         self.counts, self.duplicates, self.ignored = log.counts, log.duplicates, log.others.total()
@@ -97,6 +105,7 @@ class ReplayReport:
             "unverified": self.unverified,
             "versions": [asdict(version) for version in self.versions],
             "unfolded": self.unfolded,
+            "rounded": self.rounded,
             "stale": self.stale,
             "unverified_because": dict(self.unverified_because),
             "first_mismatches": self.findings.as_json(),

@@ -19,8 +19,6 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-import numpy as np
-
 from worker.logs.findings import Mismatch
 from worker.logs.versions import PublishedVersion, RecordedVersion, RecordedVersions
 from worker.replay.report import ReplayReport, VersionResult
@@ -28,7 +26,7 @@ from worker.stream.events import Command
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
-from worker.stream.versions import KEPT, keep
+from worker.stream.versions import KEPT, difference, keep
 
 CHUNK: Final = 1024  # journal records at once
 
@@ -45,19 +43,20 @@ class FoldAudit:
         self._learner: Learner | None = None
         self._kept: dict[int, Parameters] = {}  # the last versions of the learner
         self._started = -1  # the version that the learner started from
-        self._chunk: list[tuple[int, bytes]] = []
-        self._recent: deque[tuple[int, bytes]] = deque()  # records that a restarted learner may need
+        self._chunk: list[tuple[int, bytes, int]] = []
+        self._recent: deque[tuple[int, bytes, int]] = deque()  # records that a restarted learner may need
         self._next: int | None = None
 
-    def run(self, journal: Iterable[tuple[int, bytes]]) -> None:
-        """Fold the records of the journal, (offset, value), and add all versions, folded or recorded, to the report."""
-        for offset, value in journal:
+    def run(self, journal: Iterable[tuple[int, bytes, int]]) -> None:
+        """Fold the records of the journal and add all versions, folded or recorded, to the report."""
+        for record in journal:
+            offset = record[0]
             if self._next is None:
                 self._start(above=-1, first=offset)
             elif offset != self._next:
                 self._restart_after_hole(self._next, offset)
             self._next = offset + 1
-            self._chunk.append((offset, value))
+            self._chunk.append(record)
             if len(self._chunk) >= CHUNK:
                 self._feed()
         if self._next is None:
@@ -74,7 +73,7 @@ class FoldAudit:
     def _start(self, *, above: int, first: int) -> None:
         """Start from the lowest version above `above` that needs no journal record before `first`."""
         self._learner = None
-        for number in sorted(self._versions.known):
+        for number in self._versions.published:
             if number > above:
                 record = next((r for r in self._versions.known[number].records if r.resume_offset >= first), None)
                 if record is not None:
@@ -166,7 +165,7 @@ class FoldAudit:
         there = self._versions.read(number)
         name, by = difference(made, there)
         if by <= self._tolerance:
-            self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="folded")
+            self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="rounded")
         else:
             self._add_mismatch(number, hash_differs(name, by), sha256, recorded.sha256)
             self._results[number] = VersionResult(version=number, sha256=sha256, status="differs")
@@ -192,9 +191,9 @@ class FoldAudit:
                 self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="differs")
 
 
-def _pieces(records: list[tuple[int, bytes]]) -> deque[list[tuple[int, bytes]]]:
+def _pieces(records: list[tuple[int, bytes, int]]) -> deque[list[tuple[int, bytes, int]]]:
     """Split records so that a rollback is alone: if its version is missing, the learner restarts there."""
-    pieces: deque[list[tuple[int, bytes]]] = deque([[]])
+    pieces: deque[list[tuple[int, bytes, int]]] = deque([[]])
     for record in records:
         if b"rollback" in record[1]:
             pieces += [[record], []]
@@ -230,24 +229,3 @@ def hash_differs(name: str, by: float) -> str:
     ('sha256 (radius by up to 2.0e-16)', 'sha256 (folds)')
     """
     return f"sha256 ({name} by up to {by:.1e})" if by < inf else f"sha256 ({name})"
-
-
-def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
-    """Return the field in which two versions differ most, and the relative difference; inf if it is not numeric."""
-    for name in ("settings", "arms", "frozen", "folds", "observations", "expected_sessions", "explore_budget"):
-        if getattr(one, name) != getattr(other, name):
-            return name, inf
-    if len(one.thresholds) != len(other.thresholds):
-        return "thresholds", inf
-    worst = ("parent_sha256", 0.0)
-    packed = other.model.pack()
-    for name, mine, theirs in (
-        ("thresholds", one.thresholds, other.thresholds),
-        ("radius", one.radius, other.radius),
-        *((name.split(".")[0], mine, packed[name]) for name, mine in one.model.pack().items()),
-    ):
-        a, b = np.asarray(mine, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
-        by = float((np.abs(a - b) / np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))).max(initial=0.0))
-        if by > worst[1]:
-            worst = (name, by)
-    return worst

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal
 
 import orjson
 
 from worker.stream.decoding import Limits
+from worker.stream.events import DEAD_LETTER_REASONS, Reason
 
-Kind: TypeAlias = Literal[
-    "undecodable", "invalid", "too-large", "dimension", "norm", "future", "position", "unknown-arm", "session-reused"
-]
+#: The reasons that need more than one record: of its session, of its batch, or a secret.
+_OTHERS: Final = frozenset(("unreadable", "arm-mismatch", "token", "parked-overflow"))
 
-#: All kinds, named after the dead-letter reason.
-KINDS: tuple[Kind, ...] = get_args(Kind)
+#: All kinds: the dead-letter reasons that a single record can have.
+KINDS: Final[tuple[Reason, ...]] = tuple(reason for reason in DEAD_LETTER_REASONS if reason not in _OTHERS)
 
 _LIMITS = Limits()
 
 
-def spoilt(kind: Kind, arrival: bytes, *, arm: str, horizon: int) -> tuple[Literal["arrivals", "clicks"], bytes]:
+def spoilt(kind: Reason, arrival: bytes, *, arm: str, horizon: int) -> tuple[Literal["arrivals", "clicks"], bytes]:
     """Turn a good arrival into a record of a kind; return its topic and value.
 
     `arm` is an arm of the worker. Workers with other limits than the default may accept some of the records.
@@ -49,6 +49,8 @@ def spoilt(kind: Kind, arrival: bytes, *, arm: str, horizon: int) -> tuple[Liter
             record["context"][0] = 2 * _LIMITS.max_norm
         case "future":
             record["occurred_at"] += 60 * _LIMITS.max_ahead_ms
+        case "past":
+            record["occurred_at"] //= 1_000  # seconds
         case "session-reused":
             record["context"][0] += 1.0
     return "arrivals", orjson.dumps(record)

@@ -5,25 +5,28 @@
 - `explored` counts a session by the share of its positions that explored, so that it compares with M_t.
 - `regret_bound` is the mean optimistic gap V^ucb − V̂^π per session, `regret_posterior` the mean posterior regret, of
   the slates as served, under the estimate after the window (docs/math.md §6). Both are means over an evenly spread
-  sample of the sessions, and both take every active arm as eligible. They are null where no arm is active or the
-  numbers leave the floating-point range.
+  sample of the sessions, and both take every active arm as eligible.
+- A number that cannot be computed, or that leaves the floating-point range, is null (0 for the two rewards). An
+  assessment never fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from typing import TypeVar
 
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
-from worker.errors import AdcascadeError
 from worker.stream.contexts import stack_packed
 from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
 from worker.stream.windows import ClosedWindow, SessionPlan
+
+T = TypeVar("T")
 
 #: Bounds on the contexts sampled for the two regrets, and on contexts × arms (× draws).
 MOST_BOUNDED, BOUNDED_ELEMENTS = 2000, 4_000_000
@@ -46,10 +49,12 @@ class Assessment:
 
 def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: Mapping[int, Parameters]) -> Assessment:
     """Assess a window; `parent` is the version before its fold, `current` the one after it."""
+    nothing: tuple[float | None, float | None] = (None, None)
     with one_thread(), np.errstate(all="ignore"):
-        reward, expected = _revenue(window, parent, kept)
-        bound, posterior = _regrets(window, current)
-        norm, eigenvalue = current.model.norm, _smallest_eigenvalue(current)
+        reward, expected = _tried(lambda: _revenue(window, parent, kept), nothing)
+        bound, posterior = _tried(lambda: _regrets(window, current), nothing)
+        norm = _tried(lambda: current.model.norm, None)
+        eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
     return Assessment(
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
@@ -65,14 +70,19 @@ def _finite(number: float | None) -> float | None:
     return number if number is not None and isfinite(number) else None
 
 
-def _smallest_eigenvalue(parameters: Parameters) -> float | None:
+def _tried(compute: Callable[[], T], otherwise: T) -> T:
+    """Return what is computed, or `otherwise` after an error that the data caused."""
     try:
-        return parameters.model.smallest_eigenvalue
-    except (AdcascadeError, ValueError, np.linalg.LinAlgError):
-        return None
+        return compute()
+    except MemoryError:
+        raise
+    except Exception:
+        return otherwise
 
 
-def _revenue(window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]) -> tuple[float, float]:
+def _revenue(
+    window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]
+) -> tuple[float | None, float | None]:
     """Return the revenue and the expected revenue."""
     versions = {plan.parameters_version for plan in window.plans}
     served = {number: kept.get(number, parent) for number in sorted(versions)}

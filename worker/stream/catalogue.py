@@ -5,19 +5,25 @@ Rules that hold in this file (docs/design.md §4):
 - They take effect at their position in the journal and leave the statistics unchanged: a new arm starts at the prior, a
   retired one keeps its statistics, a price changes the reward and nothing else.
 - Arms keep the order of their first appearance, so an older version's arms are the first ones of a newer version.
+- A rollback or an import takes the estimate of another version and nothing else: position, prices and the frozen state
+  stay. A version among the last 8 is named by its number, any other is in the order itself: so the journal alone
+  determines the result.
 - A record that changes nothing makes no version: the same record twice is the same as once.
-- An order that cannot be carried out is refused with a reason; the journal is read on.
+- An order that cannot be carried out is refused with a reason; the journal is read on. An arm that would make a version
+  too large for a record is refused as well (`sizes.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from worker.errors import InputError
-from worker.stream.events import ArmChange, Command
-from worker.stream.parameters import Parameters
+from worker.bandit.click_model import ClickModel
+from worker.errors import AdcascadeError, InputError, ParametersError
+from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
+from worker.stream.parameters import Parameters, parameters_of
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.sizes import too_large
 from worker.stream.versions import KEPT
 
 
@@ -25,8 +31,23 @@ from worker.stream.versions import KEPT
 class Refusal:
     """An order that was not carried out, with the reason."""
 
-    order: ArmChange | Command
+    order: Order
     reason: str
+
+
+def carry_out(current: Parameters, order: Order, history: Mapping[int, Parameters]) -> Parameters | Refusal | None:
+    """Return the version after an order; None if nothing changes. `history` holds the targets of a rollback."""
+    match order:
+        case ArmChange():
+            return change_arm(current, order)
+        case CatalogueChange():
+            return change_arms(current, order)
+        case Import():
+            return take_over(current, order)
+        case Command():
+            return obey(current, order, history)
+        case Tag():
+            return None
 
 
 def change_arm(current: Parameters, change: ArmChange) -> Parameters | Refusal | None:
@@ -39,19 +60,77 @@ def change_arm(current: Parameters, change: ArmChange) -> Parameters | Refusal |
     >>> change_arm(first, ArmChange(arm="a", reward=1.0, active=True)) is None
     True
     """
-    try:
-        arm = Arm(arm=change.arm, reward=change.reward, active=change.active)
-    except InputError as error:
-        return Refusal(order=change, reason=str(error))
-    index = current.indices.get(arm.arm)
-    if index is None:
-        if not arm.active:
-            return Refusal(order=change, reason=f"arm {arm.arm!r} cannot be retired: it is not known")
-        model = current.model.with_arms(1, ridge=current.settings.ridge)
-        return replace(current, arms=(*current.arms, arm), model=model)
-    if current.arms[index] == arm:
+    return _changed(current, change, (change,))
+
+
+def change_arms(current: Parameters, change: CatalogueChange) -> Parameters | Refusal | None:
+    """Change several arms at once; return None if nothing changes. One wrong entry refuses the whole order.
+
+    >>> first = Parameters.first(LearningSettings(dim=1), (Arm(arm="a", reward=1.0),))
+    >>> entries = (ArmEntry(arm="b", reward=2.0, active=True), ArmEntry(arm="a", reward=1.0, active=False))
+    >>> [(arm.arm, arm.active) for arm in change_arms(first, CatalogueChange(changes=entries)).arms]
+    [('a', False), ('b', True)]
+    """
+    return _changed(current, change, change.changes)
+
+
+def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | ArmEntry]) -> Parameters | Refusal | None:
+    arms, indices = list(current.arms), dict(current.indices)
+    for change in changes:
+        try:
+            arm = Arm(arm=change.arm, reward=change.reward, active=change.active)
+        except InputError as error:
+            return Refusal(order=order, reason=str(error))
+        index = indices.get(arm.arm)
+        if index is not None:
+            arms[index] = arm
+        elif arm.active:
+            indices[arm.arm] = len(arms)
+            arms.append(arm)
+        else:
+            return Refusal(order=order, reason=f"arm {arm.arm!r} cannot be retired: it is not known")
+    if tuple(arms) == current.arms:
         return None
-    return replace(current, arms=(*current.arms[:index], arm, *current.arms[index + 1 :]))
+    added = len(arms) - len(current.arms)
+    model = current.model.with_arms(added, ridge=current.settings.ridge) if added else current.model
+    if added and (reason := too_large(arms, model)):
+        return Refusal(order=order, reason=reason)
+    return replace(current, arms=tuple(arms), model=model)
+
+
+def catalogue_difference(current: Sequence[Arm], wanted: Sequence[Arm]) -> tuple[ArmEntry, ...]:
+    """Return the changes that make the active arms, and their rewards, those of `wanted`.
+
+    An arm that `wanted` lacks is retired. It keeps its reward.
+
+    >>> catalogue_difference((Arm(arm="a", reward=1.0),), (Arm(arm="b", reward=2.0),))
+    (ArmEntry(arm='b', reward=2.0, active=True), ArmEntry(arm='a', reward=1.0, active=False))
+    """
+    known = {arm.arm: arm for arm in current}
+    named = {arm.arm for arm in wanted}
+    changed = [arm for arm in wanted if known.get(arm.arm) != arm and (arm.active or arm.arm in known)]
+    retired = [replace(arm, active=False) for arm in current if arm.active and arm.arm not in named]
+    return tuple(ArmEntry(arm=arm.arm, reward=arm.reward, active=arm.active) for arm in (*changed, *retired))
+
+
+def describe_changes(arms: Iterable[Arm], changes: Iterable[ArmEntry]) -> list[tuple[str, str, str]]:
+    """Return changes of these arms for people, a row each (see `describe_change`)."""
+    known = {arm.arm: arm for arm in arms}
+    return [describe_change(known.get(change.arm), change) for change in changes]
+
+
+def describe_change(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]:
+    """Return a change for people: +, − or ~, the arm, and its rewards.
+
+    >>> describe_change(Arm(arm="a", reward=1.0), ArmEntry(arm="a", reward=2.5, active=True))
+    ('~', 'a', '1 → 2.5')
+    """
+    new = f"{change.reward:.15g}"
+    if known is None or (change.active and not known.active):
+        return "+", change.arm, new if known is None else f"{new} (was retired)"
+    if known.active and not change.active:
+        return "−", change.arm, f"{known.reward:.15g}"
+    return "~", change.arm, f"{known.reward:.15g} → {new}"
 
 
 def obey(current: Parameters, command: Command, history: Mapping[int, Parameters]) -> Parameters | Refusal | None:
@@ -71,10 +150,44 @@ def _roll_back(current: Parameters, command: Command, history: Mapping[int, Para
             order=command,
             reason=f"version {number} is not among the last {KEPT} ({oldest} to {current.version})",
         )
-    missing = len(current.arms) - len(target.arms)
-    rolled = replace(
+    return _with_estimate(current, target, current.arms)
+
+
+def take_over(current: Parameters, order: Import) -> Parameters | Refusal | None:
+    """Take the estimate of given parameters under the present position, prices and frozen state.
+
+    An arm that these lack starts at the prior. An arm that the catalogue lacks is added, or else integrated out.
+    """
+    try:
+        given = parameters_of(order.parameters)
+        for name in ("folds", "observations", "expected_sessions", "explore_budget"):
+            if not 0 <= getattr(given, name) < MOST:
+                raise ParametersError(f"{name} is out of range")
+    except ParametersError as error:
+        return Refusal(order=order, reason=f"these parameters cannot be used: {error}")
+    for name in ("dim", "model"):
+        theirs, ours = getattr(given.settings, name), getattr(current.settings, name)
+        if theirs != ours:
+            return Refusal(order=order, reason=f"these parameters have {name} {theirs}, the present ones {ours}")
+    known = current.indices
+    added = [arm for arm in given.arms if order.arms and arm.arm not in known]
+    try:
+        taken = _with_estimate(current, given, (*current.arms, *added))
+        if taken is not None:
+            type(taken.model).unpack(taken.model.pack())  # else no worker could read the version
+    except AdcascadeError as error:
+        return Refusal(order=order, reason=f"these parameters do not fit the catalogue: {error}")
+    if taken is not None and added and (reason := too_large(taken.arms, taken.model)):
+        return Refusal(order=order, reason=reason)
+    return taken
+
+
+def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...]) -> Parameters | None:
+    """Return the estimate of `target` for these arms; None if it is the current one."""
+    taken = replace(
         current,
-        model=target.model.with_arms(missing, ridge=current.settings.ridge) if missing else target.model,
+        arms=arms,
+        model=align(target.model, target.arms, arms, ridge=current.settings.ridge),
         folds=target.folds,
         observations=target.observations,
         expected_sessions=target.expected_sessions,
@@ -82,7 +195,19 @@ def _roll_back(current: Parameters, command: Command, history: Mapping[int, Para
         thresholds=fitted_thresholds(target.thresholds, current.settings.horizon),
         radius=target.radius,
     )
-    return None if rolled == current else rolled
+    return None if taken == current else taken
+
+
+def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, ridge: float) -> ClickModel:
+    """Return the belief about `wanted` arms: the prior for new ones; the belief about others is integrated out."""
+    names = [arm.arm for arm in known]
+    if names == [arm.arm for arm in wanted]:
+        return model
+    indices = {name: index for index, name in enumerate(names)}
+    new = sum(arm.arm not in indices for arm in wanted)
+    grown = model.with_arms(new, ridge=ridge) if new else model
+    fresh = iter(range(len(names), len(names) + new))
+    return grown.choose_arms([indices[arm.arm] if arm.arm in indices else next(fresh) for arm in wanted])
 
 
 def under(settings: LearningSettings, parameters: Parameters) -> Parameters:

@@ -6,26 +6,46 @@ Rules that hold here:
   is wrong and where, never the payload. Nothing else escapes from a ``decode_`` function, whatever the bytes.
 - Whether a record is rejected depends on the record and the settings alone (see `MAX_DEPTH`), so all runners agree.
 - Unknown fields are ignored, so that a producer may be newer than the worker.
+- `timestamp` is the time of a record. A negative one, −t, stands for a record without a time that was read at t: such
+  an event may be as old as it likes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import hypot, inf
-from typing import Any, Final, Generic, NoReturn, TypeVar, get_args
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
 from worker.errors import AdcascadeError
-from worker.stream.events import Arrival, Decision, Episode, Feedback, JournalEvent, Opened, Progress, Reason
+from worker.stream.events import (
+    MOST,
+    Arrival,
+    Decision,
+    Episode,
+    Feedback,
+    FeedbackFact,
+    JournalEvent,
+    Opened,
+    Progress,
+    Reason,
+)
+from worker.stream.topology import UnreadableBatch
 
 #: Deepest nesting of a record. msgspec skips unknown fields by recursion, so without this bound the depth of the
 #: caller's stack would decide what is accepted. Half of Python's usual limit. A record is at least twice as long as it
 #: is deep, so short ones need no check.
 MAX_DEPTH: Final = 512
+
+#: How far the time of a journal record may lie after the timestamp of that record, in milliseconds; beyond it the
+#: learner refuses the record. Constants, so that every learner and every replay decide alike. A fact further ahead
+#: would hold its window, and with it `resume_offset`, for that long. Progress further ahead would close windows early.
+MAX_FACT_LEAD: Final = 86_400_000
+MAX_PROGRESS_LEAD: Final = 60_000
 
 E = TypeVar("E")
 
@@ -47,28 +67,32 @@ class Limits:
     """Limits on records from outside.
 
     `max_norm` is c_z, the bound on ‖z‖ for z = [x; onehot(k)] that the confidence radius rests on: ‖x‖² + 1 ≤ c_z².
-    `max_ahead_ms` bounds how far an event may lie after the timestamp of its record.
+    `max_ahead_ms` bounds how far an event may lie after the timestamp of its record, and `max_behind_ms` how far before
+    it, in addition to session timeout and lateness.
     """
 
     max_record_bytes: int = 65_536
     max_session_id: int = 128
     max_arm_id: int = 128
-    max_exclude: int = 1_000
+    max_exclude: int = 256
     max_norm: float = 1e3
     max_ahead_ms: int = 60_000
+    max_behind_ms: int = 3_600_000
 
     def __post_init__(self) -> None:
         for name in ("max_record_bytes", "max_session_id", "max_arm_id"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.max_exclude < 0 or self.max_ahead_ms < 0:
-            raise ValueError("max_exclude and max_ahead_ms must not be negative")
+        if min(self.max_exclude, self.max_ahead_ms, self.max_behind_ms) < 0:
+            raise ValueError("max_exclude, max_ahead_ms and max_behind_ms must not be negative")
         if not 1 <= self.max_norm < inf:
             raise ValueError("max_norm must be finite and at least 1, the norm of an arm alone")
 
 
-def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: int) -> Arrival:
+def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: int, grace: int = 0) -> Arrival:
     """Decode an arrival whose record has this `timestamp` and whose context must have `dim` numbers.
+
+    `grace` (session timeout + lateness) is how old an event may be in addition to the limit.
 
     >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
     Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
@@ -78,8 +102,8 @@ def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: 
         _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
     if event.exclude:
         _check_exclude(event.exclude, limits)
-    if event.occurred_at > timestamp + limits.max_ahead_ms:
-        _reject_future(event.occurred_at, timestamp, limits)
+    if not timestamp - grace - limits.max_behind_ms <= event.occurred_at <= timestamp + limits.max_ahead_ms:
+        _check_time(event.occurred_at, timestamp, limits, grace)
     context = event.context
     if len(context) != dim:
         raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
@@ -89,23 +113,28 @@ def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: 
     return event
 
 
-def decode_feedback(value: bytes | None, *, limits: Limits, horizon: int, timestamp: int) -> Feedback:
-    """Decode a click or a pass whose record has this `timestamp`, at a position of 1…`horizon`."""
+def decode_feedback(value: bytes | None, *, limits: Limits, horizon: int, timestamp: int, grace: int = 0) -> Feedback:
+    """Decode a click or a pass at a position of 1…`horizon`; the rest as in `decode_arrival`."""
     event = _read(_FEEDBACK, value, limits.max_record_bytes)
     if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
         _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
     if not (0 < len(event.arm) <= limits.max_arm_id and event.arm.isprintable()):
         _check_identifier(event.arm, limits.max_arm_id, "$.arm")
-    if event.occurred_at > timestamp + limits.max_ahead_ms:
-        _reject_future(event.occurred_at, timestamp, limits)
+    if not timestamp - grace - limits.max_behind_ms <= event.occurred_at <= timestamp + limits.max_ahead_ms:
+        _check_time(event.occurred_at, timestamp, limits, grace)
     if not 1 <= event.position <= horizon:
         raise Rejected("position", f"$.position is not within 1…{horizon}")
     return event
 
 
-def decode_journal(value: bytes | None) -> JournalEvent:
-    """Decode a journal record; an unknown `kind` is rejected as `invalid`."""
+def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
+    """Decode a journal record; an unknown `kind` is rejected as `invalid`.
+
+    With the `timestamp` of the record, a time too far after it is rejected as `future`.
+    """
     event = _read(_JOURNAL, value, inf)
+    if timestamp > 0:
+        _check_lead(event, timestamp)
     # What the types do not cover. A slate without arms may still name its mode, `none`.
     if type(event) is Opened:
         if len(event.modes) != len(event.slate) and (event.slate or event.modes != ("none",)):
@@ -164,8 +193,8 @@ _EPISODE: Final = _Reader[Episode](Episode)
 
 
 def _read(reader: _Reader[E], value: bytes | None, most: float) -> E:
-    if value is None:
-        raise Rejected("undecodable", "the record has no value")
+    if type(value) is not bytes:
+        raise _no_bytes(value)
     if len(value) > most:
         raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
     try:
@@ -182,11 +211,20 @@ def _read(reader: _Reader[E], value: bytes | None, most: float) -> E:
         raise _rejected(error) from None
 
 
+def _no_bytes(value: bytes | None) -> Rejected:
+    if isinstance(value, UnreadableBatch):
+        return Rejected("unreadable", value.error)
+    return Rejected("undecodable", "the record has no value")
+
+
 def _reread(reader: _Reader[E], value: bytes) -> E:
     try:
         return reader.reread(value)
     except Exception as error:
         raise _rejected(error) from None
+
+
+_TOO_LATE: Final = f"<= {MOST} - at `$.occurred_at`"
 
 
 def _rejected(error: Exception) -> Rejected:
@@ -199,7 +237,9 @@ def _rejected(error: Exception) -> Rejected:
         # These two quote the payload.
         if text.startswith(("Invalid enum value", "Invalid value")):
             text = "Not one of the values allowed here"
-        return Rejected("invalid", f"{text} at {path.strip('`')}" if path != text else text)
+        # A time in nanoseconds does not reach the check that guesses the unit of a time.
+        guess = " (looks like nanoseconds)" if _TOO_LATE in str(error) else ""
+        return Rejected("invalid", f"{text} at {path.strip('`')}{guess}" if path != text else text)
     if isinstance(error, msgspec.DecodeError):
         return Rejected("undecodable", str(error))
     # RecursionError, MemoryError, and whatever else a hostile record may cause.
@@ -238,8 +278,37 @@ def _check_exclude(exclude: tuple[str, ...], limits: Limits) -> None:
         _check_identifier(arm, limits.max_arm_id, f"$.exclude[{index}]")
 
 
-def _reject_future(occurred_at: int, timestamp: int, limits: Limits) -> NoReturn:
-    raise Rejected(
-        "future",
-        f"$.occurred_at is {occurred_at - timestamp} ms after the record, more than {limits.max_ahead_ms}",
-    )
+def _check_time(occurred_at: int, timestamp: int, limits: Limits, grace: int) -> None:
+    known, timestamp = timestamp >= 0, abs(timestamp)
+    ahead = occurred_at - timestamp
+    if ahead > limits.max_ahead_ms:
+        unit = _looks_like(timestamp, {"microseconds": occurred_at // 1_000, "nanoseconds": occurred_at // 1_000_000})
+        raise Rejected("future", f"$.occurred_at is {ahead} ms after the record, more than {limits.max_ahead_ms}{unit}")
+    if known and -ahead > limits.max_behind_ms + grace:
+        unit = _looks_like(timestamp, {"seconds": occurred_at * 1_000})
+        raise Rejected(
+            "past", f"$.occurred_at is {-ahead} ms before the record, more than {limits.max_behind_ms + grace}{unit}"
+        )
+
+
+def _looks_like(timestamp: int, readings: Mapping[str, int]) -> str:
+    """Guess the unit of a time that is no time in milliseconds: the reading that is within a year of the record.
+
+    The record of a client that sets its timestamp to 0 is no measure.
+    """
+    year = 365 * 86_400_000
+    fitting = [unit for unit, reading in readings.items() if abs(reading - timestamp) < year < timestamp]
+    return f" (looks like {fitting[0]})" if fitting else ""
+
+
+def _check_lead(event: JournalEvent, timestamp: int) -> None:
+    if type(event) is Progress:
+        lead, most = event.time - timestamp, MAX_PROGRESS_LEAD
+    elif type(event) is Opened:
+        lead, most = event.arrived_at - timestamp, MAX_FACT_LEAD
+    elif type(event) is FeedbackFact:
+        lead, most = event.occurred_at - timestamp, MAX_FACT_LEAD
+    else:
+        return
+    if lead > most:
+        raise Rejected("future", f"its time is {lead} ms after the record, more than {most}")

@@ -21,6 +21,7 @@ import orjson
 
 from worker.stream.events import (
     Arrival,
+    CatalogueChange,
     Episode,
     Feedback,
     FeedbackFact,
@@ -145,16 +146,22 @@ def encode_journal(event: JournalEvent) -> bytes:
 
 def _encode_rare(event: msgspec.Struct) -> bytes:
     """Encode an event of any kind; slow, for events that come once per window or less."""
+    return orjson.dumps(_rare_document(event))
+
+
+def _rare_document(event: msgspec.Struct) -> dict[str, Any]:
     config = event.__struct_config__
     record: dict[str, Any] = {} if config.tag_field is None else {config.tag_field: config.tag}
     for field in msgspec.structs.fields(event):
         value = getattr(event, field.name)
         if value is None and field.default is None:
             continue
-        if isinstance(value, float | tuple):
+        if isinstance(event, CatalogueChange):
+            value = [_rare_document(change) for change in event.changes]
+        elif isinstance(value, float | tuple):
             _refuse_not_finite(value if isinstance(value, tuple) else (value,), field.name)
         record[field.name] = value
-    return orjson.dumps(record)
+    return record
 
 
 #: Documents encoded in one call: together they should stay in the processor's cache.

@@ -11,15 +11,27 @@ keeps the two the same. Limits that are settings (length of ids, dimension, norm
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from msgspec import Meta, Struct
 
 #: Largest whole number that every JSON decoder reads exactly.
 MOST: Final = 2**53
 
+#: Most partitions that arrivals and clicks may have. A learner keeps a time for each, and every version carries them.
+MOST_PARTITIONS: Final = 10_000
+
 #: Names of the topics, without the prefix.
-TOPICS: Final = ("arrivals", "clicks", "decisions", "journal", "parameters", "episodes", "dead-letters")
+TOPICS: Final = (
+    "arrivals",
+    "clicks",
+    "decisions",
+    "journal",
+    "parameters",
+    "parameters-history",
+    "episodes",
+    "dead-letters",
+)
 
 Mode: TypeAlias = Literal["warmup", "random", "fallback", "explore", "exploit", "none"]
 
@@ -28,12 +40,14 @@ Mode: TypeAlias = Literal["warmup", "random", "fallback", "explore", "exploit", 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 
 Reason: TypeAlias = Literal[
+    "unreadable",
     "undecodable",
     "invalid",
     "too-large",
     "dimension",
     "norm",
     "future",
+    "past",
     "position",
     "unknown-arm",
     "arm-mismatch",
@@ -53,9 +67,13 @@ ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
 Position: TypeAlias = Annotated[int, Meta(ge=1, le=MOST)]
+Partitions: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_PARTITIONS)]
 Identifier: TypeAlias = Annotated[str, Meta(min_length=1)]
 Probability: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0)]
+#: A tag begins with a letter, so that it is never taken for a version.
+TAG_PATTERN: Final = "^[A-Za-z][A-Za-z0-9._-]{0,63}$"
+TagName: TypeAlias = Annotated[str, Meta(pattern=TAG_PATTERN)]
 
 
 class Arrival(Struct, frozen=True, kw_only=True, gc=False):
@@ -128,7 +146,7 @@ class Progress(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", ta
     """All facts of this partition up to `time` are in the journal before this record (journal)."""
 
     partition: Count
-    partitions: Position
+    partitions: Partitions
     time: Milliseconds
 
 
@@ -138,6 +156,20 @@ class ArmChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", t
     arm: Identifier
     reward: Annotated[float, Meta(gt=0)]
     active: bool
+
+
+class ArmEntry(Struct, frozen=True, kw_only=True, gc=False):
+    """The wanted state of an arm, as an entry of `CatalogueChange`."""
+
+    arm: Identifier
+    reward: Annotated[float, Meta(gt=0)]
+    active: bool
+
+
+class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arms"):
+    """Several arms are added, priced, retired or reactivated in one version (journal)."""
+
+    changes: tuple[ArmEntry, ...]
 
 
 class Command(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="command"):
@@ -159,6 +191,24 @@ class Command(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag
             raise ValueError("rollback needs a version")
         if self.action != "rollback" and self.version is not None:
             raise ValueError(f"{self.action} takes no version")
+
+
+class Import(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="import"):
+    """The estimate of a given version becomes the current one (journal).
+
+    `parameters` is the record of that version, so that the journal alone determines the result. With `arms`, its arms
+    that the catalogue lacks are added; otherwise they are left out.
+    """
+
+    parameters: dict[str, Any]
+    arms: bool
+
+
+class Tag(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="tag"):
+    """A version gets a name, under which the history keeps it (journal); without a version, the name is removed."""
+
+    name: TagName
+    version: Count | None
 
 
 class Episode(Struct, frozen=True, kw_only=True, gc=False):
@@ -195,4 +245,7 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     smallest_eigenvalue: float | None = None
 
 
-JournalEvent: TypeAlias = Opened | FeedbackFact | Progress | ArmChange | Command
+#: Orders to the learner; each takes effect at its position in the journal.
+Order: TypeAlias = ArmChange | CatalogueChange | Command | Import | Tag
+
+JournalEvent: TypeAlias = Opened | FeedbackFact | Progress | Order

@@ -5,7 +5,8 @@ Rules that hold in this file:
 - The same parent, window and settings give the same bits: sessions are in the order of their keys, every sum has one
   order, and BLAS runs in one thread whatever the caller has set.
 - The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded.
-  Otherwise `EstimationError`, and the parent stays in force.
+  Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
+  error that the machine causes (no memory) is passed on: another machine may have more.
 - Exploration is planned for as many users as the window had. N = sessions of this window, t = folds so far:
   M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t among the
   window's own contexts under the new estimate (docs/math.md §5). Sessions drawn at random (`random_share`) explore
@@ -30,6 +31,7 @@ from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.contexts import stack_packed
+from worker.stream.exclusions import excluded_indices, packed_indices
 from worker.stream.parameters import Parameters
 from worker.stream.windows import ClosedWindow, SessionPlan
 
@@ -76,10 +78,12 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
             )
             folded = replace(folded, radius=_radius(folded, data))
             folded = replace(folded, thresholds=_thresholds(folded, window.plans))
-    except EstimationError:
+    except (EstimationError, MemoryError):
         raise
-    except (AdcascadeError, ArithmeticError, np.linalg.LinAlgError) as error:
+    except AdcascadeError as error:
         raise EstimationError(str(error)) from None
+    except Exception as error:  # a window must not be able to stop the learner
+        raise EstimationError(f"{type(error).__name__}: {error}") from error
     if not np.isfinite([folded.radius, *folded.thresholds]).all():
         raise EstimationError("a threshold or the confidence radius is not finite")
     return Folded(parameters=folded, steps=fit.steps)
@@ -140,7 +144,7 @@ def _thresholds(folded: Parameters, plans: list[SessionPlan]) -> tuple[float, ..
 def sample(plans: list[SessionPlan], most: int) -> list[SessionPlan]:
     """Return at most `most` of the plans, evenly spread over the order of the keys.
 
-    >>> [plan.parameters_version for plan in sample([SessionPlan(n, (), b"", (), 0) for n in range(10)], 4)]
+    >>> [plan.parameters_version for plan in sample([SessionPlan(n, (), b"", b"", 0) for n in range(10)], 4)]
     [0, 2, 5, 7]
     """
     if len(plans) <= most:
@@ -151,12 +155,12 @@ def sample(plans: list[SessionPlan], most: int) -> list[SessionPlan]:
 def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
     policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(parameters.settings.bonus))
-    indices = parameters.indices
+    indices = packed_indices(parameters.indices) if any(plan.exclude for plan in plans) else {}
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):
         part = plans[start : start + ROWS_AT_ONCE]
         contexts = stack_packed([plan.context for plan in part], parameters.settings.dim)
-        masked = planner.masked([[indices[arm] for arm in plan.exclude if arm in indices] for plan in part])
+        masked = planner.masked([excluded_indices(plan.exclude, indices) for plan in part])
         parts.append(exploration_scores(planner, contexts, policy.slates(planner, contexts, masked).arms))
     return np.concatenate(parts)
 

@@ -6,17 +6,25 @@ Rules that hold in this file (docs/design.md §4 and §5):
   records. So learners that were restarted, paused or run side by side make the same versions.
 - **Watermark** = lowest progress over all partitions. A partition that has not reported is at 0, which closes nothing.
   The number of partitions is the highest in any progress record: if topics grow, the watermark waits for the new
-  partitions. Topics cannot shrink, unless progress is appended for the partitions that were removed.
+  partitions. It falls to a lower number when, since the newest version, all partitions of that number have named it
+  for window + session_timeout + lateness and nobody has named more: then the higher number was an error.
 - **A window is closed** when the watermark reaches its end + session_timeout + lateness. One progress record may close
   several, in order, each with its own version. A window without sessions leaves no trace. A record for a closed window
   is late: counted, never folded.
-- `arm` and `command` take effect at their position and make a version at once, unless they change nothing.
+- A record whose time lies far after its own timestamp in the journal is refused, live or not (`MAX_FACT_LEAD`,
+  `MAX_PROGRESS_LEAD`). So a session of the year 2100 holds back no `resume_offset`, and the clock of a worker that is
+  an hour ahead closes no window, where the broker sets the timestamps of the journal.
+- `arm`, `arms`, `command` and `import` take effect at their position and make a version at once, unless they change
+  nothing.
 - **Position** of a version in the journal: `window_end`, before which everything is closed; `journal_offset`, the
   record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
   `progress`, the highest of each partition.
 - **Restart**: read from resume_offset; up to journal_offset take only `opened` and `feedback` of open windows; then
   close every window that is due by the loaded progress (one may have been due when the version was made); then take
   everything.
+- **Nothing in the journal stops the fold.** A record that raises is counted and passed over, a window without a usable
+  estimate is rejected. Both leave the state as it was (a window is closed all the same), so that every learner goes on
+  alike. Two errors are passed on: `FailedError` (a known version comes out differently) and `MemoryError`.
 - **Republishing**: when `REPUBLISH` windows were closed since the position of the newest version and none of them made
   a version (idle, frozen, rejected), the same version is published again from the newer position.
 """
@@ -25,21 +33,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from worker.errors import EstimationError, FailedError, InputError
 from worker.stream.assessment import Assessment, assess
-from worker.stream.catalogue import Refusal, change_arm, obey, under
+from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import Rejected, decode_journal
-from worker.stream.events import ArmChange, Command, Episode, FeedbackFact, Opened, Progress
+from worker.stream.events import Episode, FeedbackFact, Opened, Order, Progress, Tag
 from worker.stream.folding import fold
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.versions import KEPT, keep
+from worker.stream.sizes import check_size
+from worker.stream.troubles import Troubles
+from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
 from worker.stream.windows import ClosedWindow, OpenWindows
 
 #: Windows without a version after which the newest one is published again.
 REPUBLISH: Final = 10
+
+#: Offset and value of a journal record and, where it is known, its timestamp.
+JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,27 +60,16 @@ class Outcome:
     """The result of some journal records.
 
     Write the episodes before the versions: after a crash in between, both are made again; in the other order an episode
-    would be lost. So an episode may come twice. A version may too: `should_publish` decides whether to write it.
+    would be lost. So an episode may come twice. A version may too: `should_publish` decides whether to write it. Apply
+    a tag before the versions that were made after it, for the same reason.
     """
 
     versions: list[Parameters] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
-    rejected: int = 0  # records that are no journal records
+    tags: list[tuple[int, Tag]] = field(default_factory=list)  # with their offsets
     late: int = 0  # records for closed windows
-
-
-def should_publish(candidate: Parameters, newest: Parameters | None) -> bool:
-    """Return whether to write a version, given the newest one of the topic, which was just read to its end.
-
-    The newest version is written again only from a newer position. Raise `FailedError` if its content differs.
-    """
-    if newest is None or candidate.version > newest.version:
-        return True
-    if candidate.version < newest.version:
-        return False
-    _check_same(candidate, newest)
-    return candidate.journal_offset > newest.journal_offset
+    troubles: Troubles = field(default_factory=Troubles)
 
 
 class Learner:
@@ -102,12 +104,14 @@ class Learner:
         self._configured = settings
         self._made_under = {} if made_under is None else made_under
         self._with_episodes = with_episodes
-        self._known = _by_version(history)
+        self._known = by_version(history)
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
-            self._start(Parameters.first(settings, tuple(arms)))
+            first = Parameters.first(settings, tuple(arms))
+            check_size(first.arms, first.model)
+            self._start(first)
         else:
-            self._start(self._known[_base(self._known)])
+            self._start(self._known[base_version(self._known)])
 
     def _start(self, loaded: Parameters) -> None:
         if loaded.settings.dim != self._configured.dim:
@@ -119,6 +123,7 @@ class Learner:
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
         self._progress = dict(loaded.progress)
+        self._lower = _LowerCount()
         self._windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
         self._next_offset = loaded.resume_offset
         self._live_from = loaded.journal_offset + 1
@@ -150,8 +155,13 @@ class Learner:
         return min(self._progress.values(), default=0)
 
     @property
+    def slowest_partition(self) -> int:
+        """The partition that holds the watermark back; -1 before any progress."""
+        return min(self._progress, key=lambda partition: self._progress[partition], default=-1)
+
+    @property
     def partitions(self) -> int:
-        """The highest number of partitions that any progress record has named."""
+        """The number of partitions: the highest that progress records name."""
         return len(self._progress)
 
     @property
@@ -186,67 +196,103 @@ class Learner:
         """Return what is to be published before anything is read: version 0, if no version is known."""
         return Outcome(versions=[self._current] if self._newest_known is None else [])
 
-    def handle(self, records: Iterable[tuple[int, bytes | None]]) -> Outcome:
-        """Take journal records, (offset, value) in their order; those handled before are passed over.
+    def handle(self, records: Iterable[JournalRecord]) -> Outcome:
+        """Take journal records in their order; those handled before are passed over.
 
-        A record that cannot be read is counted and passed over. Raises only `FailedError`, if a version that is known
-        comes out with another content.
+        A record that cannot be read, or that raises, is counted and passed over. Raises only `FailedError`, if a
+        version that is known comes out with another content, and `MemoryError`.
         """
         outcome = Outcome()
         late = self._late
-        for offset, value in records:
+        for record in records:
+            offset = record[0]
             if offset < self._next_offset:
                 continue
             if not self._live and offset >= self._live_from:
                 self._go_live(outcome)
             self._next_offset = offset + 1
             try:
-                event = decode_journal(value)
-            except Rejected:
-                outcome.rejected += self._live
-                continue
-            if isinstance(event, Opened):
-                if len(event.context) != self._configured.dim:
-                    outcome.rejected += self._live
-                elif not self._windows.open(offset, event):
-                    self._late += self._live
-            elif isinstance(event, FeedbackFact):
-                if not self._windows.answer(offset, event):
-                    self._late += self._live
-            elif self._live:
-                self._act(offset, event, outcome)
+                self._take(record, outcome)
+            except (FailedError, MemoryError):
+                raise
+            except Exception as error:
+                _pass_over(offset, error, outcome)
         if not self._live and self._next_offset >= self._live_from:
             self._go_live(outcome)
         outcome.late = self._late - late
         return outcome
 
+    def _take(self, record: JournalRecord, outcome: Outcome) -> None:
+        offset, value = record[0], record[1]
+        try:
+            event = decode_journal(value, record[2] if len(record) > 2 else 0)
+        except Rejected as rejected:
+            kind = "far-future" if rejected.reason == "future" else "fold-passed-over"
+            self._refuse(kind, offset, rejected.error, outcome)
+            return
+        if isinstance(event, Opened):
+            if len(event.context) != self._configured.dim:
+                error = f"the context has {len(event.context)} numbers, not {self._configured.dim}"
+                self._refuse("fold-passed-over", offset, error, outcome)
+            elif not self._windows.open(offset, event):
+                self._late += self._live
+        elif isinstance(event, FeedbackFact):
+            if not self._windows.answer(offset, event):
+                self._late += self._live
+        elif self._live:
+            self._act(offset, event, outcome)
+
+    def _refuse(self, kind: str, offset: int, error: str, outcome: Outcome) -> None:
+        if self._live:
+            outcome.troubles.add(kind, f"journal offset {offset}: {error}")
+
     def _go_live(self, outcome: Outcome) -> None:
         self._live = True
         self._close_due(self._live_from - 1, outcome)
 
-    def _act(self, offset: int, event: Progress | ArmChange | Command, outcome: Outcome) -> None:
+    def _act(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
         if isinstance(event, Progress):
-            for partition in range(len(self._progress), event.partitions):
-                self._progress[partition] = 0
+            self._count_partitions(event)
             self._progress[event.partition] = max(self._progress[event.partition], event.time)
             self._close_due(offset, outcome)
             self._republish_if_due(offset, outcome)
             return
+        if isinstance(event, Tag):
+            outcome.tags.append((offset, event))  # no part of any version
+            return
         current = under(self.settings, self._current)
-        changed = change_arm(current, event) if isinstance(event, ArmChange) else obey(current, event, self._kept)
+        changed = carry_out(current, event, self._kept)
         if isinstance(changed, Refusal):
             outcome.refusals.append(changed)
+            outcome.troubles.add("order-refused", changed.reason)
         elif changed is not None:
             reached = max(self._progress.values(), default=0)
             soon = reached + 2 * self.settings.lateness if reached else 0
             self._make(changed, offset, max(current.effective_at, soon), outcome)
+
+    def _count_partitions(self, event: Progress) -> None:
+        for partition in range(len(self._progress), event.partitions):
+            self._progress[partition] = 0
+        settings = self.settings
+        span = settings.window + settings.grace
+        if event.partitions == len(self._progress):
+            self._lower = _LowerCount()
+        elif self._lower.is_confirmed(event, span):
+            for partition in range(event.partitions, len(self._progress)):
+                del self._progress[partition]
+            self._lower = _LowerCount()
 
     # ── closing windows ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _close_due(self, offset: int, outcome: Outcome) -> None:
         """Close every window that the watermark calls for, the earliest first."""
         while due := self._windows.due(self._due_until):
-            self._close(due[0], offset, outcome)
+            try:
+                self._close(due[0], offset, outcome)
+            except (FailedError, MemoryError):
+                raise
+            except Exception as error:
+                _pass_over(offset, error, outcome)
         self._windows.skip(self._due_until)
 
     @property
@@ -285,9 +331,13 @@ class Learner:
             effective_at=effective_at,
             made_at=max(self._progress.values(), default=0),
         )
+        made.sha256  # noqa: B018 - raises for what cannot be written as a record, before anything is changed
         known = self._known.get(made.version)
         if known is not None:
-            _check_same(made, known)
+            try:
+                check_same(made, known)
+            except RoundedError:
+                made = self._at_position(known, offset)
         self._set_current(made, outcome)
 
     def _republish_if_due(self, offset: int, outcome: Outcome) -> None:
@@ -309,8 +359,28 @@ class Learner:
         if should_publish(parameters, self._newest_known):
             outcome.versions.append(parameters)
         self._current = parameters
+        self._lower = _LowerCount()  # as after a restart from this version
         self._kept = keep(self._kept, parameters)
         self._windows.resize(self.settings.window)
+
+
+class _LowerCount:
+    """A number of partitions below the highest, and when each of them first named it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since: dict[int, int] = {}
+
+    def is_confirmed(self, event: Progress, span: int) -> bool:
+        """Take a record that names it; return whether all partitions have named it for that long."""
+        if event.partitions != self._count:
+            self._count, self._since = event.partitions, {}
+        self._since.setdefault(event.partition, event.time)
+        return len(self._since) == self._count and event.time - max(self._since.values()) >= span
+
+
+def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:
+    outcome.troubles.add("fold-passed-over", f"journal offset {offset}: {type(error).__name__}: {error}")
 
 
 def _episode(
@@ -334,40 +404,3 @@ def _episode(
         newton_steps=steps,
         **asdict(numbers),
     )
-
-
-# ── what is known already ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _check_same(one: Parameters, other: Parameters) -> None:
-    if one.sha256 != other.sha256:
-        raise FailedError(
-            f"parameters version {one.version} was made with sha256 {one.sha256[:12]}…, but is published with "
-            f"{other.sha256[:12]}…: two learners disagree, check their settings"
-        )
-
-
-def _by_version(history: Iterable[Parameters]) -> dict[int, Parameters]:
-    """Return the versions by number, each from the newest position that it was published with."""
-    known: dict[int, Parameters] = {}
-    for parameters in history:
-        there = known.get(parameters.version)
-        if there is not None:
-            _check_same(parameters, there)
-            if there.journal_offset >= parameters.journal_offset:
-                continue
-        known[parameters.version] = parameters
-    return known
-
-
-def _base(known: Mapping[int, Parameters]) -> int:
-    """Return the version to start from: the newest, or the one before the first gap among those kept.
-
-    A learner that was paused between looking at the topic and writing to it can put an old version over one of the last
-    eight (their keys are the same). That one is then made again, because a rollback may ask for it.
-    """
-    newest = max(known)
-    for number in range(max(1, newest - KEPT + 1), newest):
-        if number not in known and number - 1 in known:
-            return number - 1
-    return newest

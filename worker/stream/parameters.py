@@ -7,8 +7,7 @@ the whole model, but not the time and position at which it was made. So equal ha
 from __future__ import annotations
 
 import hashlib
-from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import NoneType
 from typing import Any
@@ -24,6 +23,7 @@ from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, ParametersError
+from worker.stream.packing import Block, cut, from_base64, pieces, to_base64
 from worker.stream.settings import FIRST_MODEL, SETTINGS, Arm, LearningSettings, is_number, is_whole
 
 
@@ -49,6 +49,7 @@ class Parameters:
     explore_budget: int = 0
     thresholds: tuple[float, ...] = ()
     radius: float = 0.0
+    _sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:
         if self.model.dim != self.settings.dim:
@@ -123,7 +124,9 @@ class Parameters:
     @property
     def sha256(self) -> str:
         """The hash over the model: every field but itself, made_at, effective_at, window_end, offsets and progress."""
-        return _digest(_record(self))
+        if not self._sha256:
+            object.__setattr__(self, "_sha256", _digest(*_record(self)))
+        return self._sha256
 
 
 # ── as JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,12 +148,13 @@ _UNCOVERED = frozenset(
 
 def encode_parameters(parameters: Parameters) -> bytes:
     """Return the record of a version, its hash included; the same version gives the same bytes."""
-    record = _record(parameters)
-    record["sha256"] = _digest(record)
-    return orjson.dumps(record, option=orjson.OPT_SORT_KEYS)
+    record, blocks = _record(parameters)
+    record["sha256"] = parameters._sha256 or _digest(record, blocks)
+    return b"".join(pieces(orjson.dumps(record, option=orjson.OPT_SORT_KEYS), blocks))
 
 
-def _record(parameters: Parameters) -> dict[str, Any]:
+def _record(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
+    """Return the record without its arrays, and these as blocks (see `packing.py`)."""
     settings = parameters.settings
     record: dict[str, Any] = {
         **{name: getattr(parameters, name) for name in _PLAIN},
@@ -160,22 +164,23 @@ def _record(parameters: Parameters) -> dict[str, Any]:
     }
     if settings.model != FIRST_MODEL:
         record["model"] = settings.model
+    blocks: list[Block] = []
     for name, array in parameters.model.pack().items():
         *outer, last = name.split(".")
         target = record
         for part in outer:
             target = target.setdefault(part, {})
-        target[last] = _packed(array)
-    return record
+        target[last] = {"shape": list(array.shape), "data": f"@{len(blocks)}"}
+        blocks.append(to_base64(array))
+    return record, blocks
 
 
-def _digest(record: Mapping[str, Any]) -> str:
+def _digest(record: Mapping[str, Any], blocks: Sequence[Block]) -> str:
     covered = {name: value for name, value in record.items() if name not in _UNCOVERED}
-    return hashlib.sha256(orjson.dumps(covered, option=orjson.OPT_SORT_KEYS)).hexdigest()
-
-
-def _packed(array: Floats) -> dict[str, Any]:
-    return {"shape": list(array.shape), "data": b64encode(array.astype("<f8").tobytes()).decode("ascii")}
+    digest = hashlib.sha256()
+    for piece in pieces(orjson.dumps(covered, option=orjson.OPT_SORT_KEYS), blocks):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
@@ -185,8 +190,9 @@ def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
     arrays may be nested lists; a hash is then checked only if there is one.
     """
     try:
-        record = orjson.loads(value)
-    except orjson.JSONDecodeError as error:
+        skeleton, blocks = cut(value)
+        record = orjson.loads(skeleton)
+    except ValueError as error:  # JSONDecodeError is one
         raise ParametersError(f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise ParametersError("not a JSON object")
@@ -194,30 +200,44 @@ def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
     if complete and not isinstance(given, str):
         raise ParametersError("there is no sha256")
     try:
-        if given is not None and _digest(record) != given:
+        if given is not None and _digest(record, blocks) != given:
             raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-        return _parameters(record, complete)
+        return _parameters(record, blocks, complete)
     except ParametersError:
         raise
     except InputError as error:
         raise ParametersError(str(error)) from None
     except KeyError as error:
         raise ParametersError(f"the field {error.args[0]} is missing") from None
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
         raise ParametersError(f"a field has the wrong type: {error}") from None
 
 
-def _parameters(record: Mapping[str, Any], complete: bool) -> Parameters:
+def parameters_document(parameters: Parameters) -> dict[str, Any]:
+    """Return the record of a version as a document, to put it into another record."""
+    document: dict[str, Any] = orjson.loads(encode_parameters(parameters))
+    return document
+
+
+def parameters_of(document: Mapping[str, Any]) -> Parameters:
+    """Return the version in a document and check its hash."""
+    try:
+        value = orjson.dumps(document)
+    except orjson.JSONEncodeError as error:  # nested too deeply, or an integer of more than 64 bits
+        raise ParametersError(str(error)) from None
+    return decode_parameters(value)
+
+
+def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bool) -> Parameters:
     kind = record.get("model", FIRST_MODEL)
-    model = _model(kind, record)
+    model = _model(kind, record, blocks)
     known = {**({} if complete else _planning_defaults(record, model)), **record}
     named = {name: known[name] for name in SETTINGS if complete or name in known}
     settings = LearningSettings(**named, model=kind)
-    marks = {} if complete else {"active": True}
-    arms = tuple(
-        Arm(arm=arm["arm"], reward=arm["reward"], active={**marks, **arm}["active"])
-        for arm in _checked(known, "arms", (list,))
-    )
+    listed = _checked(known, "arms", (list,))
+    if not complete:
+        listed = [{"active": True, **arm} for arm in listed]
+    arms = tuple([Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"]) for arm in listed])
     progress = {int(partition): time for partition, time in _checked(known, "progress", (dict,)).items()}
     if not all(map(is_whole, progress.values())):
         raise ParametersError("progress must be whole numbers")
@@ -246,7 +266,7 @@ def _planning_defaults(record: Mapping[str, Any], model: ClickModel) -> dict[str
     }
 
 
-def _model(kind: Any, record: Mapping[str, Any]) -> ClickModel:
+def _model(kind: Any, record: Mapping[str, Any], blocks: Sequence[Block]) -> ClickModel:
     if kind not in tuple(MODELS):
         raise ParametersError(f"unknown model {kind!r}; one of {', '.join(MODELS)}")
     arrays = {}
@@ -254,17 +274,18 @@ def _model(kind: Any, record: Mapping[str, Any]) -> ClickModel:
         value: Any = record
         for part in name.split("."):
             value = value[part]
-        arrays[name] = _unpacked(value, name)
+        arrays[name] = _unpacked(value, name, blocks)
     return MODELS[kind].unpack(arrays)
 
 
-def _unpacked(value: Any, name: str) -> Floats:
+def _unpacked(value: Any, name: str, blocks: Sequence[Block]) -> Floats:
     try:
         if isinstance(value, Mapping):
-            data = np.frombuffer(b64decode(value["data"], validate=True), dtype="<f8")
-            return data.astype(np.float64).reshape(value["shape"])
+            data = value["data"]
+            block = blocks[int(data[1:])] if data.startswith("@") else data.encode("ascii")
+            return from_base64(block).astype(np.float64).reshape(value["shape"])
         return np.array(value, dtype=np.float64)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise ParametersError(f"{name} is not an array of numbers: {error}") from None
 
 

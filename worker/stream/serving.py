@@ -7,6 +7,8 @@ Rules that hold in this file (docs/design.md §3):
   finds out which by the answers.
 - Every session that a batch touches gets its current decision once, at the end, if it is open. Same state, same bytes.
 - Slates are planned at arrival, all of a batch at once, and pinned.
+- Without room for more sessions, an arrival is answered with a fallback slate and not remembered: it leaves no value in
+  the table and no fact in the journal. If it comes again, it may be remembered then.
 - A bad record costs one dead letter and nothing else. Nothing here raises, whatever the records.
 - Values are deleted at the start of a later batch, once the acknowledged progress of the partition shows that no
   further record can concern them.
@@ -20,19 +22,26 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from worker.secret import Secret
+from worker.stream.bounds import OutputBounds
 from worker.stream.contexts import pack_context
-from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.encoding import encode_many, feedback_document, opened_document
 from worker.stream.events import Arrival, Feedback
-from worker.stream.expiry import ExpiryQueue
-from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state, encode_state
+from worker.stream.exclusions import brief_exclusions
+from worker.stream.partitioning import PartitionSurvey
+from worker.stream.reading import RecordReader
+from worker.stream.room import SessionRoom
+from worker.stream.session import Parked, ParkedRecord, Session, State, encode_state
 from worker.stream.slates import Slate, SlatePlanner
+from worker.stream.table import SessionTable
 from worker.stream.tokens import check_token, slate_tokens
-from worker.stream.topology import Emits, Record, Tally, Topics, dead_letter
+from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
 
 #: Most feedback records parked for one session; a well-behaved client sends one or two per position.
 MOST_PARKED = 64
+
+REUSED = "another arrival has this session_id; ids must be unique"
 
 _mode_and_position = itemgetter("mode", "position")
 
@@ -65,20 +74,26 @@ class _Batch:
     planned: Planned = field(default_factory=dict)
     touched: dict[str, bool] = field(default_factory=dict)
     facts: list[dict[str, Any]] = field(default_factory=list)
+    unremembered: dict[str, Session] = field(default_factory=dict)
 
 
 def _plan(batches: Sequence[_Batch]) -> None:
-    """Plan all new sessions, with one call per version."""
+    """Plan all new sessions that there is room for, with one call per version."""
     groups: dict[SlatePlanner, list[tuple[_Batch, Arrival]]] = {}
     for batch in batches:
-        at = batch.serving._versions.at
-        for arrival in batch.serving._new_arrivals(batch):
-            groups.setdefault(at(arrival.occurred_at), []).append((batch, arrival))
+        batch.serving._sessions.room.claimed = 0
+    for batch in batches:
+        serving = batch.serving
+        at, table, claim = serving._versions.at, serving.table, serving._sessions.room.claim
+        for arrival in serving._new_arrivals(batch):
+            if claim(waiting=arrival.session_id in table):
+                groups.setdefault(at(arrival.occurred_at), []).append((batch, arrival))
     for planner, group in groups.items():
         arrivals = [arrival for _, arrival in group]
         contexts = [pack_context(arrival.context) for arrival in arrivals]
         for (batch, arrival), context, slate in zip(group, contexts, planner.plan(arrivals, contexts), strict=True):
             batch.planned[arrival.session_id] = (planner, context, slate)
+            batch.emits.sample = context
 
 
 class Serving:
@@ -90,6 +105,9 @@ class Serving:
     limits : limits on records from outside
     secret : key of the tokens that decisions carry and feedback must return; no tokens by default
     keep_changelog : whether the table's changes are stored
+    room : room for sessions, shared by the partitions of a worker; unbounded by default
+    survey : check of keys and partitions, shared by the partitions of a worker; none by default
+    bounds : bounds on what is written
     """
 
     def __init__(
@@ -101,58 +119,50 @@ class Serving:
         limits: Limits | None = None,
         secret: Secret | None = None,
         keep_changelog: bool = True,
+        room: SessionRoom | None = None,
+        survey: PartitionSurvey | None = None,
+        bounds: OutputBounds | None = None,
     ) -> None:
-        self.table: dict[str, State] = {}
-        self.parked = 0  # feedback records without an arrival
-        self._awaited = 0  # sessions of these records
+        self._sessions = SessionTable(versions, room or SessionRoom())
+        self.table: dict[str, State] = self._sessions.states
         self._versions = versions
         self._partition = partition
-        self._arrivals, self._clicks = topics.arrivals, topics.clicks
+        self._clicks = topics.clicks
         self._limits = limits or Limits()
         self._secret = secret
         self._keep_changelog = keep_changelog
-        self._progress = -1
-        self._expiry = ExpiryQueue()
+        self._survey = survey
+        self._bounds = bounds or OutputBounds()
+        self._reader = RecordReader(versions, topics.arrivals, self._limits, self._bounds)
+
+    # ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def open_sessions(self) -> int:
         """The number of sessions in the table, including ended ones not yet deleted."""
-        return len(self.table) - self._awaited
+        return self._sessions.open_sessions
 
-    # ── ownership ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def parked(self) -> int:
+        """The number of feedback records without an arrival."""
+        return self._sessions.parked
 
-    def restore(self, items: Iterable[tuple[bytes, bytes]]) -> Tally:
-        """Load the table of the partition."""
-        tally = Tally()
-        for key, value in items:
-            session_id, state = key.decode(), decode_state(value)
-            self.table[session_id] = state
-            if type(state) is Session:
-                tally.recovered += 1
-                self._schedule_expiry(session_id, state.deadline)
-            elif type(state) is Parked:
-                tally.recovered_parked += len(state.records)
-                self.parked += len(state.records)
-                self._awaited += 1
-                self._schedule_expiry(session_id, self._parked_until(state.latest))
-        return tally
+    def restore(self, records: Iterable[Record]) -> Tally:
+        """Load the table of the partition, one record per session."""
+        return self._sessions.restore(records)
 
     def hand_over(self) -> Tally:
         """Drop the partition; return the counts of its table."""
-        tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
-        self.table.clear()
-        self._expiry = ExpiryQueue()
-        self.parked = self._awaited = 0
-        return tally
+        return self._sessions.hand_over()
 
     @property
     def has_due(self) -> bool:
         """Whether the next batch, even an empty one, deletes a value."""
-        return self._expiry.has_due(self._progress)
+        return self._sessions.has_due
 
     def acknowledged(self, progress: int) -> None:
         """Note that everything up to this time is processed, journaled and acknowledged."""
-        self._progress = max(self._progress, progress)
+        self._sessions.progress = max(self._sessions.progress, progress)
 
     # ── a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,7 +173,10 @@ class Serving:
     def _read(self, records: Sequence[Record]) -> _Batch:
         emits = Emits()
         self._expire(emits)
-        return _Batch(self, records, self._decoded(records, emits), emits)
+        events = self._reader.read(records, emits)
+        if self._survey is not None:
+            self._survey.look(records, events, emits.tally.troubles)
+        return _Batch(self, records, events, emits)
 
     def _step(self, batch: _Batch) -> Emits:
         for record, event in zip(batch.records, batch.events, strict=True):
@@ -173,36 +186,8 @@ class Serving:
                 self._handle_arrival(record, event, batch)
         self._write_facts(batch)
         self._write_decisions(batch)
+        self._report_no_room(batch.emits.tally)
         return batch.emits
-
-    def _decoded(self, records: Sequence[Record], emits: Emits) -> list[Arrival | Feedback | None]:
-        settings, limits = self._versions.newest.settings, self._limits
-        dim, horizon, topic = settings.dim, settings.horizon, self._arrivals
-        events: list[Arrival | Feedback | None] = []
-        arrivals = 0
-        for record in records:
-            try:
-                if record.topic == topic:
-                    arrivals += 1
-                    events.append(decode_arrival(record.value, limits=limits, dim=dim, timestamp=record.timestamp))
-                else:
-                    events.append(
-                        decode_feedback(record.value, limits=limits, horizon=horizon, timestamp=record.timestamp)
-                    )
-            except Rejected as rejected:
-                self._dead_letter(record, rejected.reason, rejected.error, emits)
-                events.append(None)
-        emits.tally.arrivals += arrivals
-        emits.tally.feedback += len(records) - arrivals
-        return events
-
-    def _dead_letter(self, record: Record, reason: str, error: str, emits: Emits) -> None:
-        emits.dead_letters.append(dead_letter(record, reason, error))
-        emits.tally.dead[reason] += 1
-        if record.topic == self._arrivals:
-            emits.tally.dead_arrivals += 1
-        else:
-            emits.tally.dead_feedback += 1
 
     def _new_arrivals(self, batch: _Batch) -> Iterable[Arrival]:
         """Return the first arrival of every new session."""
@@ -220,27 +205,31 @@ class Serving:
             session = before
             if (
                 arrival.occurred_at != session.arrived_at
-                or arrival.exclude != session.exclude
+                or brief_exclusions(arrival.exclude) != session.exclude
                 or pack_context(arrival.context) != session.context
             ):
-                error = "another arrival has this session_id; ids must be unique"
-                self._dead_letter(record, "session-reused", error, emits)
+                self._reader.reject(record, "session-reused", REUSED, emits)
                 return
             emits.tally.repeated += 1
             touched.setdefault(session_id, False)
+        elif session_id not in batch.planned:
+            self._answer_unremembered(record, arrival, batch)
+            return
         else:
             planner, context, slate = batch.planned[session_id]
             parameters = planner.parameters
             deadline = arrival.occurred_at + parameters.settings.session_timeout
-            session = Session(arrival.occurred_at, deadline, context, arrival.exclude, parameters.version, *slate)
-            self.table[session_id] = session
-            self._schedule_expiry(session_id, deadline)
+            exclude = brief_exclusions(arrival.exclude)
+            session = Session(arrival.occurred_at, deadline, context, exclude, parameters.version, *slate)
+            parked = self._sessions.open(session_id, session)
+            if (over := self._sessions.progress - deadline - parameters.settings.lateness) >= 0:
+                emits.tally.troubles.add("late-arrivals", f"session {session_id!r}, over for {over / 1000:,.0f} s")
             emits.tally.opened += 1
             if session.values:
                 emits.tally.expected_reward += session.values[0]
             touched[session_id] = True
-            if type(before) is Parked:
-                self._join(session_id, session, before, emits)
+            if parked is not None:
+                self._join(session_id, session, parked, emits)
         batch.facts.append(
             opened_document(
                 session_id,
@@ -248,27 +237,44 @@ class Serving:
                 arrival.context,
                 session.slate,
                 session.modes,
-                session.exclude,
+                arrival.exclude,
                 session.version,
             )
         )
 
+    def _answer_unremembered(self, record: Record, arrival: Arrival, batch: _Batch) -> None:
+        """Answer an arrival for which there is no room."""
+        known = batch.unremembered.get(arrival.session_id)
+        if known is not None and known.arrived_at != arrival.occurred_at:
+            self._reader.reject(record, "session-reused", REUSED, batch.emits)
+            return
+        planner = self._versions.at(arrival.occurred_at)
+        slate, version = planner.fallback(arrival), planner.parameters.version
+        session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
+        batch.unremembered[arrival.session_id] = session
+        batch.emits.tally.unremembered += 1
+
+    def _report_no_room(self, tally: Tally) -> None:
+        if forgotten := tally.unremembered + tally.unparked:
+            room = self._sessions.room
+            example = f"{room.held:,} sessions are held, and {room.most:,} may be"
+            tally.troubles.add("too-many-sessions", example, forgotten)
+
     def _join(self, session_id: str, session: Session, parked: Parked, emits: Emits) -> None:
         """Apply feedback that was parked; it is in the journal already."""
-        self.parked -= len(parked.records)
-        self._awaited -= 1
-        horizon = self._versions.newest.settings.horizon
+        settings = self._versions.newest.settings
+        horizon, grace = max(self._versions.horizon, len(session.slate)), settings.grace
         for kept in parked.records:
             record = Record(self._clicks, self._partition, kept.offset, kept.timestamp, session_id.encode(), kept.value)
             try:
                 feedback = decode_feedback(
-                    kept.value, limits=self._limits, horizon=max(horizon, len(session.slate)), timestamp=kept.timestamp
+                    kept.value, limits=self._limits, horizon=horizon, timestamp=kept.timestamp, grace=grace
                 )
             except Rejected as rejected:  # the limits are stricter than when it was parked
-                self._dead_letter(record, rejected.reason, rejected.error, emits)
+                self._reader.reject(record, rejected.reason, rejected.error, emits)
                 continue
             if not self._has_token(feedback, session):
-                self._dead_letter(record, "token", "$.token belongs to another session of this id", emits)
+                self._reader.reject(record, "token", "$.token belongs to another session of this id", emits)
                 continue
             self._apply(record, feedback, session, emits)
 
@@ -277,11 +283,11 @@ class Serving:
         state = self.table.get(session_id)
         session = state if type(state) is Session else None
         if not self._has_token(feedback, session):
-            self._dead_letter(record, "token", "$.token is missing or does not belong to this display", batch.emits)
+            self._reader.reject(record, "token", "$.token is missing or does not belong to this display", batch.emits)
             return
         was_shown = session is not None and feedback.arm in session.slate
         if not was_shown and feedback.arm not in self._versions.newest_arms:
-            self._dead_letter(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
+            self._reader.reject(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
         batch.facts.append(feedback_document(feedback))
         if session is None:
@@ -317,35 +323,41 @@ class Serving:
             tally.redundant += 1
         elif verdict == "outside":
             tally.outside += 1
+            early, late = session.arrived_at - feedback.occurred_at, feedback.occurred_at - session.deadline
+            when = f"{early / 1000:,.0f} s before its arrival" if early > 0 else f"{late / 1000:,.0f} s after its end"
+            tally.troubles.add("late-feedback", f"session {feedback.session_id!r}, {when}")
         elif verdict == "position":
-            self._dead_letter(record, "position", f"$.position is beyond the slate of {len(session.slate)}", emits)
+            self._reader.reject(record, "position", f"$.position is beyond the slate of {len(session.slate)}", emits)
         else:
-            self._dead_letter(record, "arm-mismatch", "$.arm is not what was shown at that position", emits)
+            self._reader.reject(record, "arm-mismatch", "$.arm is not what was shown at that position", emits)
         return False
 
     def _park(self, record: Record, feedback: Feedback, parked: Parked | None, batch: _Batch) -> None:
-        session_id, emits = feedback.session_id, batch.emits
+        session_id, emits, sessions = feedback.session_id, batch.emits, self._sessions
         latest = feedback.occurred_at
+        if self._survey is not None:
+            self._survey.check_parked(record, session_id, emits.tally.troubles)
         if parked is None:
-            if self._parked_until(latest) + self._versions.newest.settings.lateness <= self._progress:
+            over = sessions.progress - sessions.parked_until(latest) - self._versions.newest.settings.lateness
+            if over >= 0:
                 emits.tally.late += 1  # its session is deleted
+                emits.tally.troubles.add("late-feedback", f"session {session_id!r}, {over / 1000:,.0f} s too late")
                 return
-            parked = Parked(latest, [])
-            self.table[session_id] = parked
-            self._awaited += 1
-            self._schedule_expiry(session_id, self._parked_until(latest))
+            if sessions.room.is_full:
+                emits.tally.unparked += 1
+                return
+            parked = sessions.await_arrival(session_id, latest)
         value = record.value or b""
         if any(kept.value == value for kept in parked.records):
             emits.tally.redundant += 1
-        elif len(parked.records) >= MOST_PARKED:
-            self._dead_letter(
-                record, "parked-overflow", f"{MOST_PARKED} records wait for the arrival of this session", emits
-            )
+        elif len(parked.records) >= MOST_PARKED or not self._bounds.can_park(parked, value):
+            error = f"{len(parked.records)} records wait for the arrival of this session"
+            self._reader.reject(record, "parked-overflow", error, emits)
             return
+        elif parked.records and sessions.room.is_full:
+            emits.tally.unparked += 1
         else:
-            parked.records.append(ParkedRecord(record.offset, record.timestamp, value))
-            parked.latest = max(parked.latest, latest)
-            self.parked += 1
+            sessions.park(parked, ParkedRecord(record.offset, record.timestamp, value), latest)
             batch.touched[session_id] = True
 
     def _write_facts(self, batch: _Batch) -> None:
@@ -354,20 +366,25 @@ class Serving:
 
     def _write_decisions(self, batch: _Batch) -> None:
         table, keep_changelog = self.table, self._keep_changelog
-        emits, changelog = batch.emits, batch.emits.changelog
+        emits = batch.emits
+        changed_values: list[tuple[bytes, bytes]] = []
         keys: list[bytes] = []
         decisions: list[dict[str, Any]] = []
         for session_id, changed in batch.touched.items():
             state = table[session_id]
             key = session_id.encode()
             if changed and keep_changelog:
-                changelog.append((key, encode_state(state)))
+                changed_values.append((key, encode_state(state)))
             # An exhausted slate needs no decision; an empty one gets mode `none`.
             if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
                 continue
             keys.append(key)
             decisions.append(state.decision(session_id, self._tokens(session_id, state)))
-        emits.decisions += zip(keys, encode_many(decisions), strict=True)
+        for session_id, session in batch.unremembered.items():
+            keys.append(session_id.encode())
+            decisions.append(session.decision(session_id, self._tokens(session_id, session)))
+        emits.changelog += self._bounds.fitting("sessions-changelog", changed_values, emits)
+        emits.decisions += self._bounds.fitting("decisions", zip(keys, encode_many(decisions), strict=True), emits)
         emits.tally.decisions.update(map(_mode_and_position, decisions))
 
     def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
@@ -383,28 +400,22 @@ class Serving:
 
     # ── expiry ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _parked_until(self, latest: int) -> int:
-        return latest + self._versions.newest.settings.session_timeout
-
-    def _schedule_expiry(self, session_id: str, until: int) -> None:
-        self._expiry.add(session_id, until + self._versions.newest.settings.lateness)
-
     def _expire(self, emits: Emits) -> None:
-        lateness = self._versions.newest.settings.lateness
-        for session_id in self._expiry.pop_due(self._progress):
-            state = self.table.get(session_id)
-            if state is None:
-                continue
-            until = state.deadline if isinstance(state, Session) else self._parked_until(state.latest)
-            if until + lateness > self._progress:
-                self._schedule_expiry(session_id, until)  # more feedback was parked, or the settings changed
-                continue
-            del self.table[session_id]
+        # Deleted here, so that each is reported once, and not again after the next restart.
+        emits.changelog += [(key, None) for key in self._sessions.delete_damaged()]
+        for session_id, state in self._sessions.delete_due():
             if self._keep_changelog:
                 emits.changelog.append((session_id.encode(), None))
             if isinstance(state, Session):
                 emits.tally.ended[state.ending] += 1
+                if self._lacks_feedback(state):
+                    emits.tally.troubles.add("unanswered", f"session {session_id!r}")
             else:
                 emits.tally.late += len(state.records)
-                self.parked -= len(state.records)
-                self._awaited -= 1
+                emits.tally.troubles.add("late-feedback", f"session {session_id!r}, no arrival", len(state.records))
+                if self._survey is not None:
+                    self._survey.check_late(session_id, self._partition, emits.tally.troubles)
+
+    def _lacks_feedback(self, session: Session) -> bool:
+        answered = session.clicked or session.passed or not session.slate
+        return not answered and self._versions.newest.settings.unanswered != "passed"

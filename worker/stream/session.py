@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import msgspec
 
 from worker.stream.events import MOST, Mode
+from worker.stream.exclusions import brief_exclusions
 
 #: How a session ended, counted when its value is deleted.
 ENDINGS = ("clicked", "exhausted", "expired", "empty")
@@ -101,7 +102,8 @@ def answered(
 class Session(msgspec.Struct, array_like=True, tag=1, gc=False):
     """A session whose arrival is known.
 
-    `deadline` is the last time of feedback that counts; `context` is packed; `clicked` 0 means no click.
+    `deadline` is the last time of feedback that counts; `context` is packed, `exclude` is in brief; `clicked` 0 means
+    no click.
     """
 
     arrived_at: int
@@ -191,6 +193,30 @@ encode_state: Final[Callable[[State], bytes]] = msgspec.msgpack.Encoder().encode
 
 
 def decode_state(value: bytes) -> State:
-    """Decode a table value."""
-    state: State = _decoder.decode(value)
+    """Decode a table value; raise `ValueError` if it is not one."""
+    try:
+        state: State = _decoder.decode(value)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if isinstance(state, Session):
+        _check(state)
+        state.exclude = brief_exclusions(state.exclude)  # earlier releases wrote the whole list
+    elif not 0 <= state.latest <= MOST:
+        raise ValueError("the time is out of range")
     return state
+
+
+def _check(session: Session) -> None:
+    """Raise `ValueError` if a session does not hold together."""
+    slate, shares = session.slate, session.propensities
+    lengths = {len(slate), len(session.modes), len(session.values), len(slate if shares is None else shares)}
+    if len(lengths) != 1:
+        raise ValueError("slate, modes, propensities and values differ in length")
+    if not isfinite(sum(session.values) + sum(shares or ())):
+        raise ValueError("a value or a propensity is not finite")
+    if not (0 <= session.clicked <= len(slate) and 0 <= session.passed <= len(slate)):
+        raise ValueError("a position is beyond the slate")
+    if not 0 <= session.arrived_at <= session.deadline <= 2 * MOST:
+        raise ValueError("the times are out of range")
+    if len(session.context) % 8 or session.version < 0:
+        raise ValueError("the context or the version is out of range")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from typing import Final
 
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
@@ -14,6 +15,7 @@ from worker.errors import InputError
 
 UNANSWERED = ("ignored", "passed")
 FIRST_MODEL = "additive"
+_NUMBERS = (int, float)
 
 
 def is_whole(value: object) -> bool:
@@ -21,9 +23,14 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+#: Bounds on the revenue of a click. Slates are planned in single precision, where sums of larger ones overflow.
+LEAST_REWARD: Final = 1e-12
+MOST_REWARD: Final = 1e12
+
+
 def is_number(value: object) -> bool:
     """Return whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +44,9 @@ class Arm:
     def __post_init__(self) -> None:
         if not (isinstance(self.arm, str) and self.arm):
             raise InputError(f"an arm's id must be a text that is not empty, not {self.arm!r}")
-        if not (is_number(self.reward) and self.reward > 0):
-            raise InputError(f"arm {self.arm!r}: the reward must be a finite number above zero, not {self.reward}")
+        if not (is_number(self.reward) and LEAST_REWARD <= self.reward <= MOST_REWARD):
+            bounds = f"from {LEAST_REWARD:g} to {MOST_REWARD:g}"
+            raise InputError(f"arm {self.arm!r}: the reward must be a number above zero, {bounds}, not {self.reward}")
         if not isinstance(self.active, bool):
             raise InputError(f"arm {self.arm!r}: active must be true or false, not {self.active!r}")
         object.__setattr__(self, "reward", float(self.reward))
@@ -71,6 +79,11 @@ class LearningSettings:
     window: int = 60_000
     unanswered: str = "ignored"
     model: str = FIRST_MODEL
+
+    @property
+    def grace(self) -> int:
+        """How long after its arrival a session is needed: no record of it counts later."""
+        return self.session_timeout + self.lateness
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

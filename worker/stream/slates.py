@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import Policy, Random, Slates, policy_named, random_slates
 from worker.errors import AdcascadeError, InputError
 from worker.stream.chance import lottery, session_uniforms
-from worker.stream.contexts import stack_packed
+from worker.stream.contexts import pack_context, stack_packed
 from worker.stream.events import Arrival, Mode
 from worker.stream.parameters import Parameters
 
@@ -46,8 +47,21 @@ class SlatePlanner:
         return planner
 
     @cached_property
+    def slate_bytes(self) -> int:
+        """The most bytes that a slate adds to a record: for each position an id, a mode, a token and two numbers."""
+        longest = max(map(len, map(str.encode, self.names)), default=0)
+        return (self.parameters.settings.horizon + 1) * (2 * longest + 120)
+
+    @cached_property
     def _policy(self) -> Policy:
         return self.parameters.policy()
+
+    def prepare(self) -> None:
+        """Do now, in any thread, what the first plan would do."""
+        packed = pack_context((0.0,) * self.parameters.settings.dim)
+        arrival = Arrival(session_id="", occurred_at=0, context=())
+        if any(arm.active for arm in self.parameters.arms):
+            self._planned(None, [arrival], stack_packed([packed], self.parameters.settings.dim))
 
     def plan(self, arrivals: Sequence[Arrival], contexts: Sequence[bytes]) -> list[Slate]:
         """Plan a batch; `contexts` are the packed contexts of the arrivals. A slate depends on its arrival alone."""
@@ -93,12 +107,12 @@ class SlatePlanner:
                 values = self._planner.slate_values(contexts, slates.arms)
         except (AdcascadeError, ArithmeticError, ValueError, IndexError):
             # There is always an answer: under an unusable version, the ads with the highest rewards.
-            return [self._fallback(arrival) for arrival in arrivals]
+            return [self.fallback(arrival) for arrival in arrivals]
         planned = self._named(mode, slates, values)
         # A row without an arm has no eligible arm, or scores that are not numbers.
         doubtful = ~np.isfinite(values).all(axis=1) | (slates.arms[:, 0] == NO_ARM)
         for row in np.flatnonzero(doubtful).tolist():
-            planned[row] = self._fallback(arrivals[row])
+            planned[row] = self.fallback(arrivals[row])
         return planned
 
     def _masked(self, arrivals: Sequence[Arrival]) -> Masked | None:
@@ -131,12 +145,16 @@ class SlatePlanner:
             )
         ]
 
-    def _fallback(self, arrival: Arrival) -> Slate:
-        settings = self.parameters.settings
-        excluded = set(arrival.exclude)
-        eligible = [arm for arm in self.parameters.arms if arm.active and arm.arm not in excluded]
-        eligible.sort(key=lambda arm: -arm.reward)
-        arms = [arm.arm for arm in eligible[: settings.horizon]]
+    @cached_property
+    def _dearest_first(self) -> list[str]:
+        active = (arm for arm in self.parameters.arms if arm.active)
+        return [arm.arm for arm in sorted(active, key=lambda arm: -arm.reward)]
+
+    def fallback(self, arrival: Arrival) -> Slate:
+        """Return the eligible ads with the highest rewards: a slate without planning."""
+        settings, excluded = self.parameters.settings, set(arrival.exclude)
+        eligible = (arm for arm in self._dearest_first if arm not in excluded)
+        arms = list(islice(eligible, settings.horizon))
         if settings.repeats:
             arms = arms[:1] * settings.horizon
         mode: Mode = "fallback"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from hashlib import sha256
+from typing import Final, NamedTuple
 
 from worker.errors import InputError
 from worker.stream.events import TOPICS
+from worker.stream.troubles import Troubles
 
 
 class Record(NamedTuple):
@@ -20,8 +22,13 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
 
+    @property
+    def where(self) -> str:
+        """Where the record stands, for people."""
+        return f"{self.topic}, partition {self.partition}, offset {self.offset}"
 
-#: The partition of the topics that have one: journal, parameters, episodes, dead letters.
+
+#: The partition of the topics that have one: journal, parameters and their history, episodes, dead letters.
 ONLY_PARTITION = 0
 
 
@@ -39,6 +46,7 @@ class Topics:
     decisions: str = field(init=False)
     journal: str = field(init=False)
     parameters: str = field(init=False)
+    parameters_history: str = field(init=False)
     episodes: str = field(init=False)
     dead_letters: str = field(init=False)
     changelog: str = field(init=False)
@@ -57,6 +65,22 @@ class Topics:
         return frozenset((self.arrivals, self.clicks))
 
 
+class UnreadableBatch(bytes):
+    """The value of a record that stands for a whole batch, as fetched, that cannot be unpacked.
+
+    The record has the first offset of the batch that was not read yet, and this has the last.
+    """
+
+    last_offset: int
+    error: str
+
+    def __new__(cls, raw: bytes, *, last_offset: int, error: str) -> UnreadableBatch:
+        """Return the value, with what is known of the batch."""
+        value = super().__new__(cls, raw)
+        value.last_offset, value.error = last_offset, error
+        return value
+
+
 class DeadLetter(NamedTuple):
     """A record that could not be used, with the reasons in its headers."""
 
@@ -65,19 +89,54 @@ class DeadLetter(NamedTuple):
     headers: list[tuple[str, bytes]]
 
 
-def dead_letter(record: Record, reason: str, error: str) -> DeadLetter:
-    """Return the dead letter of a record."""
-    return DeadLetter(
-        record.key,
-        record.value,
-        [
-            ("adcascade.reason", reason.encode()),
-            ("adcascade.topic", record.topic.encode()),
-            ("adcascade.partition", b"%d" % record.partition),
-            ("adcascade.offset", b"%d" % record.offset),
-            ("adcascade.error", error.encode()),
-        ],
-    )
+#: The most bytes of a written record with all that Kafka adds, unless a topic takes less: the default of brokers.
+MOST_BYTES: Final = 1 << 20
+#: The least that a topic must take.
+LEAST_BYTES: Final = 64 << 10
+#: Of these, kept for what is not the value: headers and the key of a dead letter, lengths, the head of the batch.
+RESERVED_BYTES: Final = 4 << 10
+#: The bytes that a dead letter carries of a value that does not fit.
+CUT_BYTES: Final = 32 << 10
+_CUT_KEY = _CUT_ERROR = 1024
+
+
+def dead_letter(record: Record, reason: str, error: str, most: int = MOST_BYTES) -> DeadLetter:
+    """Return the dead letter of a record, for a topic that takes `most` bytes: with its first bytes if it is larger.
+
+    >>> letter = dead_letter(Record("ads.clicks", 0, 7, 0, b"s", bytes(2_000_000)), "too-large", "2000000 bytes")
+    >>> len(letter.value), [value for name, value in letter.headers if name in ("adcascade.cut", "adcascade.length")]
+    (32768, [b'value', b'2000000'])
+    """
+    key, value = record.key, record.value
+    headers = [
+        ("adcascade.reason", reason.encode()),
+        ("adcascade.topic", record.topic.encode()),
+        ("adcascade.partition", b"%d" % record.partition),
+        ("adcascade.offset", b"%d" % record.offset),
+        ("adcascade.error", error.encode(errors="replace")[:_CUT_ERROR]),
+    ]
+    long_key = key is not None and len(key) > _CUT_KEY
+    long_value = value is not None and len(value) > most - RESERVED_BYTES
+    if long_key or long_value:
+        headers.append(("adcascade.cut", b"key,value" if long_key and long_value else b"key" if long_key else b"value"))
+    if key is not None and long_key:
+        headers += [("adcascade.key-length", b"%d" % len(key)), ("adcascade.key-sha256", _sha256(key))]
+        key = key[:_CUT_KEY]
+    batch = value if isinstance(value, UnreadableBatch) else None
+    if batch is not None:
+        headers.append(("adcascade.last-offset", b"%d" % batch.last_offset))
+    if value is not None and (long_value or batch is not None):
+        headers += whole_value(value)
+    return DeadLetter(key, value[:CUT_BYTES] if value is not None and long_value else value, headers)
+
+
+def whole_value(value: bytes) -> list[tuple[str, bytes]]:
+    """Return the headers that identify the whole of a value that is cut, or that stands for a batch."""
+    return [("adcascade.length", b"%d" % len(value)), ("adcascade.sha256", _sha256(value))]
+
+
+def _sha256(data: bytes) -> bytes:
+    return sha256(data).hexdigest().encode()
 
 
 @dataclass(slots=True)
@@ -86,15 +145,18 @@ class Tally:
 
     Sums of tallies satisfy the accounting of docs/design.md §7, at every moment:
 
-    - arrivals = opened + repeated + dead_arrivals
+    - arrivals = opened + repeated + unremembered + dead_arrivals
     - opened + recovered = ended + open + handed_over
     - feedback + recovered_parked
-      = applied + redundant + late + outside + parked now + handed_over_parked + dead_feedback
+      = applied + redundant + late + outside + unparked + parked now + handed_over_parked + dead_feedback
+
+    `unremembered` and `unparked` are arrivals and feedback for which there was no room.
     """
 
     arrivals: int = 0
     opened: int = 0
     repeated: int = 0
+    unremembered: int = 0
     dead_arrivals: int = 0
     recovered: int = 0
     handed_over: int = 0
@@ -103,6 +165,7 @@ class Tally:
     redundant: int = 0
     late: int = 0
     outside: int = 0
+    unparked: int = 0
     dead_feedback: int = 0
     recovered_parked: int = 0
     handed_over_parked: int = 0
@@ -112,6 +175,7 @@ class Tally:
     ended: Counter[str] = field(default_factory=Counter)  # how
     decisions: Counter[tuple[str, int]] = field(default_factory=Counter)  # mode, position
     clicks: Counter[int] = field(default_factory=Counter)  # position
+    troubles: Troubles = field(default_factory=Troubles)
 
     def add(self, other: Tally) -> None:
         """Add another tally to this one."""
@@ -120,7 +184,7 @@ class Tally:
             if not theirs:  # most of it, in most batches
                 continue
             mine = getattr(self, name)
-            if isinstance(mine, Counter):
+            if isinstance(mine, Counter | Troubles):
                 mine.update(theirs)
             else:
                 setattr(self, name, mine + theirs)
@@ -134,10 +198,12 @@ class Emits:
     """What a batch of records calls for, in the order of writing.
 
     First journal, dead letters and changelog; when these are acknowledged, decisions; when those are, the offsets.
+    `sample` is the packed context of one of the new sessions, for statistics.
     """
 
     journal: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     changelog: list[tuple[bytes, bytes | None]] = field(default_factory=list)  # None deletes
     decisions: list[tuple[bytes, bytes]] = field(default_factory=list)
+    sample: bytes | None = field(default=None, compare=False)
     tally: Tally = field(default_factory=Tally)

@@ -7,18 +7,30 @@ Rules that hold in this file:
 - The last 8 versions are kept, as in the compacted topic (key = version mod 8), so that old and new workers answer
   alike. Version 0, the prior over the configured arms, is known and in force from the beginning until a version ≥ 8 is
   seen. After that the oldest known version serves earlier arrivals.
-- The same version with another hash is refused: two learners disagree.
+- The same version with another hash is refused: two learners disagree. If only the last digits of its numbers differ,
+  by `ROUNDING` at most, it is the same version from another kind of machine, and the content that came first holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from math import inf
+from typing import Final
+
+import numpy as np
 
 from worker.errors import FailedError
 from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
 
 KEPT = 8
+#: The largest relative difference between numbers of the same version on different kinds of machine.
+ROUNDING: Final = 1e-9
+
+
+class RoundedError(FailedError):
+    """A version is published already, with numbers that differ by rounding: the published one holds."""
 
 
 def version_key(version: int) -> bytes:
@@ -33,6 +45,82 @@ def keep(kept: Mapping[int, Parameters], parameters: Parameters) -> dict[int, Pa
         kept = {**kept, parameters.version: parameters}
     newest = max(kept)
     return {version: one for version, one in kept.items() if version > newest - KEPT}
+
+
+def check_same(came: Parameters, known: Parameters) -> None:
+    """Raise `FailedError` if a version has another content than the known one, `RoundedError` if only by rounding."""
+    if came.sha256 != known.sha256:
+        name, by = difference(came, known)
+        kind, cause = (
+            (RoundedError, f"only by rounding ({by:.1e})")
+            if by <= ROUNDING
+            else (FailedError, f"in {name}: two learners disagree, check their settings")
+        )
+        raise kind(
+            f"parameters version {came.version} with sha256 {came.sha256[:12]}… differs from the published one with "
+            f"{known.sha256[:12]}… {cause}"
+        )
+
+
+def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
+    """Return the field in which two versions differ most, and the relative difference; inf if it is not numeric."""
+    for name in ("settings", "arms", "frozen", "folds", "observations", "expected_sessions", "explore_budget"):
+        if getattr(one, name) != getattr(other, name):
+            return name, inf
+    if len(one.thresholds) != len(other.thresholds):
+        return "thresholds", inf
+    worst = ("parent_sha256", 0.0)
+    packed = other.model.pack()
+    for name, mine, theirs in (
+        ("thresholds", one.thresholds, other.thresholds),
+        ("radius", one.radius, other.radius),
+        *((name.split(".")[0], mine, packed[name]) for name, mine in one.model.pack().items()),
+    ):
+        a, b = np.asarray(mine, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+        by = float((np.abs(a - b) / np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))).max(initial=0.0))
+        if by > worst[1]:
+            worst = (name, by)
+    return worst
+
+
+def should_publish(candidate: Parameters, newest: Parameters | None) -> bool:
+    """Return whether to write a version, given the newest one of the topic, which was just read to its end.
+
+    The newest version is written again only from a newer position. Raise as `check_same` if its content differs.
+    """
+    if newest is None or candidate.version > newest.version:
+        return True
+    if candidate.version < newest.version:
+        return False
+    check_same(candidate, newest)
+    return candidate.journal_offset > newest.journal_offset
+
+
+def by_version(history: Iterable[Parameters]) -> dict[int, Parameters]:
+    """Return the versions by number, each from the newest position that it was published with."""
+    known: dict[int, Parameters] = {}
+    for parameters in history:
+        there = known.get(parameters.version)
+        if there is not None:
+            with suppress(RoundedError):
+                check_same(parameters, there)
+            if there.journal_offset >= parameters.journal_offset or there.sha256 != parameters.sha256:
+                continue
+        known[parameters.version] = parameters
+    return known
+
+
+def base_version(known: Mapping[int, Parameters]) -> int:
+    """Return the version to start from: the newest, or the one before the first gap among those kept.
+
+    A learner that was paused between looking at the topic and writing to it can put an old version over one of the last
+    eight (their keys are the same). That one is then made again, because a rollback may ask for it.
+    """
+    newest = max(known)
+    for number in range(max(1, newest - KEPT + 1), newest):
+        if number not in known and number - 1 in known:
+            return number - 1
+    return newest
 
 
 class Versions:
@@ -53,6 +141,10 @@ class Versions:
     def __init__(self, first: Parameters) -> None:
         self._known = [SlatePlanner(first)]
 
+    def replace_first(self, parameters: Parameters) -> None:
+        """Replace the first version, while it is the only one."""
+        self._known = [SlatePlanner(parameters)]
+
     @property
     def newest(self) -> Parameters:
         """The highest version seen."""
@@ -62,6 +154,16 @@ class Versions:
     def newest_arms(self) -> Mapping[str, int]:
         """The arms of the newest version with their indices; arms are never removed, so these are all."""
         return self._known[-1].index
+
+    @property
+    def slate_bytes(self) -> int:
+        """The most bytes that a slate of any known version adds to a record."""
+        return max(planner.slate_bytes for planner in self._known)
+
+    @property
+    def horizon(self) -> int:
+        """The longest slate of any known version: feedback is about slates that were planned before the newest one."""
+        return max(planner.parameters.settings.horizon for planner in self._known)
 
     def reward_of(self, arm: str) -> float:
         """Return the revenue of a click on the arm by the newest version; 0 if it is unknown."""
@@ -74,23 +176,21 @@ class Versions:
         """All versions kept, oldest first."""
         return tuple(planner.parameters for planner in self._known)
 
-    def learn(self, parameters: Parameters) -> bool:
-        """Add a version; return whether it is new. Raise `FailedError` if it is known with another content."""
-        for planner in self._known:
-            if planner.parameters.version == parameters.version:
-                known, came = planner.parameters.sha256, parameters.sha256
-                if known != came:
-                    raise FailedError(
-                        f"parameters version {parameters.version} came with sha256 {came[:12]}…, but is known with "
-                        f"{known[:12]}…: two learners disagree, check their settings"
-                    )
-                planner.parameters = parameters  # perhaps from a newer position
+    def learn(self, parameters: Parameters, planner: SlatePlanner | None = None) -> bool:
+        """Add a version, with its planner if that is made; return whether it is new.
+
+        Raise as `check_same` if it is known with another content.
+        """
+        for known in self._known:
+            if known.parameters.version == parameters.version:
+                check_same(parameters, known.parameters)
+                known.parameters = parameters  # perhaps from a newer position
                 return False
-        kept = [*self._known, SlatePlanner(parameters)]
-        kept.sort(key=lambda planner: planner.parameters.version)
+        kept = [*self._known, planner or SlatePlanner(parameters)]
+        kept.sort(key=lambda one: one.parameters.version)
         newest = kept[-1].parameters.version
         # Version 0 is dropped when the topic would have compacted it away.
-        self._known = [planner for planner in kept if planner.parameters.version > newest - KEPT]
+        self._known = [one for one in kept if one.parameters.version > newest - KEPT]
         return parameters.version > newest - KEPT
 
     def at(self, time: int) -> SlatePlanner:

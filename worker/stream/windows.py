@@ -21,16 +21,20 @@ from msgspec import Struct
 
 from worker.stream.contexts import pack_context
 from worker.stream.events import FeedbackFact, Opened
+from worker.stream.exclusions import pack_exclusions
 from worker.stream.session import answered
 
 
 class SessionPlan(Struct, frozen=True, order=True, gc=False):
-    """The plan of a session, in little memory; `explored` counts the positions of the slate that explored."""
+    """The plan of a session, in little memory.
+
+    `context` and `exclude` are packed; `explored` counts the positions of the slate that explored.
+    """
 
     parameters_version: int
     slate: tuple[str, ...]
     context: bytes
-    exclude: tuple[str, ...]
+    exclude: bytes
     explored: int
 
 
@@ -118,16 +122,16 @@ class OpenWindows:
         arrived_at = event.arrived_at
         if arrived_at < self._closed_until:
             return False
-        window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
         name = self._names.setdefault
         plan = SessionPlan(
             event.parameters_version,
             tuple([name(arm, arm) for arm in event.slate]),
             pack_context(event.context),
-            event.exclude,
+            pack_exclusions(event.exclude),
             event.modes.count("explore"),
         )
         key = (event.session_id, arrived_at)
+        window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
         known = window.sessions.setdefault(key, plan)
         if known is not plan and known != plan:
             if isinstance(known, SessionPlan):
@@ -141,8 +145,8 @@ class OpenWindows:
         occurred_at = event.occurred_at
         if occurred_at < self._closed_until:
             return False
-        window = self._windows.get(occurred_at // self._window) or self._begin(occurred_at, offset)
         answer = Answer(occurred_at, event.position, self._names.setdefault(event.arm, event.arm), event.clicked)
+        window = self._windows.get(occurred_at // self._window) or self._begin(occurred_at, offset)
         known = self._answers.setdefault(event.session_id, answer)
         if known is not answer:
             if known == answer:
@@ -189,6 +193,14 @@ class OpenWindows:
         With `whole_slates`, a session without a click counts as having passed over its whole slate.
         """
         window = self._windows.pop(end // self._window - 1)
+        try:
+            return self._joined(window, end, session_timeout=session_timeout, whole_slates=whole_slates)
+        finally:  # also after an error: the window is closed, whatever became of it
+            self._expire(window, end)
+            self._names.clear()
+            self.skip(end)
+
+    def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
         closed = ClosedWindow(start=end - self._window, end=end, plans=[], rows=[], arms=[], clicked=[])
         for row, key in enumerate(sorted(window.sessions)):
             plans = window.sessions[key]
@@ -202,9 +214,6 @@ class OpenWindows:
                 closed.plans.append(plan)
                 for _, arm, clicked in displays:
                     _count(closed, row, (arm,), 1, clicked)
-        self._expire(window, end)
-        self._names.clear()
-        self.skip(end)
         return closed
 
     def skip(self, until: int) -> None:
@@ -255,7 +264,7 @@ def agreed(
 ) -> tuple[SessionPlan, list[Display]]:
     """Return the plan that represents a session opened with several, and the displays that count.
 
-    >>> one, two = (SessionPlan(version, slate, b"", (), 0) for version, slate in ((0, ("a", "b")), (1, ("c", "b"))))
+    >>> one, two = (SessionPlan(version, slate, b"", b"", 0) for version, slate in ((0, ("a", "b")), (1, ("c", "b"))))
     >>> agreed([one, two], [Answer(10, 2, "b", True)], whole_slate=False)[1]
     [(2, 'b', True)]
     >>> agreed([one, two], [Answer(10, 2, "b", True), Answer(9, 1, "c", False)], whole_slate=False)[1]

@@ -14,6 +14,7 @@ from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, quantile
 from worker.metrics.history import exploration_share
+from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
 
@@ -21,32 +22,36 @@ MOST_ARMS: Final = 12
 CONFIDENCE: Final = 1.96  # standard deviations on each side of an estimate: 95 %
 
 
-def top_arms(parameters: Parameters) -> list[dict[str, Any]]:
-    """Return the arms with the highest expected revenue per display at x = 0, with 95 % intervals.
+def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the arms with the highest expected revenue per display, with 95 % intervals; retired arms come last.
 
-    Retired arms come last.
+    Everything is averaged over the packed contexts, or taken at x = 0 if there are none: an average user with features
+    that exclude each other, such as countries, is nobody.
     """
     if not parameters.arms:
         return []
-    rewards = parameters.rewards
+    model, rewards, dim = parameters.model, parameters.rewards, parameters.settings.dim
+    users = stack_packed(contexts, dim) if contexts else np.zeros((1, dim))
     try:
-        log_odds, deviations = parameters.model.biases, parameters.model.bias_deviations
+        chance = sigmoid(model.log_odds(users)).mean(axis=0)
+        active = np.array([arm.active for arm in parameters.arms])
+        order = np.lexsort((-chance * rewards, ~active))[:MOST_ARMS]
+        shown = np.tile(order, (len(users), 1))
+        log_odds, deviations = model.log_odds_of(users, shown), np.sqrt(model.squared_widths_of(users, shown))
     except AdcascadeError:
         return []
-    chance, low, high = (sigmoid(log_odds + side * CONFIDENCE * deviations) for side in (0, -1, 1))
-    active = np.array([arm.active for arm in parameters.arms])
-    order = np.lexsort((-chance * rewards, ~active))[:MOST_ARMS]
+    low, high = (sigmoid(log_odds + side * CONFIDENCE * deviations).mean(axis=0) for side in (-1, 1))
     return [
         {
             "arm": parameters.arms[index].arm,
             "reward": _short(rewards[index]),
             "active": parameters.arms[index].active,
             "probability": _short(chance[index]),
-            "low": _short(low[index]),
-            "high": _short(high[index]),
+            "low": _short(low[place]),
+            "high": _short(high[place]),
             "value": _short(chance[index] * rewards[index]),
         }
-        for index in order.tolist()
+        for place, index in enumerate(order.tolist())
     ]
 
 
@@ -69,7 +74,6 @@ def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
         "budget": None if exploration_share(parameters) is None else parameters.explore_budget,
         "frozen": parameters.frozen,
         "norm": _short(snapshot.numbers.get("parameter_norm")),
-        "smallest_eigenvalue": _short(snapshot.numbers.get("smallest_eigenvalue")),
     }
 
 

@@ -6,10 +6,14 @@ It only reads. There is no login, so it listens on loopback by default.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from io import BufferedReader, RawIOBase
+from socket import SHUT_RDWR, socket
+from threading import Lock, Thread
+from time import monotonic
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -20,7 +24,8 @@ from worker.errors import FailedError
 
 LOOPBACK = "127.0.0.1"
 
-_REQUEST_TIMEOUT = 10.0  # seconds
+_REQUEST_TIMEOUT = 10.0  # seconds for a whole request to come in, however slowly its bytes do
+_MOST_CONNECTIONS = 64  # each has a thread; beyond that the oldest is closed
 _LEAST_COMPRESSED = 1_000  # bytes
 
 
@@ -37,11 +42,15 @@ class Page:
 Route: TypeAlias = Callable[[Mapping[str, str]], Page]  # from the request headers, by lower-case name
 
 
-def operations(registry: CollectorRegistry, unready: Callable[[], str | None]) -> dict[str, Route]:
+def operations(
+    registry: CollectorRegistry,
+    unready: Callable[[], str | None],
+    troubles: Callable[[], Sequence[str]] = tuple,
+) -> dict[str, Route]:
     """Return the routes for monitoring.
 
-    `unready` returns the reason why the process is not ready, or None. `/livez` succeeds whenever the process answers:
-    a restart would help with nothing else.
+    `unready` returns the reason why the process is not ready, or None; `troubles` returns what else is wrong, which
+    `/readyz` lists. `/livez` succeeds whenever the process answers: a restart would help with nothing else.
     """
 
     def metrics(headers: Mapping[str, str]) -> Page:
@@ -49,8 +58,10 @@ def operations(registry: CollectorRegistry, unready: Callable[[], str | None]) -
         return Page(body=encode(registry), kind=kind)
 
     def ready(_: Mapping[str, str]) -> Page:
-        reason = unready()
-        return Page(body=b"ready\n") if reason is None else Page(body=f"not ready: {reason}\n".encode(), status=503)
+        reason, wrong = unready(), troubles()
+        state = f"not ready: {reason}" if reason is not None else "ready, but there is trouble:" if wrong else "ready"
+        lines = [state, *(f"- {text}" for text in wrong)]
+        return Page(body="".join(f"{line}\n" for line in lines).encode(), status=200 if reason is None else 503)
 
     return {"/metrics": metrics, "/livez": lambda _: Page(body=b"alive\n"), "/readyz": ready}
 
@@ -91,10 +102,54 @@ class WebServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
     block_on_close = False  # open connections must not delay the shutdown
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self._lock = Lock()
+        self._open: dict[socket, None] = {}  # the oldest first
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread; the oldest of too many connections makes room."""
+        with self._lock:
+            self._open[request] = None
+            surplus = list(self._open)[: max(0, len(self._open) - _MOST_CONNECTIONS)]
+            for oldest in surplus:
+                del self._open[oldest]
+        for oldest in surplus:
+            with suppress(OSError):
+                oldest.shutdown(SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect."""
+
+
+class _TimedReader(RawIOBase):
+    """Reads from a connection until a deadline."""
+
+    def __init__(self, connection: socket) -> None:
+        self._connection = connection
+        self.deadline = 0.0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes; raise `TimeoutError` at the deadline."""
+        left = self.deadline - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
@@ -102,9 +157,19 @@ def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
         server_version = "adcascade"
         sys_version = ""
-        timeout = _REQUEST_TIMEOUT
         # Send header and body in one write: each write waits for the interpreter lock.
         wbufsize = 1 << 18
+
+        def setup(self) -> None:
+            """Read with a deadline for the whole request."""
+            super().setup()
+            self._timed = _TimedReader(self.connection)
+            self.rfile = BufferedReader(self._timed)
+
+        def handle_one_request(self) -> None:
+            """Read and answer one request."""
+            self._timed.deadline = monotonic() + _REQUEST_TIMEOUT
+            super().handle_one_request()
 
         def do_GET(self) -> None:
             """Answer a GET or HEAD request."""
@@ -123,6 +188,7 @@ def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
 
         def _send(self, page: Page, compressed: bool) -> None:
             content = gzip.compress(page.body, compresslevel=1, mtime=0) if compressed else page.body
+            self.connection.settimeout(_REQUEST_TIMEOUT)
             self.send_response(page.status)
             for name, value in (
                 ("Content-Type", page.kind),

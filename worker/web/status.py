@@ -7,7 +7,7 @@ half a second. The page loads nothing from elsewhere, and its headers forbid tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from threading import Lock
 from time import monotonic
@@ -25,6 +25,8 @@ from worker.web.server import Page, Route
 
 FRESH: Final = 0.5  # seconds for which an answer is reused
 RECENT_WINDOWS: Final = 10
+MOST_USERS: Final = 64  # recent contexts that the figures of the arms are averaged over
+ARMS_FRESH: Final = 60.0  # seconds for which these figures are reused, unless there is a new version
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -86,7 +88,8 @@ class StatusDocument:
         self._started = monotonic()
         self._lock = Lock()
         self._answer, self._answered = b"", -math.inf
-        self._arms: tuple[Parameters | None, list[dict[str, Any]]] = (None, [])
+        self._arms: list[dict[str, Any]] = []
+        self._arms_made: tuple[Parameters | None, int, float] = (None, 0, -math.inf)
 
     def json(self) -> bytes:
         """Return the document; non-finite numbers become null."""
@@ -100,6 +103,7 @@ class StatusDocument:
         snapshot, unready = self._metrics.snapshot(), self._unready()
         time = self._clock() if self._clock else snapshot.now.time
         tally, numbers = snapshot.now.tally, snapshot.numbers
+        users = snapshot.contexts[-MOST_USERS:]
         return {
             "name": f"adcascade {__version__}",
             "runner": self._runner,
@@ -114,13 +118,14 @@ class StatusDocument:
                 "clicks": tally.clicks.total(),
                 "dead": tally.dead.total(),
             },
-            "problems": problems(snapshot, unready, time),
+            "problems": problems(snapshot, unready),
             "lately": lately(snapshot),
             "recent": recent(snapshot.windows[-RECENT_WINDOWS:]),
             "windows": columns(snapshot.windows),
             "positions": positions(snapshot),
             "parameters": version(snapshot, time),
-            "arms": self._top_arms(snapshot.parameters),
+            "arms": self._top_arms(snapshot.parameters, users, now),
+            "users": len(users),
             "lag": snapshot.lag,
             "dead": {reason: count for reason, count in tally.dead.most_common() if count},
             "accounts": snapshot.imbalance,
@@ -131,11 +136,14 @@ class StatusDocument:
                 "rejected": int(numbers["rejected_folds_total"]),
                 "refused": int(numbers["refused_versions_total"]),
                 "late": int(numbers["late_records_total"]),
+                "late_feedback": tally.late + tally.outside,
             },
         }
 
-    def _top_arms(self, parameters: Parameters | None) -> list[dict[str, Any]]:
-        """Return the top arms; compute them once per version."""
-        if self._arms[0] is not parameters:
-            self._arms = (parameters, [] if parameters is None else top_arms(parameters))
-        return self._arms[1]
+    def _top_arms(self, parameters: Parameters | None, users: Sequence[bytes], now: float) -> list[dict[str, Any]]:
+        """Return the top arms; compute them again for a new version, for more users, and once a minute."""
+        version, known, made = self._arms_made
+        if parameters is not version or len(users) > known or now - made > ARMS_FRESH:
+            self._arms = [] if parameters is None else top_arms(parameters, users)
+            self._arms_made = (parameters, len(users), now)
+        return self._arms

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from worker.bench.kafka.recording import TIMEOUT, Recording, live_arrival
 from worker.bench.kafka.topics import Pair
-from worker.simulation.traffic.client import partition_of
 from worker.stream.encoding import encode_feedback
 from worker.stream.events import Feedback
+from worker.stream.partitioning import murmur2_partition
 from worker.stream.session import Session, decode_state, encode_state
 from worker.stream.topology import Topics
 
@@ -26,14 +26,14 @@ def backlog(
     for number, session in enumerate(open_sessions(recording.states, count, now)):
         name = f"open-{number}"
         key = name.encode()
-        partition = partition_of(key, partitions)
+        partition = murmur2_partition(key, partitions)
         answer = Feedback(session_id=name, occurred_at=now, position=1, arm=session.slate[0], clicked=False)
         parts.setdefault((names.changelog, partition), []).append((key, encode_state(session)))
         parts.setdefault((names.clicks, partition), []).append((key, encode_feedback(answer)))
         if int((number + 1) * arrivals) > int(number * arrivals):
             new = b"new-%d" % number
             script = recording.scripts[number % len(recording.scripts)]
-            topic = names.arrivals, partition_of(new, partitions)
+            topic = names.arrivals, murmur2_partition(new, partitions)
             parts.setdefault(topic, []).append((new, live_arrival(script, new, now)))
     return parts
 

@@ -18,11 +18,9 @@ class ChildProcess:
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name = name
         self._log = folder / f"{name.replace(' ', '-')}-{time.monotonic_ns()}.log"
-        # One BLAS thread, as in the worker: more of them compete for the same core.
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def __enter__(self) -> ChildProcess:

@@ -17,8 +17,8 @@ from worker.kafka.clients import admin_client, standalone_consumer
 from worker.kafka.connection import Connection
 from worker.kafka.topics import TopicLayout, create
 from worker.kafka.writer import TopicWriters
-from worker.simulation.traffic.client import partition_of
 from worker.stream.parameters import encode_parameters
+from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import Topics
 
 Pair = tuple[bytes, bytes]
@@ -50,7 +50,7 @@ def inputs(names: Topics, recording: Recording, count: int) -> dict[tuple[str, i
     parts: dict[tuple[str, int], list[Pair]] = {}
     for topic, records in ((names.arrivals, recording.arrivals), (names.clicks, recording.clicks)):
         for sent in records:
-            parts.setdefault((topic, partition_of(sent.key, count)), []).append((sent.key, sent.value))
+            parts.setdefault((topic, murmur2_partition(sent.key, count)), []).append((sent.key, sent.value))
     return parts
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -27,69 +30,129 @@ CATALOG = Option(
 _LONGEST_ID = Limits().max_arm_id
 
 
-def read_arms(path: str | None) -> tuple[Arm, ...]:
-    """Read the arms of version 0.
+def read_arms(path: str | None, *, name: str = "--catalog") -> tuple[Arm, ...]:
+    """Read the arms of version 0, or of `arms sync`; `name` is the option that gives the file.
 
     JSON and TOML have a list ``arms`` of ``{arm, reward, active?}``, or a table of arm to reward; JSON may also be the
-    list alone. CSV has a header with ``arm`` and ``reward``, and optionally ``active``.
+    list alone. CSV has a header with ``arm`` and ``reward``, and optionally ``active``; commas, semicolons or tabs
+    separate its columns.
     """
     if path is None:
         return ()
-    content = read_file(path, "--catalog")
+    content = read_file(path, name)
     try:
         text = content.decode("utf-8-sig")
         rows = list(_READERS.get(Path(path).suffix.lower(), _json)(text))
-        arms = tuple(_arm(row, number) for number, row in enumerate(rows, start=1))
+        arms = tuple(_arm(row, where) for where, row in rows)
     except (UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
-        raise InputError(f"--catalog {path}: cannot be read: {error}") from None
+        raise InputError(f"{name} {path}: cannot be read: {error}") from None
     except InputError as error:
-        raise InputError(f"--catalog {path}: {error}") from None
+        raise InputError(f"{name} {path}: {error}") from None
     repeated = [arm for arm, times in Counter(arm.arm for arm in arms).items() if times > 1]
     if repeated:
-        raise InputError(f"--catalog {path}: the arm {repeated[0]!r} is listed twice")
+        raise InputError(f"{name} {path}: the arm {repeated[0]!r} is listed twice")
     if not arms:
-        raise InputError(f"--catalog {path}: has no arms")
+        raise InputError(f"{name} {path}: has no arms")
     return arms
 
 
-def _json(text: str) -> Iterable[Any]:
+#: An entry of a file, with its place for error messages.
+Placed = tuple[str, Any]
+
+
+def _json(text: str) -> Iterable[Placed]:
     return _rows(orjson.loads(text))
 
 
-def _toml(text: str) -> Iterable[Any]:
+def _toml(text: str) -> Iterable[Placed]:
     return _rows(tomllib.loads(text))
 
 
-def _csv(text: str) -> Iterable[Any]:
-    rows = csv.DictReader(io.StringIO(text), strict=True)
-    if not {"arm", "reward"} <= set(rows.fieldnames or ()):
-        raise InputError("the first line must name the columns arm and reward")
-    return list(rows)
+def _csv(text: str) -> Iterable[Placed]:
+    if not text.strip():
+        raise InputError("the file is empty")
+    header = text.partition("\n")[0]
+    separator = max(SEPARATORS, key=header.count)
+    rows = csv.DictReader(io.StringIO(text), strict=True, delimiter=separator, skipinitialspace=True)
+    rows.fieldnames = [column.strip() for column in rows.fieldnames or ()]
+    _check_names(rows.fieldnames, f"row 1, the header {header.strip()!r}")
+    for row in rows:
+        where = f"row {rows.line_num}"
+        if None in row:
+            hint = "; a decimal comma? write 1.50, not 1,50" if separator == "," else ""
+            raise InputError(f"{where} has more cells than the header{hint}")
+        yield where, {column: cell for column, cell in row.items() if cell is not None}
 
 
-_READERS = {".json": _json, ".toml": _toml, ".csv": _csv}
+SEPARATORS: Final = (",", ";", "\t")
+_READERS = {".json": _json, ".toml": _toml, ".csv": _csv, ".tsv": _csv}
 
 
-def _rows(content: Any) -> Iterable[Any]:
+def _rows(content: Any) -> Iterable[Placed]:
     if isinstance(content, Mapping) and "arms" in content:
         content = content["arms"]
     if isinstance(content, Mapping):
-        return [{"arm": arm, "reward": reward} for arm, reward in content.items()]
+        return [(f"arm {arm!r}", {"arm": arm, "reward": reward}) for arm, reward in content.items()]
     if not isinstance(content, list):
         raise InputError("must have a list of arms, or a table of arm to reward")
-    return content
+    return [(f"entry {number}", row) for number, row in enumerate(content, start=1)]
 
 
-def _arm(row: Any, number: int) -> Arm:
-    if not isinstance(row, Mapping) or not {"arm", "reward"} <= row.keys():
-        raise InputError(f"entry {number} must have arm and reward")
-    reward, active = row["reward"], row.get("active", True)
+#: Fields of an arm, with other names that people give them.
+FIELDS: Final = {
+    "arm": ("id", "ad", "ad_id", "arm_id", "name", "sku", "item", "product"),
+    "reward": ("price", "revenue", "value", "amount", "cpc", "bid", "payout"),
+    "active": ("enabled", "is_active"),
+}
+
+
+def _check_names(names: Iterable[str], where: str) -> None:
+    """Raise `InputError` if a field is missing, or seems to be there under another name."""
+    if missing := _missing(tuple(names)):
+        raise InputError(f"{where} has no {missing}")
+
+
+@lru_cache(maxsize=64)  # the entries of a file have the same fields
+def _missing(names: tuple[str, ...]) -> str | None:
+    others = [name for name in names if name not in FIELDS]
+    for field, aliases in FIELDS.items():
+        if field in names:
+            continue
+        alike = [name for name in others if name.lower().strip() in (field, *aliases)]
+        alike = alike or get_close_matches(field, others, n=1, cutoff=0.7)
+        if alike or field != "active":
+            guess = f"; if {alike[0]!r} is meant, rename it to {field}" if alike else ""
+            return f"{field}{guess}"
+    return None
+
+
+def _arm(row: Any, where: str) -> Arm:
+    if not isinstance(row, Mapping):
+        raise InputError(f"{where} must have arm and reward")
+    _check_names(row.keys(), where)
+    active = row.get("active", True)
+    reward = _number(row["reward"], where)
     try:
-        reward = float(reward) if isinstance(reward, str) else reward
         active = boolean(active) if isinstance(active, str) else active
+        arm = Arm(arm=row["arm"], reward=reward, active=active)
     except ValueError as error:
-        raise InputError(f"entry {number}: {error}") from None
-    arm = Arm(arm=row["arm"], reward=reward, active=active)
+        raise InputError(f"{where}, active: {error}") from None
+    except InputError as error:
+        raise InputError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
     if len(arm.arm) > _LONGEST_ID or not arm.arm.isprintable():
-        raise InputError(f"entry {number}: an arm id has at most {_LONGEST_ID} printable characters")
+        raise InputError(f"{where}, arm: an arm id has at most {_LONGEST_ID} printable characters")
     return arm
+
+
+def _number(value: Any, where: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        hint = "; write a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(value.strip()) else ""
+        what = f"{value!r} is not a number" if value.strip() else "the cell is empty"
+        raise InputError(f"{where}, reward: {what}{hint}") from None
+
+
+_DECIMAL_COMMA: Final = re.compile(r"\d+,\d+")

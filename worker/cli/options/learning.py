@@ -11,7 +11,8 @@ from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import Duration, time_option
-from worker.stream.decoding import Limits
+from worker.errors import InputError
+from worker.stream.decoding import MAX_FACT_LEAD, Limits
 from worker.stream.settings import SETTINGS, UNANSWERED, LearningSettings
 
 
@@ -74,7 +75,17 @@ LIMITS = grouped(
     Option(
         "max-norm", "largest norm of the vector of context and arm", parse=number(least=1), default=_LIMITS.max_norm
     ),
-    time_option("max-ahead", "largest lead of an event time over the timestamp of its record", _LIMITS.max_ahead_ms),
+    count("max-exclude", "most excluded arms of an arrival", _LIMITS.max_exclude, least=0),
+    time_option(
+        "max-ahead",
+        "largest lead of an event time over the timestamp of its record and over the clock",
+        _LIMITS.max_ahead_ms,
+    ),
+    time_option(
+        "max-behind",
+        "largest lag of an event time behind the timestamp of its record, besides session timeout and lateness",
+        _LIMITS.max_behind_ms,
+    ),
 )
 
 
@@ -103,6 +114,12 @@ def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings
 
 def limits(options: argparse.Namespace) -> Limits:
     """Return the limits of the options."""
+    if options.max_ahead > MAX_FACT_LEAD:
+        raise InputError("--max-ahead may be at most 1d: the learner refuses events that are further ahead")
     return Limits(
-        max_record_bytes=options.max_record_bytes, max_norm=options.max_norm, max_ahead_ms=int(options.max_ahead)
+        max_record_bytes=options.max_record_bytes,
+        max_norm=options.max_norm,
+        max_exclude=options.max_exclude,
+        max_ahead_ms=int(options.max_ahead),
+        max_behind_ms=int(options.max_behind),
     )

@@ -1,19 +1,22 @@
 """Options of commands: one declaration gives the flag, the environment variable and the name in the TOML file.
 
 An option `session-timeout` is the flag ``--session-timeout``, the variable ``ADCASCADE_SESSION_TIMEOUT`` and, in the
-file given with ``--config``, the name ``session_timeout`` (at the top, or in a table named after the command). The flag
-wins over the variable, the variable over the table, the table over the top, and that over the default.
+file given with ``--config``, the name ``session_timeout`` (at the top, or in a table named after the command, such as
+``[worker]`` or ``[arms.add]``). The flag wins over the variable, the variable over the table, the table over the top,
+and that over the default. Unknown flags, variables, tables and names are errors (`worker.cli.options.names`).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean
 from worker.console import read_file
 from worker.errors import InputError
 
@@ -52,7 +55,7 @@ class Option:
     @property
     def variable(self) -> str:
         """The name of the environment variable."""
-        return "ADCASCADE_" + self.attribute.upper()
+        return PREFIX + self.attribute.upper()
 
 
 JSON = Option("json", "file for the result as JSON, or - for standard output", metavar="FILE")
@@ -154,11 +157,34 @@ def boolean(text: str) -> bool:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
+    """argparse with one-line errors that name the nearest option or action."""
 
     def error(self, message: str) -> Any:
         """Raise `InputError`, instead of printing the usage."""
+        if found := _WRONG_ACTION.match(message):
+            known = [word.strip(" '") for word in found[2].split(",")]
+            message = f"unknown action {found[1]!r}{did_you_mean(found[1], known) or ';'} one of {', '.join(known)}"
         raise InputError(f"{message} (see {self.prog} --help)")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all arguments; the error of an unknown one names the nearest flag."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            command: CommandSpec = parsed._command
+            flags = [flag for option in (*command.options, CONFIG) for flag in _flags(option)]
+            near = did_you_mean(word, flags) if word.startswith("-") else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return parsed
+
+
+_WRONG_ACTION = re.compile(r"argument ACTION: invalid choice: '(.*?)' \(choose from (.*)\)")
+
+
+def _flags(option: Option) -> list[str]:
+    if option.positional or option.secret:
+        return []
+    return [f"--{option.name}", *([f"--no-{option.name}"] if option.flag else [])]
 
 
 _UNSET: Any = object()
@@ -167,7 +193,7 @@ _UNSET: Any = object()
 def build_parser(command: CommandSpec, prog: str) -> ArgumentParser:
     """Return the parser of one command, with its actions as sub-commands."""
     parser = ArgumentParser(prog=prog, **_texts(command))
-    _fill(parser, command)
+    _fill(parser, command, ())
     return parser
 
 
@@ -186,13 +212,14 @@ def _texts(command: CommandSpec) -> dict[str, Any]:
     }
 
 
-def _fill(parser: argparse.ArgumentParser, command: CommandSpec) -> None:
+def _fill(parser: argparse.ArgumentParser, command: CommandSpec, path: tuple[str, ...]) -> None:
+    path = (*path, command.name)
     if command.actions:
         actions = parser.add_subparsers(prog=parser.prog, dest="action", metavar="ACTION", required=True)
         for action in command.actions:
-            _fill(actions.add_parser(action.name, help=action.summary, **_texts(action)), action)
+            _fill(actions.add_parser(action.name, help=action.summary, **_texts(action)), action, path)
         return
-    parser.set_defaults(_command=command)
+    parser.set_defaults(_command=command, _path=path)
     groups: dict[str, Any] = {"options": parser}
     for option in (*command.options, CONFIG):
         if not option.secret:
@@ -209,7 +236,8 @@ def _add(group: Any, option: Option) -> None:
         return
     if option.default not in (None, ()) and option.default is not False:
         shown = option.default if isinstance(option.default, tuple) else ["on" if option.flag else option.default]
-        text += f" (default: {', '.join(map(str, shown))})"
+        between = ", " if option.repeatable else ","  # as it is typed
+        text += f" (default: {between.join(map(str, shown))})"
     how: dict[str, Any] = {"action": "append" if option.repeatable else "store", "metavar": _metavar(option)}
     if option.flag:
         how = {"action": argparse.BooleanOptionalAction}
@@ -223,11 +251,22 @@ def _metavar(option: Option) -> str:
     return option.metavar or ("{" + ",".join(option.choices) + "}" if option.choices else "VALUE")
 
 
-def resolve(parsed: argparse.Namespace, environ: Mapping[str, str] | None = None) -> argparse.Namespace:
-    """Add variables, file and defaults to the flags; raise `InputError` on the first value that is wrong."""
+def resolve(
+    parsed: argparse.Namespace,
+    environ: Mapping[str, str] | None = None,
+    load_all: Callable[[], Iterable[CommandSpec]] | None = None,
+) -> argparse.Namespace:
+    """Add variables, file and defaults to the flags; raise `InputError` on the first value that is wrong.
+
+    `load_all` returns all commands, which share the variables and the file; without it unknown names pass.
+    """
     environ = os.environ if environ is None else environ
     command: CommandSpec = parsed._command
-    file = _config(parsed, environ, command)
+    own = {option.variable for option in (*command.options, CONFIG)}
+    if load_all is not None and any(name.startswith(PREFIX) and name not in own for name in environ):
+        leaves = [leaf for each in load_all() for leaf in _leaves(each)]
+        check_variables(environ, own.union(*({option.variable for option in leaf.options} for leaf in leaves)))
+    file = _config(parsed, environ, load_all)
     values = {}
     for option in command.options:
         given = getattr(parsed, option.attribute, _UNSET)
@@ -257,14 +296,21 @@ def _parse(option: Option, given: Any, where: str) -> Any:
 def _parse_one(option: Option, given: Any, where: str) -> Any:
     text = str(given)
     if option.choices and text not in option.choices:
-        raise InputError(f"{where}: unknown value {text!r}; one of {', '.join(option.choices)}")
+        near = did_you_mean(text, option.choices)
+        raise InputError(f"{where}: unknown value {text!r}{near or ';'} one of {', '.join(option.choices)}")
     try:
         return boolean(text) if option.flag else option.parse(text)
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def _config(parsed: argparse.Namespace, environ: Mapping[str, str], command: CommandSpec) -> dict[str, Any]:
+def _leaves(command: CommandSpec) -> list[CommandSpec]:
+    return [leaf for action in command.actions for leaf in _leaves(action)] if command.actions else [command]
+
+
+def _config(
+    parsed: argparse.Namespace, environ: Mapping[str, str], load_all: Callable[[], Iterable[CommandSpec]] | None
+) -> dict[str, Any]:
     given = getattr(parsed, "config", _UNSET)
     path = environ.get(CONFIG.variable) if given is _UNSET else given
     if not path:
@@ -273,10 +319,19 @@ def _config(parsed: argparse.Namespace, environ: Mapping[str, str], command: Com
         content = tomllib.loads(read_file(path, "--config").decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path}: not valid TOML: {error}") from None
-    table = content.get(command.name)
-    merged = {name: value for name, value in content.items() if not isinstance(value, dict)}
-    own = table if isinstance(table, dict) else {}
-    unknown = set(own) - {option.attribute for option in command.options}
-    if unknown:
-        raise InputError(f"--config {path}: [{command.name}] has no option {sorted(unknown)[0]!r}")
-    return merged | own
+    if load_all is not None:
+        try:
+            check_file(content, {each.name: {leaf.name: _names(leaf) for leaf in _leaves(each)} for each in load_all()})
+        except InputError as error:
+            raise InputError(f"--config {path}: {error}") from None
+    top, action = parsed._path[0], parsed._path[-1]
+    table = content.get(top, {})
+    return {**_values(content), **_values(table), **_values(table.get(action, {}))}
+
+
+def _names(command: CommandSpec) -> list[str]:
+    return [option.attribute for option in command.options if not option.positional]
+
+
+def _values(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if not isinstance(value, dict)}

@@ -16,6 +16,7 @@ from worker.kafka.faust.link import Link, link_of
 from worker.kafka.faust.same_loop import SameLoopConsumer
 from worker.kafka.records import unpack_lean
 from worker.kafka.transport import RecordList
+from worker.kafka.unpacking import install
 
 #: Seconds that a poll waits until the records of the one before are handled. A rebalance may have lost them.
 HANDLING_TIMEOUT = 1.0
@@ -61,6 +62,7 @@ class Client(SameLoopConsumer):
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         options, conf = self._link.options, self.app.conf
         self._assignor = self.app.assignor
+        install()
         return aiokafka.AIOKafkaConsumer(
             **options.connection.arguments(),
             client_id=conf.broker_client_id,

@@ -53,7 +53,14 @@ SIGNATURES = {
     "aiokafka.consumer.fetcher:Fetcher.fetched_records": "self partitions timeout max_records",
     "aiokafka.consumer.fetcher:Fetcher._create_fetch_waiter": "self",
     "aiokafka.consumer.fetcher:FetchResult": "tp assignment partition_records backoff",
+    "aiokafka.consumer.fetcher:FetchResult.getall": "self max_records",
+    "aiokafka.consumer.fetcher:PartitionRecords": (
+        "tp records aborted_transactions fetch_offset key_deserializer value_deserializer check_crcs isolation_level"
+    ),
     "aiokafka.consumer.fetcher:PartitionRecords._consumer_record": "self tp record",
+    "aiokafka.consumer.fetcher:PartitionRecords._consume_aborted_up_to": "self batch_offset",
+    "aiokafka.consumer.fetcher:PartitionRecords._contains_abort_marker": "self next_batch",
+    "aiokafka.consumer.fetcher:PartitionRecords._unpack_records": "self",
     "aiokafka.consumer.subscription_state:Assignment.state_value": "self tp",
     "aiokafka.producer.message_accumulator:MessageAccumulator._append_batch": "self builder tp",
     "aiokafka.producer.message_accumulator:MessageAccumulator.create_builder": "self key_serializer value_serializer",

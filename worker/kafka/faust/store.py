@@ -14,6 +14,8 @@ from faust.stores import STORES, memory
 from faust.types import TP, EventT
 
 from worker.kafka.faust.link import Link, link_of
+from worker.kafka.records import plain
+from worker.stream.topology import Record
 
 #: The scheme of store addresses that selects this store.
 SCHEME = "adcascade"
@@ -25,7 +27,7 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._tables: dict[int, dict[bytes, bytes]] = {}
+        self._tables: dict[int, dict[bytes, Record]] = {}
         self._ends: dict[int, int] = {}
         self._kept: Mapping[int, int] = {}
 
@@ -65,7 +67,7 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
                 if record.value is None:
                     table.pop(record.key, None)
                 else:
-                    table[record.key] = record.value
+                    table[record.key] = plain(record)
             self._ends[taken.tp.partition] = taken.end - 1
 
     async def on_recovery_completed(self, active_tps: set[TP], standby_tps: set[TP]) -> None:

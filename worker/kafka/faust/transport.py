@@ -8,17 +8,20 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import faust
 from aiokafka.structs import TopicPartition
 
+from worker.errors import AdcascadeError
 from worker.kafka.faust import compat
 from worker.kafka.faust.app import WorkerApp, build
 from worker.kafka.faust.driver import BatchConsumer, BatchProducer
 from worker.kafka.faust.link import FaustOptions, Link
 from worker.kafka.transport import Background, PartitionOwner, PartitionWriter
 from worker.kafka.writer import TopicWriters
+from worker.stream.topology import MOST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -70,15 +73,18 @@ class FaustTransport:
     def fail(self, error: BaseException) -> None:
         """End the process with an error and commit nothing."""
         assert self._app is not None
-        log.critical("the worker ends: %s", error, exc_info=error)
+        log.critical("the worker ends: %s", error, exc_info=None if isinstance(error, AdcascadeError) else error)
         _end_within(self._options.stop_timeout)
         self._ending = asyncio.get_running_loop().create_task(self._app.crash(error))
 
-    def run(self, owner: PartitionOwner, *, partitions: int, background: Sequence[Background]) -> int:
+    def run(
+        self, owner: PartitionOwner, *, partitions: int, background: Sequence[Background], most_bytes: int = MOST_BYTES
+    ) -> int:
         """Run until SIGTERM or SIGINT (0) or a failure (1)."""
         compat.check()
+        options = replace(self._options, batch_bytes=min(self._options.batch_bytes, most_bytes))
         self._app = build(
-            Link(self._options, owner),
+            Link(options, owner),
             partitions=partitions,
             background=tuple(background),
             load_metadata=self._load_metadata,

@@ -99,6 +99,9 @@ class Ledger:
     def batch(self, emits: Emits, records: int, seconds: float) -> None:
         """Do nothing: the runner keeps the tally."""
 
+    def late(self, records: int) -> None:
+        """Do nothing: the episodes count late records."""
+
     def version(self, parameters: Parameters) -> None:
         """Keep the share of sessions that a version lets explore."""
         self._shares[parameters.version] = exploration_share(parameters) or 0.0

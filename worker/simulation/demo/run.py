@@ -161,7 +161,7 @@ class Demo:
     def ends_at(self) -> int:
         """The time at which the last window is closed."""
         last = self.users.start + self.settings.episodes * self.users.period
-        return last + self.learning.session_timeout + self.learning.lateness
+        return last + self.learning.grace
 
     @property
     def finished(self) -> bool:

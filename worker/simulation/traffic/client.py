@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.partitioner import murmur2
 from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
@@ -22,20 +21,12 @@ from worker.kafka.connection import Connection
 from worker.kafka.writer import TopicWriters
 from worker.simulation.traffic.generator import Traffic
 from worker.simulation.users import Sent
+from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import Topics
 
 PAUSE: Final = 0.002  # seconds between two checks for records that are due
 MOST_IN_FLIGHT: Final = 64  # batches that the broker has not acknowledged
 _BATCH_BYTES: Final = 256 << 10
-
-
-def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition that Kafka's default partitioner chooses for a key.
-
-    >>> partition_of(b"s-1", 8)
-    7
-    """
-    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
 
 
 class KeyedSender:
@@ -55,7 +46,7 @@ class KeyedSender:
         """Hand records to the producer; wait only while too many batches are in flight."""
         parts: dict[tuple[str, int], list[tuple[bytes, bytes]]] = defaultdict(list)
         for record in records:
-            parts[record.topic, partition_of(record.key, self._partitions)].append((record.key, record.value))
+            parts[record.topic, murmur2_partition(record.key, self._partitions)].append((record.key, record.value))
         for (topic, partition), pairs in parts.items():
             for batch in self._writers.writer(self._names[topic], partition).write(pairs):
                 self._in_flight[batch.future] = None

@@ -77,7 +77,7 @@ export class LineChart {
     this.table = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${name}, all numbers` });
     this.details = make("details", {}, make("summary", {}, "Table"), this.table);
     this.details.addEventListener("toggle", () => this.#tabulate());
-    this.nothing = make("p", { class: "empty" }, "Shown after two closed windows.");
+    this.nothing = make("p", { class: "empty" }, "Shown after two closed windows, by the worker that learns.");
     host.append(this.legend, this.plot, this.nothing, this.spoken, this.details);
     this.#listen();
     new ResizeObserver(() => this.#paint()).observe(host);

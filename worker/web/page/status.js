@@ -46,10 +46,16 @@ function setText(id, text) {
 const charts = {
   regret: new LineChart($("chart-regret"), { name: "Regret per session", format: short, log: true }),
   revenue: new LineChart($("chart-revenue"), { name: "Revenue per window", format: short }),
-  explore: new LineChart($("chart-explore"), { name: "Share of exploring sessions", format: axisPercent }),
+  explore: new LineChart($("chart-explore"), { name: "Share of positions that explored", format: axisPercent }),
 };
 
 // ── parts ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+function problem(one) {
+  if (!one.kind) return make("li", { "data-level": one.level }, one.text);
+  return make("li", { "data-level": one.level }, make("span", { class: "kind" }, one.kind), make("strong", {}, one.text),
+    make("p", { class: "detail", "aria-live": "off" }), make("p", {}, make("b", {}, "To do: "), one.do));
+}
 
 function showState(status) {
   const worst = status.problems[0]?.level;
@@ -62,24 +68,32 @@ function showState(status) {
   if (time) $("time").dateTime = time;
   setText("footer", `${status.name} · up ${span(status.uptime * 1000)}`);
   const list = $("problems");
-  const texted = status.problems.map((one) => one.text).join("\n");
-  if (list.dataset.texts !== texted) {
-    list.dataset.texts = texted;
-    list.replaceChildren(...status.problems.map((one) => make("li", { "data-level": one.level }, one.text)));
+  // Screen readers read a problem again when its element is new, so numbers in a detail change in place.
+  const kinds = status.problems.map((one) => `${one.level} ${one.text}`).join("\n");
+  if (list.dataset.kinds !== kinds) {
+    list.dataset.kinds = kinds;
+    list.replaceChildren(...status.problems.map(problem));
   }
+  status.problems.forEach((one, index) => {
+    const detail = list.children[index].querySelector(".detail");
+    if (detail && detail.textContent !== one.detail) detail.textContent = one.detail;
+  });
 }
 
 function showTiles(status) {
   const { recent, parameters, simulated } = status;
+  const nothing = status.learning.here ? "no window closed yet" : "see the worker that learns";
   const windows = recent.windows === 1 ? "last window" : `last ${recent.windows} windows`;
   setText("regret", short(simulated ? recent.pseudo : recent.posterior));
-  setText("regret-note", recent.windows ? (simulated ? `exact; slates earn ${percent(recent.served_share)} of the best` : `estimate; at most ${short(recent.bound)}`) : "no window closed yet");
+  setText("regret-note", recent.windows ? (simulated ? `exact; slates earn ${percent(recent.served_share)} of the best` : `estimate; at most ${short(recent.bound)}`) : nothing);
   setText("revenue", percent(share(recent.reward, recent.expected)));
-  setText("revenue-note", recent.windows ? `${short(recent.reward)} of ${short(recent.expected)} in the ${windows}` : "no window closed yet");
+  setText("revenue-note", recent.windows ? `${short(recent.reward)} of ${short(recent.expected)} in the ${windows}` : nothing);
   setText("clicked", percent(share(recent.clicks, recent.sessions)));
-  setText("clicked-note", recent.windows ? `${percent(share(recent.clicks, recent.displays))} of all displays` : "no window closed yet");
+  setText("clicked-note", recent.windows ? `${percent(share(recent.clicks, recent.displays))} of all displays` : nothing);
   setText("exploring", percent(share(recent.explored, recent.sessions)));
-  setText("exploring-note", recent.allowed === null ? (parameters ? `${parameters.policy} has no budget` : "") : `budget ${percent(share(recent.allowed, recent.sessions))}`);
+  const drawn = parameters?.policy === "epsilon-greedy";
+  setText("exploring-name", drawn ? "Positions drawn at random" : "Positions with a bonus");
+  setText("exploring-note", recent.allowed === null ? (drawn ? "the others show the best ad" : "for uncertain ads; not an experiment") : `for uncertain ads; budget ${percent(share(recent.allowed, recent.sessions))}`);
   setText("version", parameters ? `v${count(parameters.version)}` : "–");
   setText("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays` : "none received yet");
 }
@@ -120,8 +134,7 @@ function showCharts({ windows, simulated, parameters }) {
   ] });
   const shares = (values) => values.map((value, index) => (value === null ? null : share(value, windows.sessions[index])));
   const budget = windows.allowed.some((value) => value !== null);
-  setText("explore-name", budget ? "Exploration and its budget" : "Exploration");
-  setText("explore-lead", budget || !parameters ? "Share of sessions that explored, and the share that the budget allows." : `Share of sessions that explored; ${parameters.policy} has no budget.`);
+  setText("explore-lead", `Share of positions (mode explore) ${parameters?.policy === "epsilon-greedy" ? "drawn at random" : "whose choice included a bonus for uncertain ads. The ad may be the best without it, too"}. ${budget ? "The budget limits the sessions that get it." : parameters ? `${parameters.policy} has no budget.` : ""}`);
   charts.explore.draw({ x, series: [
     { name: "explored", ink: "a", values: shares(windows.explored), style: "filled" },
     { name: "budget", ink: "b", values: shares(windows.allowed) },
@@ -167,7 +180,7 @@ function showPositions({ positions, lately }) {
   setText("positions-lead", `Among sessions without an earlier click${lately.span ? `, last ${span(lately.span)}` : ""}.`);
 }
 
-function showArms({ arms, parameters }) {
+function showArms({ arms, users, parameters }) {
   const most = Math.max(...arms.map((one) => one.high), 1e-9);
   const along = (value) => `${((100 * value) / most).toFixed(2)}%`;
   const create = () => make("tr", {}, make("th", { scope: "row" }), make("td", { class: "bar" }, make("span", { class: "range", role: "img" }, make("i"), make("u"))), make("td"), make("td", { class: "extra" }), make("td"));
@@ -186,20 +199,21 @@ function showArms({ arms, parameters }) {
   });
   if (!arms.length) return;
   const hidden = parameters ? parameters.active - arms.filter((one) => one.active).length : 0;
-  setText("arms-lead", `By expected revenue per display in a neutral context (x = 0)${hidden > 0 ? `; ${count(hidden)} more` : ""}.`);
+  const whom = users ? `averaged over ${count(users)} recent user${users === 1 ? "" : "s"}` : "for a user without features, as none has arrived yet";
+  setText("arms-lead", `By expected revenue per display, ${whom}${hidden > 0 ? `; ${count(hidden)} more` : ""}.`);
 }
 
 function showHealth(status) {
-  const { lately, learning, sessions, accounts, parameters } = status;
+  const { lately, learning, sessions, accounts } = status;
   const off = Object.entries(accounts).filter(([, value]) => value !== 0);
   const facts = [
     ["Batch handling", `median ${seconds(lately.duration_p50)} · p99 ${seconds(lately.duration_p99)}`],
     ["Arrival to decision", `median ${seconds(lately.delay_p50)} · p99 ${seconds(lately.delay_p99)}`],
     ["Open sessions", count(sessions.open)],
-    ["Windows closed", `${count(learning.windows)}${learning.here ? "" : " here; another worker learns"}`],
+    ["Windows closed", `${count(learning.windows)}${learning.here ? "" : " here; no learner here"}`],
     ["Windows rejected", count(learning.rejected), learning.rejected ? "warn" : null],
-    ["Late records", count(learning.late)],
-    ["Smallest eigenvalue", short(parameters?.smallest_eigenvalue)],
+    ["Late feedback", count(learning.late_feedback)],
+    ["Late journal records", learning.here ? count(learning.late) : "–"],
     ["Accounts", off.length ? off.map(([name, value]) => `${name} ${value > 0 ? "+" : ""}${value}`).join(", ") : "balanced", off.length ? "bad" : "good"],
   ];
   const list = $("facts");

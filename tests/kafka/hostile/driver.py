@@ -1,0 +1,238 @@
+"""Valid traffic with a known truth: users who arrive, look at what they are shown, and click or pass it over.
+
+Its own client code, on aiokafka and the json module: what it sends and reads does not go through adcascade's codec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Awaitable
+from concurrent.futures import Future
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import InvalidTimestampError, KafkaError, MessageSizeTooLargeError
+
+from tests.kafka.hostile.ledger import Ledger, Sent, Timeline, now_ms
+
+#: Ad to (revenue of a click, log-odds of a click).
+ADS: Final = {"ad-0": (1.0, -2.0), "ad-1": (0.6, -1.0), "ad-2": (0.3, 0.2), "ad-3": (0.8, -3.0), "ad-4": (0.5, -1.5)}
+DIM: Final = 3
+RATE: Final = 15.0  # arrivals per second
+#: Clients choose how they compress their batches.
+CODECS: Final = (None, "gzip", "snappy", "lz4", "zstd")
+QUIET: Final = 10.0  # seconds between two lines about errors of the client
+
+#: What a broker refuses for good.
+REFUSALS: Final = (InvalidTimestampError, MessageSizeTooLargeError)
+
+
+class Driver:
+    """Runs in a thread of its own, from `start` to `close`."""
+
+    def __init__(self, address: str, prefix: str, ledger: Ledger, timeline: Timeline, seed: int) -> None:
+        self.ledger, self.timeline = ledger, timeline
+        self._address, self._prefix = address, prefix
+        self._chance = random.Random(seed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._stopped = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._number = 0
+        self._reported = 0.0
+        #: Session to (its arrival, its context) for all arrivals of this driver; and those that wait for an answer.
+        self.contexts: dict[str, list[float]] = {}
+        self.waiting: dict[str, int] = {}
+        #: Recent (key, value) per topic, to be sent again; recent first decisions, to be forged.
+        self.recent: dict[str, deque[tuple[bytes, bytes]]] = {
+            name: deque(maxlen=200) for name in ("arrivals", "clicks")
+        }
+        self.decisions: deque[dict[str, Any]] = deque(maxlen=200)
+        #: The time of the last arrival.
+        self.last_arrival = 0
+        #: The last version and the end of the last closed window, as seen in the topics.
+        self.version, self.closed_until = -1, 0
+
+    # ── from other threads ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        self._thread.start()
+        self._run(self._open())
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        what: str,
+        reasons: frozenset[str] = frozenset(),
+        body: dict[str, Any] | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Send a record until the broker has it, or refuses it."""
+        sent = self.ledger.add(topic, key, value, Sent(topic, reasons, what, body))
+        self._loop.call_soon_threadsafe(self._begin, self._deliver(sent, key, value, timestamp))
+
+    def stop_arrivals(self) -> None:
+        self._stopped = True
+
+    def settled(self) -> bool:
+        """Whether everything is sent."""
+        return not self._tasks
+
+    def close(self) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, work: Awaitable[Any]) -> Any:
+        waited: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[arg-type]
+        return waited.result(60)
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _open(self) -> None:
+        common = {"bootstrap_servers": self._address, "linger_ms": 5, "request_timeout_ms": 5_000}
+        self._producers = [AIOKafkaProducer(**common, compression_type=codec) for codec in CODECS]
+        for producer in self._producers:
+            await producer.start()
+        counts = await self._producers[0].client.fetch_all_metadata()
+        names = [f"{self._prefix}.{name}" for name in ("decisions", "parameters")]
+        self._places = [TopicPartition(name, p) for name in names for p in counts.partitions_for_topic(name)]
+        self._readers = [self._loop.create_task(self._read()), self._loop.create_task(self._arrive())]
+
+    async def _close(self) -> None:
+        for task in (*self._readers, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._readers, *self._tasks, return_exceptions=True)
+        for producer in self._producers:
+            await producer.stop()
+
+    def _begin(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _deliver(self, sent: Sent, key: bytes | None, value: bytes | None, timestamp: int | None) -> None:
+        producer = self._producers[zlib.crc32(value or b"") % len(CODECS)]
+        while True:
+            try:
+                await producer.send_and_wait(f"{self._prefix}.{sent.topic}", value, key=key, timestamp_ms=timestamp)
+            except REFUSALS as error:
+                sent.refused = type(error).__name__
+                return
+            except KafkaError as error:
+                self._report(error)
+                await asyncio.sleep(0.3)
+            else:
+                sent.acknowledged = sent.acknowledged or now_ms()
+                return
+
+    def _report(self, error: Exception) -> None:
+        """Note an error of the client, which tries again; one line for all that come together."""
+        now = time.monotonic()
+        if now > self._reported + QUIET:
+            self.timeline.note(f"driver: {type(error).__name__}; it tries again")
+            self._reported = now
+
+    async def _arrive(self) -> None:
+        """Let users arrive, at random times."""
+        while not self._stopped:
+            await asyncio.sleep(self._chance.expovariate(RATE))
+            self._number += 1
+            session = f"user-{self._number}"
+            context = [round(self._chance.gauss(0, 1), 3) for _ in range(DIM)]
+            body: dict[str, Any] = {"session_id": session, "occurred_at": now_ms(), "context": context}
+            if self._chance.random() < 0.15:
+                body["exclude"] = [self._chance.choice(list(ADS))]
+            self.arrive(session.encode(), body)
+
+    def arrive(self, key: bytes | None, body: dict[str, Any], what: str = "arrival") -> None:
+        """Send a valid arrival, and wait for its answer."""
+        session, value = body["session_id"], json.dumps(body).encode()
+        self.contexts[session] = body["context"]
+        self.waiting[session] = self.last_arrival = body["occurred_at"]
+        if key is not None:
+            self.recent["arrivals"].append((key, value))
+        self.send("arrivals", key, value, what=what, body=body)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _read(self) -> None:
+        """Read decisions and versions for as long as this runs, whatever happens to the broker."""
+        positions = dict.fromkeys(self._places, 0)
+        while True:
+            try:
+                consumer = AIOKafkaConsumer(
+                    bootstrap_servers=self._address, enable_auto_commit=False, request_timeout_ms=5_000
+                )
+                await consumer.start()
+                try:
+                    await self._follow(consumer, positions)
+                finally:
+                    await consumer.stop()
+            except (KafkaError, OSError) as error:
+                self._report(error)
+                await asyncio.sleep(0.3)
+
+    async def _follow(self, consumer: Any, positions: dict[TopicPartition, int]) -> None:
+        consumer.assign(list(positions))
+        for place, position in positions.items():
+            consumer.seek(place, position)
+        while True:
+            for place, records in (await consumer.getmany(timeout_ms=200)).items():
+                for record in records:
+                    self._take(place.topic.removeprefix(f"{self._prefix}."), json.loads(record.value))
+                    positions[place] = record.offset + 1
+
+    def _take(self, topic: str, body: dict[str, Any]) -> None:
+        if topic == "parameters":
+            self.version = max(self.version, body["version"])
+            self.closed_until = max(self.closed_until, body["window_end"] or 0)
+        elif self.waiting.pop(body["session_id"], None) is not None:
+            self.decisions.append(body)
+            self._begin(self._look(body))
+
+    async def _look(self, decision: dict[str, Any]) -> None:
+        """Look at the slate, one ad after the other, as a user does."""
+        session = decision["session_id"]
+        chance = random.Random(session)
+        warmth = 0.5 * self.contexts[session][0]
+        for place, ad in enumerate(decision["slate"]):
+            await asyncio.sleep(chance.uniform(0.05, 0.5))
+            if chance.random() < 0.1:
+                return
+            odds = ADS.get(ad, (1.0, -1.0))[1] + warmth
+            clicked = chance.random() < 1 / (1 + math.exp(-odds))
+            self.answer(session.encode(), reaction(decision, place, clicked=clicked), again=chance.random() < 0.1)
+            if clicked:
+                return
+
+    def answer(self, key: bytes | None, body: dict[str, Any], *, again: bool = False, what: str = "feedback") -> None:
+        """Send valid feedback."""
+        value = json.dumps(body).encode()
+        if key is not None:
+            self.recent["clicks"].append((key, value))
+        for _ in range(2 if again else 1):
+            self.send("clicks", key, value, what=what, body=body)
+
+
+def reaction(decision: dict[str, Any], place: int, *, clicked: bool) -> dict[str, Any]:
+    """Return the feedback of a user to an ad of a decision, now; `place` counts from 0."""
+    return {
+        "session_id": decision["session_id"],
+        "occurred_at": now_ms(),
+        "position": decision["position"] + place,
+        "arm": decision["slate"][place],
+        "clicked": clicked,
+        "token": decision["tokens"][place],
+    }

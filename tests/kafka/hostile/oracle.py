@@ -1,0 +1,220 @@
+"""The oracle: reads the raw topics with a decoder of its own, and says what should have been learned.
+
+It is naive on purpose. It takes all records of the journal at once, has no windows that open and close, and joins every
+session with every feedback record of its id. docs/design.md §4 has the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import pickle
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+TOPICS: Final = ("arrivals", "clicks", "decisions", "journal", "parameters", "episodes", "dead-letters")
+#: Values longer than this are not kept, only their hashes.
+KEPT_BYTES: Final = 1 << 20
+#: Progress further ahead of its own record, in milliseconds, is that of a wrong clock, and is refused.
+MOST_AHEAD: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A record as the broker has it."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    digest: bytes | None
+    headers: dict[str, bytes]
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.value or b"null")
+
+
+def read_topics(address: str, prefix: str) -> dict[str, list[Raw]]:
+    """Return all records of all topics, by name without prefix, in the order of each partition.
+
+    In a process of its own: in this one, the worker's code may have replaced parts of the Kafka client.
+    """
+    script = "import sys; from tests.kafka.hostile import oracle; oracle.write_topics(*sys.argv[1:])"
+    command = [sys.executable, "-c", script, address, prefix]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, check=True, timeout=300)
+    found: dict[str, list[Raw]] = pickle.loads(ended.stdout)
+    return found
+
+
+def write_topics(address: str, prefix: str) -> None:
+    """Write all records to the standard output."""
+    sys.stdout.buffer.write(pickle.dumps(asyncio.run(_read(address, prefix))))
+
+
+async def _read(address: str, prefix: str) -> dict[str, list[Raw]]:
+    found: dict[str, list[Raw]] = {name: [] for name in TOPICS}
+    admin = AIOKafkaAdminClient(bootstrap_servers=address)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(admin.close)
+        await admin.start()
+        described = await admin.describe_topics([f"{prefix}.{name}" for name in TOPICS])
+    places = [TopicPartition(one["topic"], part["partition"]) for one in described for part in one["partitions"]]
+    async with AIOKafkaConsumer(bootstrap_servers=address, enable_auto_commit=False) as consumer:
+        ends = await consumer.end_offsets(places)
+        consumer.assign(places)
+        for place in places:
+            consumer.seek(place, 0)
+        while any([await consumer.position(place) < ends[place] for place in places]):
+            # Few at a time: a compressed bomb has 70 MB.
+            for place, records in (await consumer.getmany(timeout_ms=500, max_records=500)).items():
+                found[place.topic.removeprefix(f"{prefix}.")] += map(_raw, records)
+    return found
+
+
+def _raw(record: Any) -> Raw:
+    value = record.value
+    digest = None if value is None else hashlib.sha256(value).digest()
+    kept = None if value is None or len(value) > KEPT_BYTES else value
+    return Raw(record.partition, record.offset, record.timestamp, record.key, kept, digest, dict(record.headers))
+
+
+# ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Session = tuple[str, int]  # id and time of arrival
+Answer = tuple[int, int, str, bool]  # occurred_at, position, arm, clicked
+Display = tuple[int, str, bool]  # position, arm, clicked
+
+
+@dataclass(slots=True)
+class Journal:
+    """The facts of the journal, each with the offset at which it stood first."""
+
+    slates: dict[Session, dict[tuple[str, ...], int]] = field(default_factory=lambda: defaultdict(dict))
+    contexts: dict[Session, set[tuple[float, ...]]] = field(default_factory=lambda: defaultdict(set))
+    answers: dict[str, dict[Answer, int]] = field(default_factory=lambda: defaultdict(dict))
+    #: (offset, partition, partitions, time)
+    progress: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, records: Iterable[Raw]) -> Journal:
+        journal = cls()
+        for record in records:
+            fact = record.body
+            if fact["kind"] == "opened":
+                session = fact["session_id"], fact["arrived_at"]
+                journal.slates[session].setdefault(tuple(fact["slate"]), record.offset)
+                journal.contexts[session].add(tuple(fact["context"]))
+            elif fact["kind"] == "feedback":
+                answer = fact["occurred_at"], fact["position"], fact["arm"], fact["clicked"]
+                journal.answers[fact["session_id"]].setdefault(answer, record.offset)
+            elif fact["kind"] == "progress" and fact["time"] <= record.timestamp + MOST_AHEAD:
+                journal.progress.append((record.offset, fact["partition"], fact["partitions"], fact["time"]))
+        return journal
+
+    def watermark(self, offset: int) -> int:
+        """Return the lowest, over all partitions, of the highest progress of each up to an offset."""
+        highest: dict[int, int] = {}
+        for at, partition, partitions, time in self.progress:
+            if at > offset:
+                break
+            for one in range(partitions):
+                highest.setdefault(one, 0)
+            highest[partition] = max(highest[partition], time)
+        return min(highest.values(), default=0)
+
+
+# ── the join ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def displays_of(slate: tuple[str, ...], answers: Iterable[Answer]) -> set[Display]:
+    """Return the displays of a slate that the answers are about; the answers are in time."""
+    fitting = [one for one in answers if 1 <= one[1] <= len(slate) and slate[one[1] - 1] == one[2]]
+    clicks = [position for _, position, _, clicked in fitting if clicked]
+    passes = [position for _, position, _, clicked in fitting if not clicked]
+    click = min(clicks, default=0)
+    # Whoever clicked at a position has passed over all before it, and nothing after a click counts.
+    last = click or max(passes, default=0)
+    return {(position, slate[position - 1], position == click) for position in range(1, last + 1)}
+
+
+def displays_of_session(slates: Iterable[tuple[str, ...]], answers: Iterable[Answer]) -> set[Display]:
+    """Return the displays that count where a session has several slates.
+
+    Those slates are kept that match the most reported arms. A display counts if all of these have it.
+    """
+    slates, answers = list(slates), list(answers)
+    reported = {(position, arm) for _, position, arm, _ in answers}
+    matches = {slate: len(reported & set(enumerate(slate, start=1))) for slate in slates}
+    kept = [slate for slate in slates if matches[slate] == max(matches.values())]
+    return set.intersection(*(displays_of(slate, answers) for slate in kept))
+
+
+@dataclass(slots=True)
+class Window:
+    """A closed window: what its episode record says, and what should have been counted."""
+
+    version: int
+    start: int
+    end: int
+    closed_at: int  # the offset of the journal record that closed it
+    said: dict[str, Any]
+    sessions: dict[Session, set[Display]] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        displays = [display for shown in self.sessions.values() for display in shown]
+        return {
+            "sessions": len(self.sessions),
+            "displays": len(displays),
+            "clicks": sum(clicked for _, _, clicked in displays),
+        }
+
+
+def closed_windows(topics: dict[str, list[Raw]], journal: Journal, session_timeout: int) -> list[Window]:
+    """Return the windows that were closed, with the sessions and displays that they should have."""
+    made_at: dict[int, int] = {}
+    for record in topics["parameters"]:
+        version = record.body
+        if version["journal_offset"] is not None:
+            made_at.setdefault(version["version"], version["journal_offset"])
+    windows: dict[tuple[int, int], Window] = {}
+    for record in topics["episodes"]:
+        said = record.body
+        if said["version"] not in made_at:
+            continue  # an episode is written before its version
+        window = Window(said["version"], said["window_start"], said["window_end"], made_at[said["version"]], said)
+        windows.setdefault((window.version, window.start), window)
+    ordered = sorted(windows.values(), key=lambda window: (window.version, window.start))
+    left, closed_until = dict(journal.slates), 0
+    for window in ordered:
+        first = max(window.start, closed_until)
+        for session in [one for one in left if first <= one[1] < window.end]:
+            slates = [slate for slate, offset in left[session].items() if offset <= window.closed_at]
+            if slates:
+                answers = in_time(journal, session, window.closed_at, session_timeout)
+                window.sessions[session] = displays_of_session(slates, answers)
+                del left[session]
+        closed_until = max(closed_until, window.end)
+    return ordered
+
+
+def in_time(journal: Journal, session: Session, closed_at: int, session_timeout: int) -> list[Answer]:
+    """Return the answers that belong to a session and stood in the journal before its window was closed."""
+    first, last = session[1], session[1] + session_timeout
+    return [
+        answer
+        for answer, offset in journal.answers.get(session[0], {}).items()
+        if offset <= closed_at and first <= answer[0] <= last
+    ]

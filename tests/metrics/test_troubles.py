@@ -1,0 +1,214 @@
+"""Troubles: what is active, what goes to the log, and how both are shown."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pytest
+
+from worker.metrics import Metrics
+from worker.metrics.contexts import MOST_CONTEXTS, RecentContexts
+from worker.metrics.troubles import ACTIVE, BETWEEN_LINES, TroubleLog
+from worker.stream.contexts import pack_context, unpack_context
+from worker.stream.topology import Emits, Tally
+from worker.stream.troubles import LONGEST_EXAMPLE, TROUBLES, Troubles
+from worker.web.problems import problems
+from worker.web.server import operations
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def names(troubles: TroubleLog) -> list[str]:
+    return [active.name for active in troubles.active()]
+
+
+def test_a_report_is_active_for_a_while(clock):
+    troubles = TroubleLog(clock)
+    troubles.add("bomb", "arrivals, partition 1, offset 7")
+    clock.now = ACTIVE
+    assert names(troubles) == ["bomb"]
+    clock.now = ACTIVE + 1
+    assert names(troubles) == []
+    assert troubles.totals()["bomb"] == 1
+
+
+def test_some_kinds_need_several_reports(clock, caplog):
+    troubles, least = TroubleLog(clock), TROUBLES["wrong-key"].least
+    troubles.add("wrong-key", "no key", least - 1)
+    assert names(troubles) == []
+    assert not caplog.records
+    clock.now = 30
+    troubles.add("wrong-key", "no key")
+    assert names(troubles) == ["wrong-key"]
+    assert f"wrong-key ({least} times)" in caplog.text
+
+
+def test_the_log_has_one_line_a_minute_with_an_example(clock, caplog):
+    troubles = TroubleLog(clock)
+    for second in range(int(2 * BETWEEN_LINES) + 1):
+        clock.now = float(second)
+        troubles.add("bomb", f"offset {second}")
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
+    assert "offset 0" in caplog.messages[0]
+    assert "(60 times)" in caplog.messages[1]
+    assert TROUBLES["bomb"].remedy in caplog.messages[2]
+
+
+def test_lasting_trouble_is_active_until_it_is_over(clock, caplog):
+    caplog.set_level(logging.INFO)
+    troubles = TroubleLog(clock)
+    for _ in range(5):
+        troubles.set("learner-down", "ended with 1")
+        clock.now += 10 * ACTIVE
+    assert names(troubles) == ["learner-down"]
+    assert troubles.totals()["learner-down"] == 1
+    troubles.clear("learner-down")
+    troubles.clear("learner-down")
+    assert names(troubles) == []
+    assert caplog.messages[-1] == "trouble is over: learner-down"
+    assert len(caplog.messages) == 6
+
+
+# ── shares ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def batch(troubles: TroubleLog, kind: str, bad: int, **counts: int) -> None:
+    """Report a batch with so many reports of a kind."""
+    tally = Tally(**counts)
+    if bad:
+        tally.troubles.add(kind, "the last one", bad)
+    troubles.observe(tally)
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "normal", "trouble"),
+    [
+        ("dead-letters", {"arrivals": 400, "feedback": 600}, 10, 11),
+        ("late-arrivals", {"arrivals": 100}, 5, 6),
+        ("late-feedback", {"arrivals": 1000, "feedback": 100}, 5, 6),
+        ("late-feedback", {"arrivals": 1000, "feedback": 3}, 2, 3),
+        ("unanswered", {"ended": Counter(expired=80, clicked=20, empty=900)}, 75, 76),
+    ],
+)
+def test_what_happens_now_and_then_is_trouble_only_above_a_share(clock, caplog, kind, counts, normal, trouble):
+    healthy = TroubleLog(clock)
+    batch(healthy, kind, normal, **counts)
+    assert names(healthy) == []
+    assert not caplog.records
+    troubles = TroubleLog(clock)
+    batch(troubles, kind, trouble, **counts)
+    (active,) = troubles.active()
+    assert active.name == kind
+    assert active.detail.startswith(f"{trouble} of {active.out_of:,} {active.kind.of}")
+    assert "For example: the last one." in active.sentence
+    assert caplog.messages == [f"trouble {kind} ({trouble} times): {active.sentence}"]
+
+
+def test_a_share_is_of_the_last_minutes(clock):
+    troubles = TroubleLog(clock)
+    batch(troubles, "dead-letters", 0, arrivals=100_000)
+    clock.now = ACTIVE + 1
+    batch(troubles, "dead-letters", 5, arrivals=100)
+    assert names(troubles) == ["dead-letters"]
+    clock.now += ACTIVE / 2
+    batch(troubles, "dead-letters", 0, arrivals=900)
+    assert names(troubles) == []
+
+
+def test_the_memory_of_shares_is_bounded(clock):
+    troubles = TroubleLog(clock)
+    for second in range(10 * int(ACTIVE)):
+        clock.now = float(second)
+        batch(troubles, "dead-letters", 1, arrivals=10)
+    steps = [
+        len(one._steps) for one in (*troubles._bases.values(), *(kind.recent for kind in troubles._kinds.values()))
+    ]
+    assert max(steps) <= ACTIVE + 2
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        ((0.5, 35_000.0), "feature 2 of 2 is about 40,000"),
+        ((1e-4, 0.0), "the norm of a context is 1e-04"),
+        ((1.0, 0.0), None),  # one-hot
+        ((3.0, -4.0), None),  # standardised
+        ((0.0, 0.0), None),  # no features
+    ],
+)
+def test_features_on_a_wrong_scale_are_trouble(context, expected):
+    metrics = Metrics()
+    for _ in range(TROUBLES["norms"].least):
+        metrics.batch(Emits(sample=pack_context(context)), 1, 0.0)
+    found = metrics.troubles.active()
+    assert [one.name for one in found] == (["norms"] if expected else [])
+    if expected:
+        assert found[0].example == expected
+
+
+def test_a_few_contexts_on_a_wrong_scale_are_normal():
+    metrics = Metrics()
+    for number in range(MOST_CONTEXTS):
+        metrics.batch(Emits(sample=pack_context((50.0 if number % 20 == 0 else 0.5,))), 1, 0.0)
+    assert names(metrics.troubles) == []
+    assert len(metrics.snapshot().contexts) == MOST_CONTEXTS
+
+
+def test_the_sample_of_contexts_covers_at_least_a_minute(clock):
+    contexts = RecentContexts(clock)
+    for number in range(100_000):
+        clock.now = number * 0.001
+        contexts.offer(pack_context((float(number),)))
+    oldest = unpack_context(contexts.newest()[0])[0]
+    assert oldest <= 100_000 - 60_000
+    contexts.offer(pack_context((1.0, 2.0)))
+    clock.now += 1.0
+    contexts.offer(pack_context((1.0, 2.0)))
+    assert contexts.newest() == (pack_context((1.0, 2.0)),)
+
+
+# ── showing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_example_cannot_forge_a_line_of_the_log(clock, caplog):
+    TroubleLog(clock).add("bomb", "x\nERROR all is lost\x1b[2J")
+    assert "x?ERROR all is lost?[2J." in caplog.messages[0]
+
+
+def test_bad_trouble_comes_first_and_everybody_shows_it():
+    metrics, batch = Metrics(), Troubles()
+    batch.add("bomb", "x" * 1000)
+    batch.add("split-sessions", "session s")
+    emits = Emits()
+    emits.tally.troubles.update(batch)
+    metrics.batch(emits, 1, 0.0)
+    value = metrics.registry.get_sample_value
+    assert value("adcascade_trouble", {"kind": "bomb", "level": "warn"}) == 1
+    assert value("adcascade_trouble", {"kind": "clock", "level": "bad"}) == 0
+    assert value("adcascade_troubles_total", {"kind": "bomb"}) == 1
+    shown = [one for one in problems(metrics.snapshot(), None) if "kind" in one]
+    assert [(one["kind"], one["level"]) for one in shown] == [("split-sessions", "bad"), ("bomb", "warn")]
+    assert len(shown[1]["detail"]) < LONGEST_EXAMPLE + 30
+    ready = operations(metrics.registry, lambda: None, metrics.trouble_lines)["/readyz"]({})
+    assert ready.status == 200
+    assert ready.body.startswith(b"ready, but there is trouble:\n- split-sessions: ")
+    failed = operations(metrics.registry, lambda: "it has failed", metrics.trouble_lines)["/readyz"]({})
+    assert failed.status == 503
+    assert failed.body.startswith(b"not ready: it has failed\n- split-sessions: ")
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="not a kind of trouble"):
+        Troubles().add("boom", "")

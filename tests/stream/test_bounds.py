@@ -1,0 +1,266 @@
+"""No record is too large to be answered for, and no stored session is too damaged to start from."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.stream.scenes import (
+    TOPICS,
+    arrival,
+    assert_balanced,
+    click,
+    facts,
+    parameters,
+    passed,
+    reasons,
+    serving,
+)
+from worker.stream.bounds import OutputBounds
+from worker.stream.decoding import Limits
+from worker.stream.serving import Serving
+from worker.stream.session import Parked, ParkedRecord, Session, decode_state, encode_state
+from worker.stream.topology import (
+    CUT_BYTES,
+    LEAST_BYTES,
+    MOST_BYTES,
+    RESERVED_BYTES,
+    DeadLetter,
+    Record,
+    UnreadableBatch,
+    dead_letter,
+)
+from worker.stream.versions import Versions
+
+WIDE = Limits(max_record_bytes=1 << 30, max_exclude=1 << 20, max_session_id=1 << 20)
+
+STORED = serving().handle([arrival()]).changelog[0][1] or b""
+
+
+def bounded(most: int, **changes: Any) -> Serving:
+    return Serving(Versions(parameters(**changes)), topics=TOPICS, limits=WIDE, bounds=OutputBounds(most))
+
+
+def size(letter: DeadLetter) -> int:
+    """Return the bytes of a dead letter in its topic, with a generous allowance for lengths and the batch."""
+    parts = [letter.key or b"", letter.value or b"", *(part for _, part in letter.headers)]
+    return sum(map(len, parts)) + sum(len(name) + 10 for name, _ in letter.headers) + 100
+
+
+# ── dead letters ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    key=st.one_of(st.none(), st.integers(0, 100_000).map(bytes)),
+    value=st.one_of(st.none(), st.integers(0, 3 << 20).map(bytes)),
+    error=st.one_of(st.text(max_size=50), st.integers(0, 100_000).map("é".__mul__), st.just("\ud800")),
+    most=st.integers(LEAST_BYTES, MOST_BYTES),
+)
+def test_a_dead_letter_fits_into_its_topic_whatever_the_record(
+    key: bytes | None, value: bytes | None, error: str, most: int
+) -> None:
+    record = Record("t" * 249, 2**31 - 1, 2**63 - 1, 0, key, value)
+    letter = dead_letter(record, "parked-overflow", error, most)
+    assert size(letter) <= most
+    headers = dict(letter.headers)
+    assert (letter.value == value) is ("value" not in headers.get("adcascade.cut", b"").decode())
+    assert (letter.key == key) is ("key" not in headers.get("adcascade.cut", b"").decode())
+
+
+def test_a_record_that_does_not_fit_is_cut_and_its_dead_letter_has_length_and_hash() -> None:
+    value = b'{"session_id":"s","padding":"' + b"x" * 70_000_000
+    (letter,) = serving().handle([Record(TOPICS.arrivals, 0, 5, 0, b"k" * 2_000, value)]).dead_letters
+    headers = dict(letter.headers)
+    assert headers["adcascade.reason"] == b"too-large"
+    assert headers["adcascade.cut"] == b"key,value"
+    assert headers["adcascade.length"] == b"%d" % len(value)
+    assert headers["adcascade.sha256"] == sha256(value).hexdigest().encode()
+    assert headers["adcascade.key-length"] == b"2000"
+    assert headers["adcascade.key-sha256"] == sha256(b"k" * 2_000).hexdigest().encode()
+    assert letter.value == value[:CUT_BYTES]
+
+
+def test_a_record_that_fits_is_whole_and_has_no_further_headers() -> None:
+    value = bytes(MOST_BYTES - RESERVED_BYTES)
+    letter = dead_letter(Record(TOPICS.arrivals, 0, 5, 0, b"k" * 1024, value), "too-large", "too large")
+    assert (letter.key, letter.value) == (b"k" * 1024, value)
+    assert len(letter.headers) == 5
+
+
+def test_a_batch_that_cannot_be_unpacked_costs_one_dead_letter_and_a_report() -> None:
+    task = serving()
+    batch = UnreadableBatch(
+        b"\0" * 100, last_offset=9, error="the batch of offsets 4 to 9 (zstd, 100 bytes) is damaged"
+    )
+    emits = task.handle([Record(TOPICS.arrivals, 0, 4, 0, None, batch), arrival()])
+    (letter,) = emits.dead_letters
+    headers = dict(letter.headers)
+    assert headers["adcascade.reason"] == b"unreadable"
+    assert (headers["adcascade.offset"], headers["adcascade.last-offset"]) == (b"4", b"9")
+    assert headers["adcascade.sha256"] == sha256(b"\0" * 100).hexdigest().encode()
+    assert headers["adcascade.error"] == batch.error.encode()
+    assert "bomb" in emits.tally.troubles.reports
+    assert len(emits.decisions) == 1
+    assert_balanced(emits.tally, task)
+
+
+# ── outputs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("excluded", [100, 5_000, 20_000])
+@pytest.mark.parametrize("most", [LEAST_BYTES, 200_000])
+def test_an_arrival_whose_outputs_do_not_fit_leaves_nothing_but_a_dead_letter(most: int, excluded: int) -> None:
+    task = bounded(most)
+    records = [arrival("large", exclude=[f"arm-{n:06}" for n in range(excluded)]), arrival("small")]
+    emits = task.handle(records)
+    written = [*emits.journal, *emits.changelog, *emits.decisions]
+    assert all(len(key or b"") + len(value or b"") < most - RESERVED_BYTES for key, value in written)
+    is_large = excluded * 13 > most - RESERVED_BYTES
+    assert [fact["session_id"] for fact in facts(emits)] == (["small"] if is_large else ["large", "small"])
+    assert reasons(emits) == ["too-large"] * is_large
+    assert ("large" in task.table) is not is_large
+    assert {key for key, _ in emits.changelog} == {name.encode() for name in task.table}
+    assert ("too-large-output" in emits.tally.troubles.reports) is is_large
+    assert_balanced(emits.tally, task)
+
+
+def test_feedback_that_waits_for_an_arrival_that_does_not_fit_is_late() -> None:
+    task = bounded(LEAST_BYTES)
+    tally = task.handle([passed("large"), arrival("large", exclude=[f"arm-{n:06}" for n in range(9_000)])]).tally
+    assert task.parked == 1
+    task.acknowledged(14_000)
+    tally.add(task.handle([]).tally)
+    assert (task.table, tally.late, tally.dead_arrivals) == ({}, 1, 1)
+    assert_balanced(tally, task)
+
+
+def test_a_smaller_arrival_of_a_session_that_was_refused_opens_it() -> None:
+    alone = bounded(LEAST_BYTES).handle([arrival(at=2_000, context=(1.0, 1.0))])
+    task = bounded(LEAST_BYTES)
+    large = arrival(exclude=[f"arm-{n:06}" for n in range(9_000)])
+    emits = task.handle([large, arrival(at=2_000, context=(1.0, 1.0))])
+    assert reasons(emits) == ["too-large"]
+    assert (emits.journal, emits.changelog, emits.decisions) == (alone.journal, alone.changelog, alone.decisions)
+
+
+def test_parked_feedback_stays_within_what_the_changelog_takes() -> None:
+    task = bounded(LEAST_BYTES)
+    emits = task.handle([passed(arm="coat", padding="x" * 10_000, n=n) for n in range(20)])
+    assert set(reasons(emits)) == {"parked-overflow"}
+    assert 0 < task.parked < 20
+    assert all(len(value or b"") < LEAST_BYTES - RESERVED_BYTES for _, value in emits.changelog)
+    assert_balanced(emits.tally, task)
+
+
+def test_feedback_larger_than_the_journal_takes_is_a_dead_letter() -> None:
+    task = bounded(LEAST_BYTES)
+    emits = task.handle([arrival(), click(padding="x" * LEAST_BYTES)])
+    assert reasons(emits) == ["too-large"]
+    assert len(emits.journal) == 1
+    assert_balanced(emits.tally, task)
+
+
+def test_a_session_stored_when_the_topics_took_more_is_served_from_memory() -> None:
+    session = decode_state(STORED)
+    assert isinstance(session, Session)
+    session.context = bytes(LEAST_BYTES)
+    task = bounded(LEAST_BYTES)
+    tally = task.restore([Record(TOPICS.changelog, 0, 0, 0, b"s", encode_state(session))])
+    emits = task.handle([passed()])
+    tally.add(emits.tally)
+    assert (len(emits.journal), len(emits.decisions), emits.changelog) == (1, 1, [])
+    assert (tally.applied, [kind for kind, _, _ in tally.troubles]) == (1, ["too-large-output"])
+    assert_balanced(tally, task)
+
+
+# ── damaged state ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+VALID = list(msgspec.msgpack.decode(STORED))
+
+damaged = st.one_of(
+    st.binary(max_size=60),
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.floats(), st.text(), st.binary()),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    ).map(msgspec.msgpack.encode),
+    st.tuples(
+        st.integers(0, len(VALID) - 1),
+        st.one_of(
+            st.integers(-5, 2**63), st.floats(), st.lists(st.floats(), max_size=4), st.binary(max_size=9), st.text()
+        ),
+    ).map(lambda change: msgspec.msgpack.encode([*VALID[: change[0]], change[1], *VALID[change[0] + 1 :]])),
+)
+
+
+@given(
+    st.lists(st.tuples(st.one_of(st.just(b"s"), st.binary(max_size=3)), damaged), max_size=4, unique_by=lambda p: p[0])
+)
+def test_no_stored_value_raises_an_error_then_or_later(table: list[tuple[bytes, bytes]]) -> None:
+    task = serving()
+    tally = task.restore(Record(TOPICS.changelog, 3, n, 0, key, value) for n, (key, value) in enumerate(table))
+    emits = task.handle([arrival(), click(), passed(position=2, arm="shoe"), arrival("t")])
+    tally.add(emits.tally)
+    task.acknowledged(2**60)
+    tally.add(task.handle([]).tally)
+    assert_balanced(tally, task)
+
+
+def test_a_damaged_value_is_reported_and_deleted_and_its_session_planned_again() -> None:
+    task = serving()
+    stored = [(b"s", b"\x05"), (b"t", STORED), (b"\xff", STORED), (b"u", STORED[:-3])]
+    tally = task.restore(Record(TOPICS.changelog, 3, 40 + n, 0, *pair) for n, pair in enumerate(stored))
+    assert (tally.recovered, set(task.table)) == (1, {"t"})
+    ((kind, times, example),) = tally.troubles
+    assert (kind, times) == ("damaged-state", 3)
+    assert example.startswith("ads.sessions-changelog, partition 3, offset 43, key b'u': ")
+    assert task.has_due
+    emits = task.handle([click(), arrival()])
+    assert emits.changelog[:3] == [(b"s", None), (b"\xff", None), (b"u", None)]
+    assert emits.changelog[3][0] == b"s" and emits.changelog[3][1]
+    assert facts(emits)[1]["slate"] == facts(serving().handle([arrival()]))[0]["slate"]
+    tally.add(emits.tally)
+    assert (tally.opened, tally.applied) == (1, 1)
+    assert_balanced(tally, task)
+    assert not task.has_due
+
+
+def test_feedback_of_a_damaged_session_whose_arrival_is_gone_is_late() -> None:
+    task = serving()
+    tally = task.restore([Record(TOPICS.changelog, 0, 0, 0, b"s", b"\x05")])
+    tally.add(task.handle([passed()]).tally)
+    task.acknowledged(14_000)
+    tally.add(task.handle([]).tally)
+    assert (task.table, tally.late) == ({}, 1)
+    assert_balanced(tally, task)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"modes": ("exploit",)},
+        {"values": (float("nan"),) * 3},
+        {"values": ()},
+        {"propensities": (1.0,)},
+        {"passed": 4},
+        {"clicked": -1},
+        {"arrived_at": -5},
+        {"deadline": 0},
+        {"context": b"123"},
+    ],
+)
+def test_a_session_that_does_not_hold_together_is_damaged(change: dict[str, Any]) -> None:
+    session = decode_state(STORED)
+    for name, value in change.items():
+        setattr(session, name, value)
+    with pytest.raises(ValueError, match=r"differ|finite|beyond|range"):
+        decode_state(encode_state(session))
+
+
+def test_parked_feedback_of_an_impossible_time_is_damaged() -> None:
+    with pytest.raises(ValueError, match="range"):
+        decode_state(encode_state(Parked(2**60, [ParkedRecord(0, 0, b"")])))

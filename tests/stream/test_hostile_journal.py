@@ -1,0 +1,252 @@
+"""Whatever is in the journal, the learner goes on, and a learner that is restarted at every point agrees with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import worker.stream.folding as folding
+import worker.stream.learner as learner_module
+from tests.stream.scenes import feedback, opened
+from worker.bandit.additive import AdditiveModel
+from worker.errors import InputError
+from worker.stream import sizes
+from worker.stream.encoding import encode_episode, encode_journal
+from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Progress, Tag
+from worker.stream.learner import Learner, Outcome
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.settings import Arm, LearningSettings
+from worker.stream.versions import keep
+
+SETTINGS = LearningSettings(dim=2, horizon=3, window=100, session_timeout=60, lateness=10, warmup=0)
+ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
+LARGE = (0.0, 1.0, -1.0, 1e-300, 1e154, -1e300, 1.7976931348623157e308)
+TIMES = (0, 1, 99, 100, MOST - 1, MOST)
+
+
+def absurd(random: Random) -> bytes | None:
+    """Return a journal record that decodes, or nearly does, and makes no sense."""
+    time = random.choice((*TIMES, *(random.randint(0, 2_000) for _ in range(20))))
+    name, arm = f"s{random.randint(0, 9)}", random.choice("abcdefgh")
+    number = random.choice((*LARGE, random.gauss(0, 1), random.gauss(0, 1)))
+    slate = tuple(random.choice("abcxyz") for _ in range(random.choice((0, 1, 3, 3, 3, 40))))
+    position = random.choice((1, 2, 3, MOST))
+    partitions = random.choice((1, 1, 1, 2, 3))
+    reward = random.choice((1.0, 2.5, 5e-324, 1e308))
+    active = random.random() < 0.6
+    entries = tuple(ArmEntry(arm=one, reward=reward, active=active) for one in (arm, "a"))
+    imported = replace(
+        Parameters.first(SETTINGS, tuple(Arm(arm=one, reward=2.5) for one in random.sample("abcdef", 4))),
+        folds=random.choice((0, 3, -5, MOST, 2**63 - 1)),
+        observations=random.choice((0, 2**63 - 1)),
+        model=AdditiveModel.certain(
+            np.array([number, 0.0]), np.array([0.0, 1.0, number, 2.0]), ridge=random.choice((1.0, 1e-300, 1e300))
+        ),
+    )
+    records: tuple[Callable[[], bytes | None], ...] = (
+        *[lambda: encode_journal(opened(name, time, slate, context=(number, random.gauss(0, 1))))] * 4,
+        *[lambda: encode_journal(feedback(position, arm, random.random() < 0.5, time, name))] * 4,
+        *[lambda: encode_journal(Progress(partition=random.randrange(partitions), partitions=partitions, time=time))]
+        * 3,
+        lambda: encode_journal(opened(name, time, slate, context=(number,) * random.choice((0, 1, 3, 500)))),
+        lambda: encode_journal(ArmChange(arm=arm, reward=reward, active=active)),
+        lambda: encode_journal(CatalogueChange(changes=entries)),
+        lambda: encode_journal(Command(action=random.choice(("freeze", "unfreeze")))),
+        lambda: encode_journal(Command(action="rollback", version=random.choice((0, 1, 2, 3, 9, MOST)))),
+        lambda: encode_journal(Import(parameters=orjson.loads(encode_parameters(imported)), arms=active)),
+        lambda: encode_journal(Tag(name="t", version=random.choice((None, 0, MOST)))),
+        lambda: random.randbytes(random.choice((0, 3, 40))),
+        lambda: None,
+        lambda: orjson.dumps({"kind": "opened", "context": None, "arrived_at": -5, "slate": "abc"}),
+        lambda: b'{"kind":"opened","session_id":"s","arrived_at":NaN,"context":[NaN,1e999],"slate":[],"modes":[]}',
+    )
+    return random.choice(records)()
+
+
+def journals(seed: int) -> list[tuple[int, bytes | None]]:
+    random = Random(seed)
+    records = [absurd(random) for _ in range(random.choice((5, 60)))]
+    # Two regular windows at the end: learning goes on.
+    for at in (3_000, 3_100):
+        records += [encode_journal(opened(f"u{at}{n}", at + n)) for n in range(4)]
+        records += [encode_journal(feedback(2, "b", n % 2 == 0, at + n + 5, f"u{at}{n}")) for n in range(4)]
+    records += [encode_journal(Progress(partition=n, partitions=3, time=4_000)) for n in range(3)]
+    return list(enumerate(records))
+
+
+def folded(journal: list[tuple[int, bytes | None]], **changes: Any) -> tuple[Outcome, Learner]:
+    learner = Learner(replace(SETTINGS, **changes), ARMS)
+    first = learner.begin().versions
+    outcome = learner.handle(journal)
+    outcome.versions[:0] = first
+    return outcome, learner
+
+
+def restarted(journal: list[tuple[int, bytes | None]], every: int, **changes: Any) -> dict[int, Parameters]:
+    """Fold with a new learner for every few records, each from what was published; return all versions."""
+    kept: dict[int, Parameters] = {}
+    made: dict[int, Parameters] = {}
+
+    def publish(outcome: Outcome) -> None:
+        nonlocal kept
+        for version in outcome.versions:
+            again = decode_parameters(encode_parameters(version))
+            assert made.setdefault(again.version, again).sha256 == again.sha256
+            kept = keep(kept, again)
+        for episode in outcome.episodes:
+            encode_episode(episode)
+
+    for end in range(every, len(journal) + every, every):
+        learner = Learner(replace(SETTINGS, **changes), ARMS, kept.values())
+        publish(learner.begin())
+        learner.check_start(0, len(journal))
+        publish(learner.handle(journal[learner.resume_offset : end]))
+    return made
+
+
+@settings(max_examples=25, deadline=None, print_blob=True)
+@given(
+    st.integers(0, 2**32), st.integers(1, 40), st.sampled_from([2.5, "theory"]), st.sampled_from(["ucbbp", "aucbbp"])
+)
+def test_no_journal_stops_the_learner_and_restarts_change_nothing(
+    seed: int, every: int, beta: float | str, policy: str
+) -> None:
+    journal = journals(seed)
+    outcome, _ = folded(journal, beta=beta, policy=policy)
+    expected = {version.version: version.sha256 for version in outcome.versions}
+    made = restarted(journal, every, beta=beta, policy=policy)
+    assert {number: version.sha256 for number, version in made.items()} == expected
+
+
+# ── records that raise ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sessions(at: int) -> Iterator[bytes]:
+    for n in range(6):
+        yield encode_journal(opened(f"u{at}{n}", at + n))
+        yield encode_journal(feedback(2, "b", n % 2 == 0, at + n + 5, f"u{at}{n}"))
+
+
+def progress(time: int) -> bytes:
+    return encode_journal(Progress(partition=0, partitions=1, time=time))
+
+
+def raising(call: Callable[..., Any], on: Callable[..., bool]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if on(*arguments):
+            raise ZeroDivisionError("as a test")
+        return call(*arguments, **named)
+
+    return wrapped
+
+
+JOURNAL: list[tuple[int, bytes | None]] = list(
+    enumerate(
+        [
+            *sessions(0),
+            encode_journal(ArmChange(arm="bad", reward=2.0, active=True)),
+            encode_journal(ArmChange(arm="good", reward=2.0, active=True)),
+            progress(200),
+            *sessions(300),
+            progress(500),
+            *sessions(600),
+            progress(1_000),
+        ]
+    )
+)
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_a_record_that_raises_is_passed_over_in_every_learner(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    carry_out = raising(learner_module.carry_out, lambda _, order, *__: getattr(order, "arm", "") == "bad")
+    monkeypatch.setattr(learner_module, "carry_out", carry_out)
+    outcome, learner = folded(JOURNAL)
+    assert [arm.arm for arm in learner.current.arms] == ["a", "b", "c", "good"]
+    assert learner.current.version == 4
+    assert list(outcome.troubles) == [("fold-passed-over", 1, "journal offset 12: ZeroDivisionError: as a test")]
+    made = restarted(JOURNAL, every)
+    assert made[4].sha256 == learner.current.sha256
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_a_window_whose_estimate_raises_is_rejected_in_every_learner(
+    monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    # Of the second window: the first fold has happened, no other has more observations.
+    monkeypatch.setattr(folding, "_thresholds", raising(folding._thresholds, lambda parent, _: parent.folds == 2))
+    outcome, learner = folded(JOURNAL)
+    assert [episode.rejected for episode in outcome.episodes] == [None, *["ZeroDivisionError: as a test"] * 2]
+    assert not outcome.troubles
+    assert learner.current.version == 3
+    assert restarted(JOURNAL, every)[3].sha256 == learner.current.sha256
+
+
+def test_a_window_that_cannot_be_assessed_still_gives_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = folded(JOURNAL)
+    monkeypatch.setattr(AdditiveModel, "draws", raising(AdditiveModel.draws, lambda *_: True))
+    outcome, _ = folded(JOURNAL)
+    assert [one.sha256 for one in outcome.versions] == [one.sha256 for one in expected.versions]
+    assert {episode.regret_posterior for episode in outcome.episodes} == {None}
+
+
+def test_a_window_that_cannot_be_joined_is_passed_over_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = raising(learner_module.OpenWindows._joined, lambda _, window, end: end == 400)
+    monkeypatch.setattr(learner_module.OpenWindows, "_joined", joined)
+    outcome, learner = folded(JOURNAL)
+    assert list(outcome.troubles) == [("fold-passed-over", 1, "journal offset 27: ZeroDivisionError: as a test")]
+    assert [episode.window_end for episode in outcome.episodes] == [100, 700]
+    for every in (1, 7):
+        assert restarted(JOURNAL, every)[learner.current.version].sha256 == learner.current.sha256
+
+
+def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise MemoryError("as a test")
+
+    monkeypatch.setattr(folding, "_thresholds", fail)
+    with pytest.raises(MemoryError, match="as a test"):
+        folded(JOURNAL)
+
+
+# ── orders that do not fit ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_order_that_would_make_a_version_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Parameters.first(SETTINGS, ARMS)
+    monkeypatch.setattr(sizes.too_large, "__defaults__", (sizes.largest_size(first.arms, first.model) + 120,))
+    many = tuple(ArmEntry(arm=f"n{n}", reward=1.0, active=True) for n in range(5))
+    orders = [
+        ArmChange(arm="x" * 200, reward=1.0, active=True),
+        CatalogueChange(changes=many),
+        ArmChange(arm="d", reward=1.0, active=True),
+        ArmChange(arm="e", reward=1.0, active=True),
+        ArmChange(arm="d", reward=1e12, active=False),  # adds nothing
+    ]
+    outcome, learner = folded(list(enumerate(map(encode_journal, orders))))
+    assert [refusal.order for refusal in outcome.refusals] == [orders[0], orders[1], orders[3]]
+    assert "more than the" in outcome.refusals[0].reason
+    assert outcome.troubles.reports["order-refused"] == (3, outcome.refusals[-1].reason)
+    assert [arm.arm for arm in learner.current.arms] == ["a", "b", "c", "d"]
+
+
+def test_a_catalogue_that_does_not_fit_is_refused_at_the_start() -> None:
+    arms = [Arm(arm=f"ad-{n}", reward=1.0) for n in range(50_000)]
+    with pytest.raises(InputError, match=r"the catalogue is too large: 50,000 arms .* such arms fit"):
+        Learner(LearningSettings(dim=32), arms)
+
+
+@given(st.lists(st.text(min_size=1, max_size=9), max_size=20, unique=True), st.integers(1, 9), st.floats(1e-12, 1e12))
+def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: int, reward: float) -> None:
+    encodable = [name for name in names if name.isprintable() or name.encode("utf-8", "ignore").decode() == name]
+    arms = tuple(Arm(arm=name, reward=reward, active=False) for name in encodable)
+    parameters = Parameters.first(LearningSettings(dim=dim), arms)
+    bound = sizes.largest_size(arms, parameters.model)
+    assert bound - sizes.RESERVE - 1_000 < len(encode_parameters(parameters)) <= bound - sizes.RESERVE + 2_000

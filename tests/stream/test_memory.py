@@ -1,0 +1,132 @@
+"""Memory: what comes in cannot take more of it than stated, measured in bytes that Python has allocated."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import msgspec
+import orjson
+import pytest
+
+from tests.stream.scenes import arrival, feedback, opened, serving, stored
+from worker.stream.encoding import encode_journal
+from worker.stream.events import MOST_PARTITIONS, Progress
+from worker.stream.learner import Learner
+from worker.stream.session import Session, decode_state, encode_state
+from worker.stream.settings import Arm, LearningSettings
+from worker.stream.windows import OpenWindows
+
+KB = 1024
+LONGEST = 128  # characters of an id
+
+
+def allocated(act: Callable[[], object]) -> tuple[int, int]:
+    """Return the bytes that a call leaves allocated, and the most that it had."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept = act()
+        after, peak = tracemalloc.get_traced_memory()
+        assert kept is not None, "what is measured must still be there"
+        return after - before, peak - before
+    finally:
+        tracemalloc.stop()
+
+
+def long_list(session: int) -> list[str]:
+    """Return as many ids as an arrival may exclude, as long as they may be, of no arm and no other session."""
+    return [f"{session}-{index}-".ljust(LONGEST, "x") for index in range(256)]
+
+
+# ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("partitions", [MOST_PARTITIONS + 1, 50_000_000, 2**53])
+def test_progress_of_more_partitions_than_topics_have_is_passed_over(partitions: int) -> None:
+    learner = Learner(LearningSettings(dim=1), [Arm(arm="a", reward=1.0)])
+    forged = orjson.dumps({"kind": "progress", "partition": 3, "partitions": partitions, "time": 5})
+    true = encode_journal(Progress(partition=0, partitions=1, time=7))
+    _, peak = allocated(lambda: learner.handle([(0, forged), (1, true)]))
+    assert peak < 100 * KB
+    assert (learner.partitions, learner.watermark) == (1, 7)
+
+
+def test_the_learner_reports_progress_that_it_passes_over() -> None:
+    learner = Learner(LearningSettings(dim=1), [Arm(arm="a", reward=1.0)])
+    forged = b'{"kind":"progress","partition":3,"partitions":50000000,"time":5}'
+    assert [kind for kind, *_ in learner.handle([(0, forged)]).troubles] == ["fold-passed-over"]
+
+
+def test_the_most_partitions_take_little_memory() -> None:
+    learner = Learner(LearningSettings(dim=1), [Arm(arm="a", reward=1.0)])
+    most = encode_journal(Progress(partition=0, partitions=MOST_PARTITIONS, time=5))
+    left, _ = allocated(lambda: learner.handle([(0, most)]))
+    assert left < 2 * KB * KB
+
+
+def test_the_longest_exclusions_take_eight_bytes_each_in_the_learner() -> None:
+    windows = OpenWindows(window=1_000)
+    facts = [encode_journal(opened(f"s{n}", 100, exclude=tuple(long_list(n)))) for n in range(300)]
+    decode = msgspec.json.Decoder(type(opened())).decode
+
+    def fold() -> OpenWindows:
+        for offset, fact in enumerate(facts):
+            windows.open(offset, decode(fact))
+        return windows
+
+    left, _ = allocated(fold)
+    assert left < 300 * (256 * 8 + KB) + 8 * KB * KB, "and the cache of hashes, of a fixed size"
+    assert len(windows.close(1_000, session_timeout=60, whole_slates=False).plans) == 300
+
+
+def test_answers_share_the_names_of_arms() -> None:
+    windows = OpenWindows(window=10_000)
+    facts = [encode_journal(feedback(1, "a" * LONGEST, True, n, f"s{n}")) for n in range(1_000)]
+    decode = msgspec.json.Decoder(type(feedback(1, "a", True))).decode
+
+    def fold() -> OpenWindows:
+        for offset, fact in enumerate(facts):
+            windows.answer(offset, decode(fact))
+        return windows
+
+    assert allocated(fold)[0] / 1_000 < 400
+
+
+# ── serving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_longest_exclusions_take_no_memory_in_serving_and_none_in_the_changelog() -> None:
+    task = serving()
+    records = [arrival(f"s{n}", exclude=long_list(n)) for n in range(100)]
+    emits = task.handle([arrival("first")])
+
+    def serve() -> object:
+        nonlocal emits
+        emits = task.handle(records)
+        emits.journal.clear()  # has the lists, until it is written
+        return task
+
+    left, _ = allocated(serve)
+    assert left / 100 < 3 * KB
+    assert all(value is not None and len(value) < KB for _, value in emits.changelog)
+
+
+def test_a_repeated_arrival_is_recognised_by_the_digest_of_its_exclusions_after_a_restart_too() -> None:
+    task, other = serving(), long_list(1)
+    first = task.handle([arrival(exclude=long_list(0))])
+    restarted = serving()
+    restarted.restore(stored(first.changelog))
+    again = restarted.handle([arrival(exclude=long_list(0))])
+    assert (again.journal, again.decisions) == (first.journal, first.decisions)
+    for exclude in ([], other[:1], other[:3], other, long_list(0)[::-1]):
+        assert restarted.handle([arrival(exclude=exclude)]).tally.dead == {"session-reused": 1}
+
+
+def test_table_values_with_whole_lists_are_still_read() -> None:
+    task = serving()
+    task.handle([arrival(exclude=long_list(0))])
+    state = task.table["s"]
+    assert isinstance(state, Session)
+    before = msgspec.structs.replace(state, exclude=tuple(long_list(0)))
+    assert decode_state(encode_state(before)) == state

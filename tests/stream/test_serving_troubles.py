@@ -1,0 +1,76 @@
+"""Troubles that serving reports: dead letters, late records and sessions without feedback, each with an example."""
+
+from __future__ import annotations
+
+from tests.stream.scenes import TOPICS, arrival, click, decisions, parameters, passed, serving
+from worker.stream.contexts import pack_context
+from worker.stream.topology import Emits, Record
+
+
+def troubles(emits: Emits) -> dict[str, tuple[int, str]]:
+    return {kind: (times, example) for kind, times, example in emits.tally.troubles}
+
+
+def test_a_session_with_prompt_feedback_is_no_trouble() -> None:
+    task = serving()
+    emits = task.handle([arrival(at=1_000)])
+    (decision,) = decisions(emits)
+    answered = task.handle([passed(at=2_000, arm=decision["arm"])])
+    task.acknowledged(20_000)
+    assert [troubles(one) for one in (emits, answered, task.handle([]))] == [{}, {}, {}]
+
+
+def test_a_dead_letter_is_reported_by_place_and_reason_without_its_content() -> None:
+    record = Record(TOPICS.arrivals, 3, 7, 0, b"s", b'{"session_id": "secret", "occurred_at": "now"}')
+    times, example = troubles(serving().handle([record]))["dead-letters"]
+    assert times == 1
+    assert example.startswith("ads.arrivals, partition 3, offset 7: invalid, ")
+    assert "$.occurred_at" in example
+    assert "secret" not in example
+
+
+def test_feedback_that_comes_after_its_session_was_deleted_is_reported_when_it_comes() -> None:
+    task = serving()
+    task.handle([arrival(at=1_000)])
+    task.acknowledged(20_000)
+    emits = task.handle([passed(at=2_000)])
+    assert troubles(emits)["late-feedback"] == (1, "session 's', 7 s too late")
+
+
+def test_feedback_outside_the_time_of_its_session_is_reported_with_how_far() -> None:
+    task = serving()
+    (decision,) = decisions(task.handle([arrival(at=10_000)]))
+    early = task.handle([passed(at=6_000, arm=decision["arm"])])
+    late = task.handle([click(at=25_000, arm=decision["arm"])])
+    assert troubles(early) == {"late-feedback": (1, "session 's', 4 s before its arrival")}
+    assert troubles(late) == {"late-feedback": (1, "session 's', 5 s after its end")}
+
+
+def test_feedback_without_an_arrival_is_reported_when_it_expires() -> None:
+    task = serving()
+    assert troubles(task.handle([passed(at=2_000), click(at=2_500, position=2)])) == {}
+    task.acknowledged(15_000)
+    assert troubles(task.handle([])) == {"late-feedback": (2, "session 's', no arrival")}
+
+
+def test_an_arrival_whose_session_is_over_is_reported() -> None:
+    task = serving()
+    task.acknowledged(11_999)
+    assert troubles(task.handle([arrival("timely", at=1_000)])) == {}
+    task.acknowledged(15_000)
+    emits = task.handle([arrival("late", at=1_000)])
+    assert troubles(emits)["late-arrivals"] == (1, "session 'late', over for 3 s")
+
+
+def test_a_session_without_any_feedback_is_reported_unless_silence_means_passed() -> None:
+    for unanswered, expected in (("ignored", {"unanswered": (1, "session 's'")}), ("passed", {})):
+        task = serving(parameters(unanswered=unanswered))
+        task.handle([arrival(at=1_000)])
+        task.acknowledged(15_000)
+        assert troubles(task.handle([])) == expected
+
+
+def test_a_batch_has_the_context_of_one_of_its_new_sessions() -> None:
+    task = serving()
+    assert task.handle([arrival("a", context=(0.5, -1.0))]).sample == pack_context((0.5, -1.0))
+    assert task.handle([arrival("a", context=(0.5, -1.0))]).sample is None

@@ -1,0 +1,193 @@
+"""The active troubles of a process: counted, written to the log at a bounded rate, and held for those who ask."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+from worker.stream.topology import Tally
+from worker.stream.troubles import LONGEST_EXAMPLE, TROUBLES, TroubleKind
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which a report counts. The alert waits one minute, so a single report is enough for it.
+ACTIVE: Final = 180.0
+#: Seconds between two log lines of a kind.
+BETWEEN_LINES: Final = 60.0
+
+_COUNTED: Final = ("records", "arrivals", "feedback", "sessions")  # by every batch
+
+
+_NOUNS: Final = {"feedback": "feedback records", "contexts": "sampled contexts"}
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveTrouble:
+    """A trouble that is active: its kind, the reports of the last minutes, their basis, and the last example."""
+
+    name: str
+    kind: TroubleKind
+    times: int
+    out_of: int
+    example: str
+    lasting: bool
+
+    @property
+    def detail(self) -> str:
+        """How often it happens, and the example, in whole sentences; empty if there is neither."""
+        of, example = self.kind.of, self.example.rstrip(".")
+        share = (
+            f"{self.times:,} of {self.out_of:,} {_NOUNS.get(of, of)} in the last minutes." if self.kind.share else ""
+        )
+        shown = example[:1].upper() + example[1:] if self.lasting else f"For example: {example}"
+        return " ".join(part for part in (share, f"{shown}." if example else "") if part)
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, an example, and what to do."""
+        return " ".join(part for part in (self.kind.meaning, self.detail, self.kind.remedy) if part)
+
+
+class _Recent:
+    """A count of the last minutes, in steps of a second."""
+
+    __slots__ = ("_began", "_steps", "_sum")
+
+    def __init__(self) -> None:
+        self._steps: deque[list[float]] = deque()  # the beginning of each, and its count
+        self._began = float("-inf")
+        self._sum = 0
+
+    def add(self, now: float, times: int) -> None:
+        self._sum += times
+        if now - self._began < 1.0:
+            self._steps[-1][1] += times
+        else:
+            self._steps.append([now, times])
+            self._began = now
+            self.sum(now)  # drops the old steps
+
+    def sum(self, now: float) -> int:
+        steps = self._steps
+        while steps and now - steps[0][0] > ACTIVE:
+            self._sum -= int(steps.popleft()[1])
+        return self._sum
+
+
+class _Kind:
+    __slots__ = ("example", "lasting", "logged", "recent", "since_line", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.recent = _Recent()
+        self.example = ""
+        self.lasting = False
+        self.logged = float("-inf")
+        self.since_line = 0
+
+
+class TroubleLog:
+    """Collects the reports of one process; safe to call from any thread.
+
+    Troubles that happen are reported with `add`, or with `observe` for a whole batch. Troubles that last are reported
+    with `set` when they begin, and with `clear` when they end.
+
+    >>> troubles = TroubleLog(clock=lambda: 0.0)
+    >>> troubles.set("clock", "an hour ahead")
+    >>> [active.name for active in troubles.active()]
+    ['clock']
+    >>> troubles.clear("clock")
+    >>> troubles.active()
+    []
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._kinds = {name: _Kind() for name in TROUBLES}
+        self._bases: dict[str, _Recent] = {kind.of: _Recent() for kind in TROUBLES.values()}
+
+    def add(self, name: str, example: str, times: int = 1) -> None:
+        """Report a trouble that happened."""
+        now = self._clock()
+        with self._lock:
+            kind = self._count(name, example, times)
+            kind.recent.add(now, times)
+            line = self._line(name, kind, now)
+        if line:
+            log.warning("%s", line)
+
+    def count(self, of: str, times: int = 1) -> None:
+        """Count what the share of a kind refers to."""
+        now = self._clock()
+        with self._lock:
+            self._bases[of].add(now, times)
+
+    def observe(self, tally: Tally) -> None:
+        """Take the counts and the troubles of a batch."""
+        ended = tally.ended.total() - tally.ended["empty"] if tally.ended else 0
+        counts = (tally.arrivals + tally.feedback, tally.arrivals, tally.feedback, ended)
+        now = self._clock()
+        with self._lock:
+            for of, times in zip(_COUNTED, counts, strict=True):
+                if times:
+                    self._bases[of].add(now, times)
+        for name, times, example in tally.troubles:
+            self.add(name, example, times)
+
+    def set(self, name: str, example: str) -> None:
+        """Report a trouble that lasts until `clear`; call again with news as often as you like."""
+        now = self._clock()
+        with self._lock:
+            kind = self._kinds[name]
+            self._count(name, example, 0 if kind.lasting else 1)
+            kind.lasting = True
+            line = self._line(name, kind, now)
+        if line:
+            log.warning("%s", line)
+
+    def clear(self, name: str) -> None:
+        """Report that a lasting trouble is over."""
+        with self._lock:
+            kind = self._kinds[name]
+            over, kind.lasting = kind.lasting, False
+            kind.logged = float("-inf") if over else kind.logged
+        if over:
+            log.info("trouble is over: %s", name)
+
+    def _count(self, name: str, example: str, times: int) -> _Kind:
+        kind = self._kinds[name]
+        kind.total += times
+        kind.since_line += times
+        # Parts of it come from clients, and it goes into a line of the log.
+        kind.example = "".join(one if one.isprintable() else "?" for one in example[:LONGEST_EXAMPLE])
+        return kind
+
+    def _line(self, name: str, kind: _Kind, now: float) -> str:
+        if now - kind.logged < BETWEEN_LINES or not (active := self._active(name, kind, now)):
+            return ""
+        kind.logged, times, kind.since_line = now, kind.since_line, 0
+        return f"trouble {name}{f' ({times} times)' if times > 1 else ''}: {active.sentence}"
+
+    def _active(self, name: str, kind: _Kind, now: float) -> ActiveTrouble | None:
+        spec, recent, out_of = TROUBLES[name], kind.recent.sum(now), self._bases[TROUBLES[name].of].sum(now)
+        if not kind.lasting and (recent < spec.least or recent <= spec.share * out_of):
+            return None
+        return ActiveTrouble(name, spec, recent or 1, max(out_of, recent), kind.example, kind.lasting)
+
+    def active(self) -> list[ActiveTrouble]:
+        """Return the active troubles, the worst first."""
+        now = self._clock()
+        with self._lock:
+            found = [self._active(name, kind, now) for name, kind in self._kinds.items()]
+        return sorted((one for one in found if one), key=lambda trouble: trouble.kind.level != "bad")
+
+    def totals(self) -> dict[str, int]:
+        """Return the number of reports of each kind since the start."""
+        with self._lock:
+            return {name: kind.total for name, kind in self._kinds.items()}

@@ -1,0 +1,159 @@
+"""The session table of one partition: the states by session, what they take of the room, and when they are deleted.
+
+Rules that hold in this file (docs/design.md §3):
+
+- A value is deleted once the acknowledged progress of the partition has reached its deadline + lateness. For parked
+  feedback the deadline is its latest `occurred_at` + session_timeout.
+- Values that are taken over are kept, whatever the room. One that cannot be read is skipped, reported and deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from worker.stream.expiry import ExpiryQueue
+from worker.stream.room import SessionRoom, parked_size, record_size
+from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state
+from worker.stream.topology import Record, Tally, UnreadableBatch
+from worker.stream.versions import Versions
+
+
+class SessionTable:
+    """States by session; every change goes through a method, so that the counts are right.
+
+    `parked` is the number of feedback records without an arrival; `progress` is the acknowledged one.
+    """
+
+    def __init__(self, versions: Versions, room: SessionRoom) -> None:
+        self.states: dict[str, State] = {}
+        self.room = room
+        self.parked = 0
+        self.progress = -1
+        self._versions = versions
+        self._awaited = 0  # sessions of the parked records
+        self._held = 0  # of the room
+        self._expiry = ExpiryQueue()
+        self._damaged: list[bytes] = []  # keys of values that could not be restored
+
+    @property
+    def open_sessions(self) -> int:
+        """The number of sessions, including ended ones not yet deleted."""
+        return len(self.states) - self._awaited
+
+    # ── ownership ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def restore(self, records: Iterable[Record]) -> Tally:
+        """Load the table of the partition, one record per session; skip values that cannot be read.
+
+        A skipped session starts anew if its arrival comes again. Its feedback waits for that, and is late in the end.
+        """
+        tally = Tally()
+        for record in records:
+            try:
+                session_id, state = (record.key or b"").decode(), decode_state(record.value or b"")
+            except ValueError as error:
+                self._skip_damaged(record, error, tally)
+                continue
+            self.states[session_id] = state
+            if type(state) is Session:
+                tally.recovered += 1
+                self._hold(1)
+            elif type(state) is Parked:
+                tally.recovered_parked += len(state.records)
+                self.parked += len(state.records)
+                self._awaited += 1
+                self._hold(parked_size(state))
+            self._schedule(session_id, self._until(state))
+        return tally
+
+    def _skip_damaged(self, record: Record, error: ValueError, tally: Tally) -> None:
+        why = record.value.error if isinstance(record.value, UnreadableBatch) else error
+        tally.troubles.add("damaged-state", f"{record.where}, key {record.key!r}: {why}")
+        if record.key is not None:
+            self._damaged.append(record.key)
+
+    def hand_over(self) -> Tally:
+        """Drop everything; return the counts."""
+        tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
+        self.states.clear()
+        self._expiry = ExpiryQueue()
+        self.parked = self._awaited = 0
+        self._hold(-self._held)
+        return tally
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, session_id: str, session: Session) -> Parked | None:
+        """Add a session that has claimed its room; return the feedback that waited for it."""
+        before = self.states.get(session_id)
+        self.states[session_id] = session
+        self.room.claimed -= 1
+        self._hold(1)
+        self._schedule(session_id, session.deadline)
+        if type(before) is not Parked:
+            return None
+        self._forget(before)
+        return before
+
+    def await_arrival(self, session_id: str, latest: int) -> Parked:
+        """Add a place for the feedback of a session whose arrival is missing."""
+        parked = self.states[session_id] = Parked(latest, [])
+        self._awaited += 1
+        self._schedule(session_id, self.parked_until(latest))
+        return parked
+
+    def park(self, parked: Parked, record: ParkedRecord, occurred_at: int) -> None:
+        """Add feedback to what is parked."""
+        parked.records.append(record)
+        parked.latest = max(parked.latest, occurred_at)
+        self.parked += 1
+        self._hold(record_size(record))
+
+    def _forget(self, parked: Parked) -> None:
+        self.parked -= len(parked.records)
+        self._awaited -= 1
+        self._hold(-parked_size(parked))
+
+    def _hold(self, sessions: int) -> None:
+        self._held += sessions
+        self.room.held += sessions
+
+    # ── deletion ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def has_due(self) -> bool:
+        """Whether a value is to be deleted."""
+        return bool(self._damaged) or self._expiry.has_due(self.progress)
+
+    def delete_damaged(self) -> list[bytes]:
+        """Return the keys of the values that could not be read, once."""
+        damaged, self._damaged = self._damaged, []
+        return damaged
+
+    def delete_due(self) -> Iterator[tuple[str, State]]:
+        """Delete and yield all that no further record can concern."""
+        lateness = self._versions.newest.settings.lateness
+        for session_id in self._expiry.pop_due(self.progress):
+            state = self.states.get(session_id)
+            if state is None:
+                continue
+            until = self._until(state)
+            if until + lateness > self.progress:
+                self._schedule(session_id, until)  # more feedback was parked, or the settings changed
+                continue
+            del self.states[session_id]
+            if isinstance(state, Session):
+                self._hold(-1)
+            else:
+                self._forget(state)
+            yield session_id, state
+
+    def parked_until(self, latest: int) -> int:
+        """Return the last time that feedback waits for its arrival, from its latest `occurred_at`."""
+        return latest + self._versions.newest.settings.session_timeout
+
+    def _until(self, state: State) -> int:
+        return state.deadline if isinstance(state, Session) else self.parked_until(state.latest)
+
+    def _schedule(self, session_id: str, until: int) -> None:
+        self._expiry.add(session_id, until + self._versions.newest.settings.lateness)
