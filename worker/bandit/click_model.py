@@ -55,6 +55,21 @@ class Observations(Displays):
     clicked: Floats
 
 
+def inputs(contexts: Floats) -> Floats:
+    """Return u = [1; x] of each row: (r, d) → (r, d+1)."""
+    with_one = np.ones((len(contexts), contexts.shape[1] + 1))
+    with_one[:, 1:] = contexts
+    return with_one
+
+
+def arm_features(arms: int, features: Floats | None) -> Floats:
+    """Return a_k = [1; features of arm k], (K, m)."""
+    described = np.ones((arms, 1 if features is None else 1 + features.shape[1]))
+    if features is not None:
+        described[:, 1:] = features
+    return described
+
+
 class ClickModel(Protocol):
     """A belief about clicks on K arms, given contexts of d numbers."""
 
@@ -63,11 +78,17 @@ class ClickModel(Protocol):
     fields: ClassVar[tuple[str, ...]]
 
     @classmethod
-    def prior(cls, *, dim: int, arms: int, ridge: float) -> ClickModel:
-        """Return the belief before any data; `ridge` is the precision λ of the prior."""
+    def prior(
+        cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, intercept: bool = True
+    ) -> ClickModel:
+        """Return the belief before any data.
+
+        `ridge` is the precision of the prior, per feature in units of the number of them if there is an `intercept`.
+        `features` (K, columns) describe the arms; a model may ignore them.
+        """
 
     @classmethod
-    def unpack(cls, arrays: Mapping[str, Floats]) -> ClickModel:
+    def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = True) -> ClickModel:
         """Return the model that `pack` took apart; raise `InputError` if it is not usable."""
 
     def pack(self) -> dict[str, Floats]:
@@ -115,13 +136,19 @@ class ClickModel(Protocol):
     def forget(self, keep: float, *, ridge: float) -> ClickModel:
         """Keep the estimate, and of its certainty the share `keep`."""
 
-    def with_arms(self, count: int, *, ridge: float) -> ClickModel:
-        """Append arms of which nothing is known but the prior."""
+    def with_arms(self, count: int, *, ridge: float, features: Floats | None = None) -> ClickModel:
+        """Append arms of which nothing is known but the prior and their features, (count, columns)."""
+
+    def with_features(self, features: Floats) -> ClickModel:
+        """Return the belief about arms with other features, (K, columns); what is known of each arm stays."""
 
     def choose_arms(self, arms: Sequence[int]) -> ClickModel:
         """Return the belief about these arms alone, in this order; the others are integrated out."""
 
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def head(self, arm: int) -> tuple[Floats, Floats]:
+        """Return the coefficients of [1; x] in the log-odds of an arm, (d+1,), and their covariance, (d+1, d+1)."""
 
     @property
     def biases(self) -> Floats:
@@ -171,7 +198,7 @@ class Heads(Protocol):
 
 
 class HeadBatch(Protocol):
-    """Contexts of one batch before the heads. For widths, `start` is a multiple of ROWS."""
+    """Contexts of one batch before the heads; `start` is always a multiple of ROWS."""
 
     def __len__(self) -> int: ...
 
@@ -182,7 +209,7 @@ class HeadBatch(Protocol):
         """Return the log-odds of rows [start, stop): (rows, columns)."""
 
     def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
-        """Return the click probabilities of rows [start, stop): (rows, columns)."""
+        """Return the click probabilities of rows [start, stop): (rows, columns); do not change them."""
 
     def widths(self, start: int, stop: int, columns: slice) -> Array:
         """Return the widths of rows [start, stop): (rows, columns), an array of its own."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints, sigmoid
+from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.click_model import Displays, Observations
 from worker.errors import EstimationError, InputError
 
@@ -22,7 +22,7 @@ from worker.errors import EstimationError, InputError
 # of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
 TOLERANCE = 1e-7
 MOST_STEPS = 50
-LARGEST_STEP = 20.0  # per fold, in any one coordinate: log-odds that move further are not learned but broken
+LARGEST_STEP = 20.0  # of the log-odds of a display per fold: what moves further is not learned but broken
 
 Coefficients = tuple[Floats, ...]  # the parts of a parameter vector
 
@@ -35,9 +35,6 @@ class Information(Protocol):
 
     def solve(self, *parts: Floats) -> Coefficients:
         """Return A⁻¹ r."""
-
-    def plus(self, contexts: Floats, *, sessions: Ints, arms: Ints, weights: Floats) -> Self:
-        """Return A + Σ w z zᵀ over displays."""
 
     @property
     def is_positive_definite(self) -> bool:
@@ -61,6 +58,9 @@ class LinearModel(Protocol):
     def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
         """Return Σ slopes·z over displays."""
 
+    def information(self, data: Displays, weights: Floats) -> Any:
+        """Return A + Σ w z zᵀ over displays."""
+
     def updated(self, coefficients: Coefficients, precision: Any) -> Self:
         """Return the model with another estimate and precision."""
 
@@ -77,7 +77,7 @@ def estimate(model: Model, data: Observations, *, estimator: str) -> tuple[Model
         return model, 0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         coefficients, information, steps = ESTIMATORS[estimator](model, data)
-        _check(coefficients, information, model)
+        _check(coefficients, information, model, data)
         return model.updated(coefficients, information), steps
 
 
@@ -159,20 +159,19 @@ def _information(model: LinearModel, data: Observations, chances: Floats) -> Inf
     if not np.isfinite(weights).all():
         raise EstimationError("a predicted probability is not finite")
     try:
-        grown: Information = model.precision.plus(
-            data.contexts, sessions=data.sessions, arms=data.arms, weights=weights
-        )
+        grown: Information = model.information(data, weights)
+        return grown
     except InputError as error:
         raise EstimationError(f"the information is unusable: {error}") from None
-    return grown
 
 
-def _check(coefficients: Coefficients, information: Information, before: LinearModel) -> None:
+def _check(coefficients: Coefficients, information: Information, before: LinearModel, data: Displays) -> None:
+    """Raise unless the estimate is finite, its precision positive definite, and no display's log-odds moved too far."""
     if not all(np.isfinite(part).all() for part in coefficients):
         raise EstimationError("the estimate is not finite")
     if not information.is_positive_definite:
         raise EstimationError("the precision is not positive definite")
-    steps = _moved(coefficients, before.coefficients, -1.0)
-    moved = max(float(np.abs(part).max(initial=0)) for part in steps)
-    if moved > LARGEST_STEP:
-        raise EstimationError(f"the estimate moved by {moved:.3g} in one fold, more than {LARGEST_STEP:g}")
+    steps = before.predict(_moved(coefficients, before.coefficients, -1.0), data)
+    moved = float(np.abs(steps).max(initial=0))
+    if not moved <= LARGEST_STEP:
+        raise EstimationError(f"the log-odds moved by {moved:.3g} in one fold, more than {LARGEST_STEP:g}")

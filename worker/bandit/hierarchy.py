@@ -1,0 +1,252 @@
+"""The precision of a hierarchical parameter: a part Γ that all arms share, and a part v_k of each arm's own.
+
+With u = [1; x] (n = d+1 numbers) and a_k = [1; features of arm k] (m numbers), the log-odds of a display are
+u·(Γ a_k + v_k). Every display of arm k adds w u uᵀ to its information G_k. With the prior Λ_Γ of vec(Γ), the prior
+Λ = diag(λ_b, λ_t, …, λ_t) of every v_k, and D_k = Λ + G_k, all operations use the Schur complement of the own parts:
+
+    S   = Λ_Γ + Σ_k (a_k a_kᵀ) ⊗ (Λ − Λ D_k⁻¹ Λ)                          (nm, nm)
+    W_k = D_k⁻¹ + D_k⁻¹ Λ · M_k · Λ D_k⁻¹,  M_k = (a_kᵀ ⊗ I) S⁻¹ (a_k ⊗ I)  the covariance of Γ a_k + v_k, (n, n)
+
+No (nm + Kn)² matrix is ever formed: memory is O(K n²), a factorisation O(K n³ + (nm)³). vec() stacks columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from worker.bandit.arrays import Floats, Ints
+from worker.errors import EstimationError
+
+GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Hierarchy:
+    """The information about Γ and all v_k so far; a value, never changed in place.
+
+    Parameters
+    ----------
+    features : (K, m), a_k; the first column is 1
+    shared : (nm, nm), Λ_Γ, and what arms that were integrated out have said about Γ
+    own : (n,), the diagonal of Λ
+    information : (K, n, n), G_k
+
+    Examples
+    --------
+    >>> prior = Hierarchy(features=np.ones((2, 1)), shared=np.eye(2), own=np.ones(2), information=np.zeros((2, 2, 2)))
+    >>> prior.covariances[0]
+    array([[2., 0.],
+           [0., 2.]])
+    """
+
+    features: Floats
+    shared: Floats
+    own: Floats
+    information: Floats
+    #: The hierarchy that this one was made from, and the arms whose information differs: saves factorising the others.
+    before: tuple[Hierarchy, Ints] | None = None
+
+    @property
+    def arms(self) -> int:
+        """The number K of arms."""
+        return len(self.features)
+
+    @property
+    def size(self) -> int:
+        """The number n = d+1 of coefficients of an arm."""
+        return len(self.own)
+
+    # ── factorising ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def inverses(self) -> Floats:
+        """D_k⁻¹, (K, n, n)."""
+        if self.before is None:
+            return _inverses(self.information, self.own)
+        parent, touched = self.before
+        inverses = parent.inverses.copy()
+        inverses[touched] = _inverses(self.information[touched], self.own)
+        return inverses
+
+    @cached_property
+    def shrinkage(self) -> Floats:
+        """D_k⁻¹ Λ, (K, n, n): how much of the shared part an arm's own part takes back."""
+        return self.inverses * self.own
+
+    @cached_property
+    def whitening(self) -> Floats:
+        """L with LᵀL = S⁻¹, lower triangular, (nm, nm)."""
+        n, m = self.size, self.features.shape[1]
+        pulls = np.diag(self.own) - self.own[:, None] * self.shrinkage
+        pairs = (self.features[:, :, None] * self.features[:, None, :]).reshape(self.arms, m * m)
+        blocks = (pairs.T @ pulls.reshape(self.arms, n * n)).reshape(m, m, n, n)
+        schur = self.shared + blocks.transpose(0, 2, 1, 3).reshape(n * m, n * m)
+        try:
+            whitening = np.tril(np.linalg.inv(np.linalg.cholesky((schur + schur.T) / 2)))
+        except np.linalg.LinAlgError:
+            raise EstimationError("the precision is not positive definite in the shared part") from None
+        if not np.isfinite(whitening).all():
+            raise EstimationError("the precision has numbers too large or too small to work with")
+        return whitening
+
+    @cached_property
+    def reach(self) -> Floats:
+        """M_k, the covariance of Γ a_k, (K, n, n); one for all arms, (1, n, n), if they have no features."""
+        n, m = self.size, self.features.shape[1]
+        covariance = self.whitening.T @ self.whitening
+        if m == 1:
+            return covariance[None]
+        blocks = covariance.reshape(m, n, m, n).transpose(0, 2, 1, 3).reshape(m * m, n * n)
+        pairs = (self.features[:, :, None] * self.features[:, None, :]).reshape(self.arms, m * m)
+        return np.asarray((pairs @ blocks).reshape(self.arms, n, n))
+
+    @cached_property
+    def covariances(self) -> Floats:
+        """W_k, the covariance of an arm's coefficients Γ a_k + v_k, (K, n, n)."""
+        sums = self.inverses + self.shrinkage @ self.reach @ self.shrinkage.transpose(0, 2, 1)
+        return np.asarray((sums + sums.transpose(0, 2, 1)) / 2)
+
+    @cached_property
+    def own_variances(self) -> Floats:
+        """The posterior variance of each coefficient of v_k, (K, n)."""
+        kept = np.eye(self.size) - self.shrinkage  # D⁻¹ G
+        spread = ((kept @ self.reach) * kept).sum(axis=2)
+        return np.asarray(np.diagonal(self.inverses, axis1=1, axis2=2) + spread)
+
+    @property
+    def is_positive_definite(self) -> bool:
+        """Whether every direction carries information; false instead of an error."""
+        try:
+            with np.errstate(all="ignore"):
+                np.linalg.cholesky(self.information + np.diag(self.own))
+                return bool(np.isfinite(self.whitening).all() and np.isfinite(self.inverses).all())
+        except (EstimationError, np.linalg.LinAlgError):
+            return False
+
+    # ── algebra ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def coefficients(self, shared: Floats, own: Floats) -> Floats:
+        """Return Γ a_k + v_k: (n, m), (K, n) → (K, n)."""
+        return np.asarray(self.features @ shared.T + own)
+
+    def times(self, shared: Floats, own: Floats) -> tuple[Floats, Floats]:
+        """Return A v for v = (Γ, v_k)."""
+        seen = _apply(self.information, self.coefficients(shared, own))
+        prior = _columns(self.shared @ shared.T.ravel(), shared.shape)
+        return prior + seen.T @ self.features, self.own * own + seen
+
+    def solve(self, shared: Floats, own: Floats) -> tuple[Floats, Floats]:
+        """Return A⁻¹ r for r = (r_Γ, r_v), in the same two parts."""
+        alone = _apply(self.inverses, own)
+        reduced = shared - _apply(self.information, alone).T @ self.features
+        solution = _columns(self.whitening.T @ (self.whitening @ reduced.T.ravel()), shared.shape)
+        rest = own - _apply(self.information, self.features @ solution.T)
+        return solution, _apply(self.inverses, rest)
+
+    def draws(self, generator: np.random.Generator, count: int) -> Iterator[tuple[Floats, Floats]]:
+        """Yield draws (Γ, v_k) from N(0, A⁻¹)."""
+        n, m = self.size, self.features.shape[1]
+        roots = np.asarray(np.linalg.cholesky(self.inverses), dtype=np.float64)
+        for _ in range(count):
+            shared = _columns(self.whitening.T @ generator.standard_normal(n * m), (n, m))
+            pulled = _apply(self.inverses, _apply(self.information, self.features @ shared.T))
+            yield shared, _apply(roots, generator.standard_normal((self.arms, n))) - pulled
+
+    @property
+    def smallest_eigenvalue(self) -> float:
+        """The smallest eigenvalue of A, by power iteration on its inverse."""
+        n, m = self.size, self.features.shape[1]
+        shared, own = np.ones((n, m)), np.ones((self.arms, n))
+        value = 0.0
+        for _ in range(60):
+            length = float(np.sqrt((shared**2).sum() + (own**2).sum()))
+            shared, own = self.solve(shared / length, own / length)
+            grown = float(np.sqrt((shared**2).sum() + (own**2).sum()))
+            if abs(grown - value) <= 1e-9 * grown:
+                break
+            value = grown
+        return 1 / grown
+
+    # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plus(self, contexts: Floats, *, sessions: Ints, arms: Ints, weights: Floats) -> Hierarchy:
+        """Add Σ w u uᵀ of displays: the j-th showed arms[j], with weights[j], to row sessions[j] of `contexts` (r, n).
+
+        Sums in an order that depends on the displays alone, so the same displays in the same order give the same bits.
+        """
+        information = self.information.copy()
+        for shown, sums in _sums_by_arm(arms, contexts, sessions, weights):
+            information[shown] += sums
+        return replace(self, information=information, before=(self, np.unique(arms)))
+
+    def faded(self, keep: float) -> Hierarchy:
+        """Forget: G_k ← γ G_k."""
+        return replace(self, information=keep * self.information, before=None)
+
+    def with_own(self, own: Floats) -> Hierarchy:
+        """Return the same information under another prior of the own parts."""
+        return replace(self, own=own, before=None)
+
+    def with_features(self, features: Floats) -> Hierarchy:
+        """Return the same information about arms with other features, (K, m), or about more arms."""
+        more = len(features) - self.arms
+        added = np.zeros((more, self.size, self.size))
+        information = np.concatenate([self.information, added]) if more else self.information
+        return replace(self, features=features, information=information, before=None)
+
+    def choose_arms(self, arms: Sequence[int]) -> Hierarchy:
+        """Return the information about Γ and these arms alone; the own parts of the others are integrated out."""
+        chosen = list(arms)
+        gone = sorted(set(range(self.arms)) - set(chosen))
+        shared = self.shared
+        if gone:
+            left = replace(self, features=self.features[gone], information=self.information[gone], before=None)
+            inverse = np.linalg.inv(left.whitening)
+            shared = inverse @ inverse.T  # S of these arms: Λ_Γ and their pull on Γ
+            shared = (shared + shared.T) / 2
+        return replace(
+            self, features=self.features[chosen], shared=shared, information=self.information[chosen], before=None
+        )
+
+
+def _columns(flat: Floats, shape: tuple[int, ...]) -> Floats:
+    """Return vec⁻¹: stacked columns as an array of this shape."""
+    return np.asarray(flat.reshape(shape[1], shape[0]).T)
+
+
+def _apply(matrices: Floats, vectors: Floats) -> Floats:
+    """Multiply each matrix by its vector: (K, n, n), (K, n) → (K, n)."""
+    return np.asarray(np.matmul(matrices, vectors[:, :, None])[:, :, 0])
+
+
+def _inverses(information: Floats, own: Floats) -> Floats:
+    try:
+        inverses = np.linalg.inv(information + np.diag(own))
+    except np.linalg.LinAlgError:
+        raise EstimationError("the precision is not positive definite: an arm has none") from None
+    return np.asarray((inverses + inverses.transpose(0, 2, 1)) / 2)
+
+
+def _sums_by_arm(arms: Ints, contexts: Floats, sessions: Ints, weights: Floats) -> Iterator[tuple[Ints, Floats]]:
+    """Yield (distinct arms, Σ w u uᵀ of each).
+
+    Arms with about as many displays are summed by one stacked product, padded with displays of no weight.
+    """
+    order = np.argsort(arms, kind="stable")
+    shown, firsts, counts = np.unique(arms[order], return_index=True, return_counts=True)
+    sizes = 1 << np.ceil(np.log2(counts)).astype(np.intp)
+    for size in np.unique(sizes).tolist():
+        alike = np.flatnonzero(sizes == size)
+        at_once = max(1, GATHERED // (size * contexts.shape[1]))
+        for start in range(0, len(alike), at_once):
+            part = alike[start : start + at_once]
+            within = np.arange(size)
+            real = within < counts[part, None]
+            rows = order[np.where(real, firsts[part, None] + within, firsts[part, None])]
+            inputs = contexts[sessions[rows]]
+            sums = (inputs * (weights[rows] * real)[:, :, None]).transpose(0, 2, 1) @ inputs
+            yield shown[part], (sums + sums.transpose(0, 2, 1)) / 2
