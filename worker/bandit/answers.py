@@ -83,6 +83,13 @@ class AnswerCounts:
         if self.displayed.shape != self.answered.shape or (self.answered > self.displayed).any():
             raise InputError("answers.answered must be at most answers.displayed, of the same shape")
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AnswerCounts):
+            return NotImplemented
+        return np.array_equal(self.displayed, other.displayed) and np.array_equal(self.answered, other.answered)
+
+    __hash__ = None  # type: ignore[assignment]
+
     @classmethod
     def none(cls, *, arms: int, horizon: int) -> AnswerCounts:
         """Return the counts before any display."""

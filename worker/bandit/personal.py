@@ -330,7 +330,7 @@ def packed_covariances(covariances: Floats) -> Floats:
 
 
 class PersonalHeads:
-    """The kernel for the arms `shown`: a product of u with the coefficients, and one of u_i u_j with the covariances."""
+    """The kernel for the arms `shown`: products of u with the coefficients, and of all u_i u_j with the covariances."""
 
     def __init__(self, model: PersonalModel, shown: Ints, dtype: DTypeLike) -> None:
         self.dtype, self.size = np.dtype(dtype), model.precision.size

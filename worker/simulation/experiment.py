@@ -39,7 +39,6 @@ from worker.bandit.regret import pseudo_regret
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import EstimationError, FailedError, InputError
 from worker.simulation.environments import Chance, make_environment
-from worker.stream.settings import FIRST_MODEL
 
 LAST = 50  # the last episodes of a run, by which it counts as stuck
 STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for the paper's fifty users
@@ -69,7 +68,7 @@ class ExperimentSettings:
     ridge: float = 0.5
     epsilon: float = EPSILON
     repeats: bool = True
-    model: str = FIRST_MODEL
+    model: str = "additive"
 
     def __post_init__(self) -> None:
         for name, values in (("policy", self.policy), ("users", self.users)):

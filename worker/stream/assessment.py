@@ -5,7 +5,8 @@
 - `explored` counts a session by the share of its positions that explored, so that it compares with M_t.
 - `regret_bound` is the mean optimistic gap V^ucb − V̂^π per session, `regret_posterior` the mean posterior regret, of
   the slates as served, under the estimate after the window (docs/math.md §6). Both are means over an evenly spread
-  sample of the sessions, and both take every active arm as eligible.
+  sample of the sessions, and both take every arm as eligible that is active or in one of these slates: else a slate
+  with a retired arm could be better than the best.
 - A number that cannot be computed, or that leaves the floating-point range, is null (0 for the two rewards). An
   assessment never fails.
 """
@@ -13,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TypeVar
 
@@ -101,17 +102,19 @@ def _expected(version: Parameters, plans: list[SessionPlan]) -> float:
     if not version.arms:
         return 0.0
     contexts, slates = _contexts(version, plans), _slates(version, plans)
-    return float(slate_revenue(version.model, version.rewards, contexts, slates).sum())
+    return float(slate_revenue(version.model, version.rewards, contexts, slates, version.rates).sum())
 
 
 def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
-    planner = current.planner(dtype=np.float64)
+    arms = len(current.arms)
+    plans = sample(window.plans, min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
+    served = {arm for plan in plans for arm in plan.slate}
+    eligible = tuple(replace(arm, active=arm.active or arm.arm in served) for arm in current.arms)
+    planner = replace(current, arms=eligible).planner(dtype=np.float64)
     if planner is None:
         return None, None
-    arms = len(current.arms)
-    plans = sample(window.plans, min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // arms)))
     gaps = optimistic_gap(planner, _contexts(current, plans), _slates(current, plans), beta=current.beta)
-    plans = sample(window.plans, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
+    plans = sample(plans, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
     losses = posterior_regret(
         planner,
         _contexts(current, plans),

@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
-from worker.stream.parameters import Parameters, parameters_of
+from worker.stream.parameters import Parameters, counts_for, parameters_of
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.sizes import too_large
 from worker.stream.versions import KEPT
@@ -95,7 +96,8 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | Ar
     model = current.model.with_arms(added, ridge=current.settings.ridge) if added else current.model
     if added and (reason := too_large(arms, model)):
         return Refusal(order=order, reason=reason)
-    return replace(current, arms=tuple(arms), model=model)
+    answers = current.answers.with_arms(added) if added and current.answers is not None else current.answers
+    return replace(current, arms=tuple(arms), model=model, answers=answers)
 
 
 def catalogue_difference(current: Sequence[Arm], wanted: Sequence[Arm]) -> tuple[ArmEntry, ...]:
@@ -165,7 +167,7 @@ def take_over(current: Parameters, order: Import) -> Parameters | Refusal | None
                 raise ParametersError(f"{name} is out of range")
     except ParametersError as error:
         return Refusal(order=order, reason=f"these parameters cannot be used: {error}")
-    for name in ("dim", "model"):
+    for name in ("dim", "model", "intercept"):
         theirs, ours = getattr(given.settings, name), getattr(current.settings, name)
         if theirs != ours:
             return Refusal(order=order, reason=f"these parameters have {name} {theirs}, the present ones {ours}")
@@ -193,6 +195,8 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         expected_sessions=target.expected_sessions,
         explore_budget=target.explore_budget,
         thresholds=fitted_thresholds(target.thresholds, current.settings.horizon),
+        ties=_fitted_ties(target, current.settings),
+        answers=_aligned_answers(target, arms, current.settings),
         radius=target.radius,
     )
     return None if taken == current else taken
@@ -214,8 +218,31 @@ def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
     """Return the same estimate under other settings."""
     if settings == parameters.settings:
         return parameters
-    thresholds = fitted_thresholds(parameters.thresholds, settings.horizon)
-    return replace(parameters, settings=settings, thresholds=thresholds)
+    return replace(
+        parameters,
+        settings=settings,
+        thresholds=fitted_thresholds(parameters.thresholds, settings.horizon),
+        ties=_fitted_ties(parameters, settings),
+        answers=_aligned_answers(parameters, parameters.arms, settings),
+    )
+
+
+def _aligned_answers(target: Parameters, arms: Sequence[Arm], settings: LearningSettings) -> AnswerCounts | None:
+    """Return the counts of answers of `target` for these arms and settings, from nothing where it has none."""
+    empty = counts_for(settings, len(arms))
+    if empty is None or target.answers is None:
+        return empty
+    counts, names = target.answers, [arm.arm for arm in target.arms]
+    wanted = [arm.arm for arm in arms]
+    if names != wanted:
+        indices = {name: index for index, name in enumerate(names)}
+        # The index behind the last stands for every arm that was never displayed.
+        counts = counts.with_arms(1).choose_arms([indices.get(name, len(names)) for name in wanted])
+    return counts.with_horizon(settings.horizon)
+
+
+def _fitted_ties(parameters: Parameters, settings: LearningSettings) -> tuple[float, ...]:
+    return fitted_thresholds(parameters.ties, settings.horizon) if parameters.ties else ()
 
 
 def fitted_thresholds(thresholds: tuple[float, ...], horizon: int) -> tuple[float, ...]:

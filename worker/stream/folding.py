@@ -7,10 +7,12 @@ Rules that hold in this file:
 - The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded.
   Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
   error that the machine causes (no memory) is passed on: another machine may have more.
-- Exploration is planned for as many users as the window had. N = sessions of this window, t = folds so far:
-  M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t among the
-  window's own contexts under the new estimate (docs/math.md §5). Sessions drawn at random (`random_share`) explore
-  nothing, so the rank is scaled up to the share of the others.
+- Exploration is planned for as many users as the window had. N = sessions of this window, t = the episode that comes,
+  folds so far + 1: M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t
+  among the window's own contexts under the new estimate (docs/math.md §5). Where several have that very score, a share
+  of them explores. Sessions drawn at random (`random_share`) explore nothing, so the rank is scaled up to the share of
+  the others.
+- Answers are counted for every window that is folded (`answers.py`), and fade as the estimate does.
 - β "theory" takes c_z, the bound on ‖z‖, from the contexts folded, at least sqrt(1 + d); it never falls.
 """
 
@@ -23,6 +25,7 @@ from functools import cache
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats
 from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel, Observations
@@ -74,10 +77,12 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
                 folds=parent.folds + 1,
                 observations=parent.observations + len(data),
                 expected_sessions=len(window.plans),
-                explore_budget=explore_budget(len(window.plans), parent.folds + 1, settings.horizon_episodes),
+                explore_budget=explore_budget(len(window.plans), parent.folds + 2, settings.horizon_episodes),
+                answers=_answers(parent, window),
             )
             folded = replace(folded, radius=_radius(folded, data))
-            folded = replace(folded, thresholds=_thresholds(folded, window.plans))
+            thresholds, ties = _thresholds(folded, window.plans)
+            folded = replace(folded, thresholds=thresholds, ties=ties)
     except (EstimationError, MemoryError):
         raise
     except AdcascadeError as error:
@@ -100,6 +105,23 @@ def observations(parameters: Parameters, window: ClosedWindow) -> Observations:
         sessions=sessions.astype(np.intp),
         arms=arms[known],
         clicked=np.array(window.clicked, dtype=np.float64)[known],
+    )
+
+
+def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
+    """Return the counts of answers with those of the window; unknown arms are left out."""
+    counts, keep = parent.answers, parent.settings.forgetting
+    if counts is None:
+        return None
+    indices = parent.indices
+    shown = [*zip(window.positions, window.arms, strict=True), *window.unanswered]
+    arms = np.array([indices.get(arm, -1) for _, arm in shown], dtype=np.intp)
+    answered = np.arange(len(shown)) < len(window.arms)
+    known = arms >= 0
+    return (counts if keep == 1 else counts.faded(keep)).plus(
+        positions=np.array([position - 1 for position, _ in shown], dtype=np.intp)[known],
+        arms=arms[known],
+        answered=answered[known].astype(np.float64),
     )
 
 
@@ -130,15 +152,18 @@ def _radius(folded: Parameters, data: Observations) -> float:
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _thresholds(folded: Parameters, plans: list[SessionPlan]) -> tuple[float, ...]:
+def _thresholds(folded: Parameters, plans: list[SessionPlan]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return τ_h, and the share of the sessions with exactly that score that explore; empty if all do."""
     settings = folded.settings
     planner = folded.planner()
     planned_for = len(plans) * (1 - settings.random_share)
     if planner is None or not policy_named(settings.policy).is_selective or folded.explore_budget >= planned_for:
-        return (0.0,) * settings.horizon
+        return (0.0,) * settings.horizon, ()
     chosen = sample(plans, max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
     scores = _scores(folded, planner, chosen)
-    return tuple(score_of_rank(column, folded.explore_budget * len(chosen) / planned_for) for column in scores.T)
+    rank = folded.explore_budget * len(chosen) / planned_for
+    thresholds, ties = zip(*(score_of_rank(column, rank) for column in scores.T), strict=True)
+    return thresholds, ties if min(ties) < 1 else ()
 
 
 def sample(plans: list[SessionPlan], most: int) -> list[SessionPlan]:
@@ -165,16 +190,24 @@ def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) 
     return np.concatenate(parts)
 
 
-def score_of_rank(scores: Floats, rank: float) -> float:
-    """Return the score of a rank counted from the highest, 1; between two ranks, in between.
+def score_of_rank(scores: Floats, rank: float) -> tuple[float, float]:
+    """Return the score of a rank counted from the highest, 1, and the share of those with that score to take.
+
+    Between two ranks, the score is in between; where the scores of both are equal, the share is what is left to take.
 
     >>> score_of_rank(np.array([1.0, 4.0, 2.0]), 2), score_of_rank(np.array([1.0, 4.0, 2.0]), 1.5)
-    (2.0, 3.0)
+    ((2.0, 1.0), (3.0, 1.0))
+    >>> score_of_rank(np.array([4.0, 1.0, 1.0, 1.0, 1.0]), 2)
+    (1.0, 0.25)
     """
     falling = np.sort(scores)[::-1]
     rank = min(max(rank, 1.0), float(len(falling)))
     above = int(rank)
+    last = float(falling[above - 1])
+    equal, higher = int((falling == last).sum()), int((falling > last).sum())
+    if higher + equal > rank:
+        return last, (rank - higher) / equal
     share = rank - above
     if not share:
-        return float(falling[above - 1])
-    return float(falling[above - 1] * (1 - share) + falling[above] * share)
+        return last, 1.0
+    return float(last * (1 - share) + falling[above] * share), 1.0

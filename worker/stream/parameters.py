@@ -7,6 +7,7 @@ the whole model, but not the time and position at which it was made. So equal ha
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import NoneType
@@ -16,20 +17,25 @@ import numpy as np
 import orjson
 from numpy.typing import DTypeLike
 
+from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import Floats
 from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel
 from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
+from worker.bandit.schedule import theory_radius
 from worker.errors import InputError, ParametersError
 from worker.stream.packing import Block, cut, from_base64, pieces, to_base64
-from worker.stream.settings import FIRST_MODEL, SETTINGS, Arm, LearningSettings, is_number, is_whole
+from worker.stream.settings import SETTINGS, SINCE_FIRST, Arm, LearningSettings, is_number, is_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """A version. `progress` is the highest progress per partition; `radius` the value of β "theory"."""
+    """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
+
+    `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
+    """
 
     version: int
     settings: LearningSettings
@@ -49,6 +55,8 @@ class Parameters:
     explore_budget: int = 0
     thresholds: tuple[float, ...] = ()
     radius: float = 0.0
+    ties: tuple[float, ...] = ()
+    answers: AnswerCounts | None = field(default=None, repr=False)
     _sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:
@@ -61,10 +69,17 @@ class Parameters:
             raise ParametersError("two arms have the same id")
         if self.thresholds and len(self.thresholds) != self.settings.horizon:
             raise ParametersError(f"{len(self.thresholds)} thresholds for a horizon of {self.settings.horizon}")
+        if self.ties and len(self.ties) != len(self.thresholds):
+            raise ParametersError(f"{len(self.ties)} ties for {len(self.thresholds)} thresholds")
         # orjson would write null for a number that is not finite.
-        if not all(map(is_number, (*self.thresholds, self.radius))):
+        if not all(map(is_number, (*self.thresholds, *self.ties, self.radius))):
             raise ParametersError("a threshold or the confidence radius is not finite")
+        if self.answers is not None:
+            shape = (self.settings.horizon, len(self.arms))
+            if self.answers.displayed.shape != shape:
+                raise ParametersError(f"answers have the shape {self.answers.displayed.shape}, not {shape}")
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
+        object.__setattr__(self, "ties", tuple(map(float, self.ties)))
         object.__setattr__(self, "radius", float(self.radius))
 
     @classmethod
@@ -74,15 +89,23 @@ class Parameters:
             version=0,
             settings=settings,
             arms=arms,
-            model=MODELS[settings.model].prior(dim=settings.dim, arms=len(arms), ridge=settings.ridge),
+            model=MODELS[settings.model].prior(
+                dim=settings.dim, arms=len(arms), ridge=settings.ridge, intercept=settings.intercept
+            ),
             thresholds=(0.0,) * settings.horizon,
-            radius=0.0 if isinstance(settings.beta, str) else settings.beta,
+            radius=first_radius(settings, arms),
+            answers=counts_for(settings, len(arms)),
         )
 
     @property
     def rewards(self) -> Floats:
         """Revenue of each arm, (K,)."""
         return np.array([arm.reward for arm in self.arms])
+
+    @property
+    def rates(self) -> AnswerRates | None:
+        """How likely displays are answered; None where every one counts as answered."""
+        return None if self.answers is None else self.answers.rates()
 
     @property
     def beta(self) -> float:
@@ -106,6 +129,7 @@ class Parameters:
             horizon=self.settings.horizon,
             active=active,
             repeats=self.settings.repeats,
+            answers=self.rates,
             dtype=dtype,
         )
 
@@ -118,6 +142,7 @@ class Parameters:
                 bonus=bonus_named(settings.bonus),
                 epsilon=settings.epsilon,
                 thresholds=self.thresholds or (0.0,) * settings.horizon,
+                ties=self.ties or None,
             )
         )
 
@@ -127,6 +152,27 @@ class Parameters:
         if not self._sha256:
             object.__setattr__(self, "_sha256", _digest(*_record(self)))
         return self._sha256
+
+
+def counts_for(settings: LearningSettings, arms: int) -> AnswerCounts | None:
+    """Return empty counts of answers if they are learned; where passes are not reported, they cannot be."""
+    if settings.answers == "all" or settings.unanswered == "passed":
+        return None
+    return AnswerCounts.none(arms=arms, horizon=settings.horizon)
+
+
+def first_radius(settings: LearningSettings, arms: Sequence[Arm]) -> float:
+    """Return β before any display; under "theory" with the least bound on ‖z‖, so that even version 0 explores."""
+    if not isinstance(settings.beta, str):
+        return settings.beta
+    return theory_radius(
+        dim=settings.dim,
+        arms=len(arms),
+        largest_reward=max((arm.reward for arm in arms), default=0.0),
+        largest_norm=math.sqrt(1 + settings.dim),
+        ridge=settings.ridge,
+        displays=0,
+    )
 
 
 # ── as JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,6 +187,7 @@ _PLAIN: Mapping[str, tuple[type, ...]] = {
     "thresholds": (list, tuple),
     "radius": (int, float),
 }
+_COUNTS = ("displayed", "answered")
 _UNCOVERED = frozenset(
     ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"]
 )
@@ -162,10 +209,11 @@ def _record(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
         "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
         "arms": [{"arm": arm.arm, "reward": arm.reward, "active": arm.active} for arm in parameters.arms],
     }
-    if settings.model != FIRST_MODEL:
-        record["model"] = settings.model
+    record |= {name: value for name, first in SINCE_FIRST.items() if (value := getattr(settings, name)) != first}
+    if parameters.ties:
+        record["ties"] = parameters.ties
     blocks: list[Block] = []
-    for name, array in parameters.model.pack().items():
+    for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")
         target = record
         for part in outer:
@@ -173,6 +221,13 @@ def _record(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
         target[last] = {"shape": list(array.shape), "data": f"@{len(blocks)}"}
         blocks.append(to_base64(array))
     return record, blocks
+
+
+def arrays_of(parameters: Parameters) -> dict[str, Floats]:
+    """Return all arrays of a version; a dot in a name nests it."""
+    counts = parameters.answers
+    answers = {} if counts is None else {f"answer_counts.{name}": getattr(counts, name) for name in _COUNTS}
+    return {**parameters.model.pack(), **answers}
 
 
 def _digest(record: Mapping[str, Any], blocks: Sequence[Block]) -> str:
@@ -229,11 +284,11 @@ def parameters_of(document: Mapping[str, Any]) -> Parameters:
 
 
 def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bool) -> Parameters:
-    kind = record.get("model", FIRST_MODEL)
-    model = _model(kind, record, blocks)
+    since = {name: record.get(name, first) for name, first in SINCE_FIRST.items()}
+    model = _model(since["model"], record, blocks, intercept=since["intercept"] is True)
     known = {**({} if complete else _planning_defaults(record, model)), **record}
     named = {name: known[name] for name in SETTINGS if complete or name in known}
-    settings = LearningSettings(**named, model=kind)
+    settings = LearningSettings(**named, **since)
     listed = _checked(known, "arms", (list,))
     if not complete:
         listed = [{"active": True, **arm} for arm in listed]
@@ -243,7 +298,9 @@ def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bo
         raise ParametersError("progress must be whole numbers")
     plain = {name: _checked(known, name, kinds) for name, kinds in _PLAIN.items()}
     plain["thresholds"] = tuple(plain["thresholds"])
-    return Parameters(settings=settings, arms=arms, model=model, progress=progress, **plain)
+    plain["ties"] = tuple(_checked({"ties": [], **known}, "ties", (list, tuple)))
+    answers = _answers(record, blocks) if "answer_counts" in record else None
+    return Parameters(settings=settings, arms=arms, model=model, progress=progress, answers=answers, **plain)
 
 
 def _checked(record: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
@@ -266,16 +323,23 @@ def _planning_defaults(record: Mapping[str, Any], model: ClickModel) -> dict[str
     }
 
 
-def _model(kind: Any, record: Mapping[str, Any], blocks: Sequence[Block]) -> ClickModel:
+def _model(kind: Any, record: Mapping[str, Any], blocks: Sequence[Block], *, intercept: bool) -> ClickModel:
     if kind not in tuple(MODELS):
         raise ParametersError(f"unknown model {kind!r}; one of {', '.join(MODELS)}")
-    arrays = {}
-    for name in MODELS[kind].fields:
-        value: Any = record
-        for part in name.split("."):
-            value = value[part]
-        arrays[name] = _unpacked(value, name, blocks)
-    return MODELS[kind].unpack(arrays)
+    arrays = {name: _array(record, name, blocks) for name in MODELS[kind].fields}
+    return MODELS[kind].unpack(arrays, intercept=intercept)
+
+
+def _answers(record: Mapping[str, Any], blocks: Sequence[Block]) -> AnswerCounts:
+    displayed, answered = (_array(record, f"answer_counts.{name}", blocks) for name in _COUNTS)
+    return AnswerCounts(displayed=displayed, answered=answered)
+
+
+def _array(record: Mapping[str, Any], name: str, blocks: Sequence[Block]) -> Floats:
+    value: Any = record
+    for part in name.split("."):
+        value = value[part]
+    return _unpacked(value, name, blocks)
 
 
 def _unpacked(value: Any, name: str, blocks: Sequence[Block]) -> Floats:
@@ -292,7 +356,8 @@ def _unpacked(value: Any, name: str, blocks: Sequence[Block]) -> Floats:
 def with_settings(parameters: Parameters, **changes: Any) -> Parameters:
     """Return the same estimate under other settings."""
     settings = replace(parameters.settings, **changes)
-    thresholds = parameters.thresholds
-    if settings.horizon != parameters.settings.horizon:
-        thresholds = ()
-    return replace(parameters, settings=settings, thresholds=thresholds)
+    if settings.horizon == parameters.settings.horizon:
+        return replace(parameters, settings=settings)
+    answers = parameters.answers
+    fitted = None if answers is None else answers.with_horizon(settings.horizon)
+    return replace(parameters, settings=settings, thresholds=(), ties=(), answers=fitted)

@@ -14,7 +14,7 @@ from worker.bandit.policies import POLICIES, check_combination
 from worker.errors import InputError
 
 UNANSWERED = ("ignored", "passed")
-FIRST_MODEL = "additive"
+ANSWERS = ("learned", "all")
 _NUMBERS = (int, float)
 
 
@@ -56,7 +56,8 @@ class Arm:
 class LearningSettings:
     """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
 
-    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds.
+    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `answers`:
+    whether answer rates are learned, or all displays taken as answered.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
@@ -65,10 +66,10 @@ class LearningSettings:
     repeats: bool = True
     policy: str = "ucbbp"
     epsilon: float = 0.1
-    bonus: str = "value"
-    beta: float | str = 2.5
+    bonus: str = "curve"
+    beta: float | str = 1.5
     estimator: str = "laplace"
-    ridge: float = 0.5
+    ridge: float = 1.0
     forgetting: float = 1.0
     warmup: int = 1
     horizon_episodes: int = 1000
@@ -78,7 +79,9 @@ class LearningSettings:
     lateness: int = 5_000
     window: int = 60_000
     unanswered: str = "ignored"
-    model: str = FIRST_MODEL
+    model: str = "personal"
+    intercept: bool = True
+    answers: str = "learned"
 
     @property
     def grace(self) -> int:
@@ -93,8 +96,11 @@ class LearningSettings:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in tuple(known):
                 raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
-        if not isinstance(self.repeats, bool):
-            raise InputError(f"repeats must be true or false, not {self.repeats!r}")
+        for name in ("repeats", "intercept"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if not self.intercept and self.model != "additive":
+            raise InputError(f"the model {self.model} has an intercept; only additive runs without")
         if not isinstance(self.salt, str):
             raise InputError(f"salt must be a text, not {self.salt!r}")
         self._check_numbers()
@@ -136,8 +142,11 @@ _CHOICES: Mapping[str, Collection[str]] = {
     "estimator": ESTIMATORS,
     "unanswered": UNANSWERED,
     "model": MODELS,
+    "answers": ANSWERS,
 }
 
-#: Names of the settings in the record of a version. `model` is written only where it differs from the first model, so
-#: that versions made before there were others keep their hash.
-SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name != "model")
+#: Settings that versions of the first release lack, and the value that those were made under. A record has them only
+#: where they differ, so that versions of the first release keep their hash.
+SINCE_FIRST: Final[Mapping[str, object]] = {"model": "additive", "intercept": False, "answers": "all"}
+#: Names of the settings that every record of a version has.
+SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name not in SINCE_FIRST)

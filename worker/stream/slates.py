@@ -96,7 +96,7 @@ class SlatePlanner:
         settings = self.parameters.settings
         try:
             masked = self._masked(arrivals)
-            needed = mode is not None or self._policy.draws
+            needed = mode is not None or self._policy.needs_chance
             names = [arrival.session_id for arrival in arrivals]
             uniforms = session_uniforms(settings.salt, names, settings.horizon) if needed else None
             with np.errstate(all="ignore"):

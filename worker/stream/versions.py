@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from worker.errors import FailedError
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, arrays_of
 from worker.stream.slates import SlatePlanner
 
 KEPT = 8
@@ -67,14 +67,17 @@ def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
     for name in ("settings", "arms", "frozen", "folds", "observations", "expected_sessions", "explore_budget"):
         if getattr(one, name) != getattr(other, name):
             return name, inf
-    if len(one.thresholds) != len(other.thresholds):
+    arrays, others = arrays_of(one), arrays_of(other)
+    if len(one.thresholds) != len(other.thresholds) or len(one.ties) != len(other.ties):
         return "thresholds", inf
+    if {name: array.shape for name, array in arrays.items()} != {name: array.shape for name, array in others.items()}:
+        return "model", inf
     worst = ("parent_sha256", 0.0)
-    packed = other.model.pack()
     for name, mine, theirs in (
         ("thresholds", one.thresholds, other.thresholds),
+        ("ties", one.ties, other.ties),
         ("radius", one.radius, other.radius),
-        *((name.split(".")[0], mine, packed[name]) for name, mine in one.model.pack().items()),
+        *((name.split(".")[0], array, others[name]) for name, array in arrays.items()),
     ):
         a, b = np.asarray(mine, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
         by = float((np.abs(a - b) / np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))).max(initial=0.0))
