@@ -66,6 +66,8 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
     """Return an estimate under changed settings, with the arms and prices of the version that served."""
     if served.settings.dim != estimate.settings.dim:
         raise InputError(f"the parameters have dim {estimate.settings.dim}, the log has {served.settings.dim}")
+    if served.settings.features != estimate.settings.features:
+        raise InputError("the parameters and the log have different features of contexts or ads")
     if served.settings.repeats != estimate.settings.repeats:
         raise InputError("the parameters and the log differ in whether a session may show an arm twice")
     changed = replace(estimate.settings, **settings, warmup=0, random_share=0.0)

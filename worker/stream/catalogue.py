@@ -5,9 +5,9 @@ Rules that hold in this file (docs/design.md §4):
 - They take effect at their position in the journal and leave the statistics unchanged: a new arm starts at the prior, a
   retired one keeps its statistics, a price changes the reward and nothing else.
 - Arms keep the order of their first appearance, so an older version's arms are the first ones of a newer version.
-- A rollback or an import takes the estimate of another version and nothing else: position, prices and the frozen state
-  stay. A version among the last 8 is named by its number, any other is in the order itself: so the journal alone
-  determines the result.
+- A rollback or an import takes the estimate of another version, with its standardisation or the sessions that wait for
+  it, and nothing else: position, prices, features and the frozen state stay. A version among the last 8 is named by its
+  number, any other is in the order itself: so the journal alone determines the result.
 - A record that changes nothing makes no version: the same record twice is the same as once.
 - An order that cannot be carried out is refused with a reason; the journal is read on. An arm that would make a version
   too large for a record is refused as well (`sizes.py`).
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
+from worker.stream.ad_features import check_ads, with_ads
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
 from worker.stream.parameters import Parameters, parameters_of
 from worker.stream.settings import Arm, LearningSettings
@@ -77,11 +78,11 @@ def change_arms(current: Parameters, change: CatalogueChange) -> Parameters | Re
 def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | ArmEntry]) -> Parameters | Refusal | None:
     arms, indices = list(current.arms), dict(current.indices)
     for change in changes:
+        index = indices.get(change.arm)
         try:
-            arm = Arm(arm=change.arm, reward=change.reward, active=change.active)
+            arm = _wanted(change, None if index is None else arms[index])
         except InputError as error:
             return Refusal(order=order, reason=str(error))
-        index = indices.get(arm.arm)
         if index is not None:
             arms[index] = arm
         elif arm.active:
@@ -91,26 +92,52 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | Ar
             return Refusal(order=order, reason=f"arm {arm.arm!r} cannot be retired: it is not known")
     if tuple(arms) == current.arms:
         return None
+    try:
+        settings = _with_ads(current, arms)
+    except InputError as error:
+        return Refusal(order=order, reason=str(error))
+    current = replace(current, settings=settings)
     added = len(arms) - len(current.arms)
     model = current.model.with_arms(added, ridge=current.settings.ridge) if added else current.model
-    if added and (reason := too_large(arms, model)):
+    if added and (reason := too_large(arms, model, settings=current.settings)):
         return Refusal(order=order, reason=reason)
     return replace(current, arms=tuple(arms), model=model)
 
 
+def _wanted(change: ArmChange | ArmEntry, known: Arm | None) -> Arm:
+    """Return the arm after a change; raise `InputError` if it is not usable."""
+    kept = () if known is None else known.features
+    features = kept if change.features is None else tuple(change.features.items())
+    return Arm(arm=change.arm, reward=change.reward, active=change.active, features=features)
+
+
+def _with_ads(current: Parameters, arms: Sequence[Arm]) -> LearningSettings:
+    """Check the features of arms against the declaration; the first arms of a catalogue that was empty complete it."""
+    settings = current.settings
+    if not current.arms:
+        return replace(settings, features=with_ads(settings.features, arms))
+    check_ads(() if settings.features is None else settings.features.ads, arms)
+    return settings
+
+
 def catalogue_difference(current: Sequence[Arm], wanted: Sequence[Arm]) -> tuple[ArmEntry, ...]:
-    """Return the changes that make the active arms, and their rewards, those of `wanted`.
+    """Return the changes that make the active arms, their rewards and their features, those of `wanted`.
 
     An arm that `wanted` lacks is retired. It keeps its reward.
 
     >>> catalogue_difference((Arm(arm="a", reward=1.0),), (Arm(arm="b", reward=2.0),))
-    (ArmEntry(arm='b', reward=2.0, active=True), ArmEntry(arm='a', reward=1.0, active=False))
+    (ArmEntry(arm='b', reward=2.0, active=True, features=None), ArmEntry(arm='a', reward=1.0, active=False, features=None))
     """
     known = {arm.arm: arm for arm in current}
     named = {arm.arm for arm in wanted}
     changed = [arm for arm in wanted if known.get(arm.arm) != arm and (arm.active or arm.arm in known)]
     retired = [replace(arm, active=False) for arm in current if arm.active and arm.arm not in named]
-    return tuple(ArmEntry(arm=arm.arm, reward=arm.reward, active=arm.active) for arm in (*changed, *retired))
+    return tuple(entry_of(arm) for arm in (*changed, *retired))
+
+
+def entry_of(arm: Arm) -> ArmEntry:
+    """Return the wanted state of an arm as an entry of an order."""
+    return ArmEntry(arm=arm.arm, reward=arm.reward, active=arm.active, features=dict(arm.features) or None)
 
 
 def describe_changes(arms: Iterable[Arm], changes: Iterable[ArmEntry]) -> list[tuple[str, str, str]]:
@@ -120,7 +147,7 @@ def describe_changes(arms: Iterable[Arm], changes: Iterable[ArmEntry]) -> list[t
 
 
 def describe_change(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]:
-    """Return a change for people: +, − or ~, the arm, and its rewards.
+    """Return a change for people: +, − or ~, the arm, and its rewards; or the features that change.
 
     >>> describe_change(Arm(arm="a", reward=1.0), ArmEntry(arm="a", reward=2.5, active=True))
     ('~', 'a', '1 → 2.5')
@@ -130,6 +157,12 @@ def describe_change(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]
         return "+", change.arm, new if known is None else f"{new} (was retired)"
     if known.active and not change.active:
         return "−", change.arm, f"{known.reward:.15g}"
+    moved = sorted(set((change.features or {}).items()) - set(known.features))
+    if moved:
+        new = ", ".join(
+            [*([new] if change.reward != known.reward else []), *(f"{one} = {value}" for one, value in moved)]
+        )
+        return "~", change.arm, new
     return "~", change.arm, f"{known.reward:.15g} → {new}"
 
 
@@ -165,10 +198,12 @@ def take_over(current: Parameters, order: Import) -> Parameters | Refusal | None
                 raise ParametersError(f"{name} is out of range")
     except ParametersError as error:
         return Refusal(order=order, reason=f"these parameters cannot be used: {error}")
-    for name in ("dim", "model"):
+    for name in ("dim", "model", "standardise"):
         theirs, ours = getattr(given.settings, name), getattr(current.settings, name)
         if theirs != ours:
             return Refusal(order=order, reason=f"these parameters have {name} {theirs}, the present ones {ours}")
+    if given.settings.features != current.settings.features:
+        return Refusal(order=order, reason="these parameters have other features than the present ones")
     known = current.indices
     added = [arm for arm in given.arms if order.arms and arm.arm not in known]
     try:
@@ -177,13 +212,17 @@ def take_over(current: Parameters, order: Import) -> Parameters | Refusal | None
             type(taken.model).unpack(taken.model.pack())  # else no worker could read the version
     except AdcascadeError as error:
         return Refusal(order=order, reason=f"these parameters do not fit the catalogue: {error}")
-    if taken is not None and added and (reason := too_large(taken.arms, taken.model)):
+    if taken is not None and added and (reason := too_large(taken.arms, taken.model, settings=taken.settings)):
         return Refusal(order=order, reason=reason)
     return taken
 
 
 def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...]) -> Parameters | None:
     """Return the estimate of `target` for these arms; None if it is the current one."""
+    indices = {arm.arm: index for index, arm in enumerate(arms)}
+    pending = target.pending
+    if pending is not None:
+        pending = pending.renamed([indices.get(arm.arm, -1) for arm in target.arms])
     taken = replace(
         current,
         arms=arms,
@@ -194,6 +233,8 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         explore_budget=target.explore_budget,
         thresholds=fitted_thresholds(target.thresholds, current.settings.horizon),
         radius=target.radius,
+        standardisation=target.standardisation,
+        pending=pending,
     )
     return None if taken == current else taken
 
@@ -211,7 +252,8 @@ def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, rid
 
 
 def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
-    """Return the same estimate under other settings."""
+    """Return the same estimate under other settings; what contexts and ads mean, and their scale, stays as it is."""
+    settings = replace(settings, features=parameters.settings.features, standardise=parameters.settings.standardise)
     if settings == parameters.settings:
         return parameters
     thresholds = fitted_thresholds(parameters.thresholds, settings.horizon)

@@ -23,13 +23,20 @@ from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.errors import InputError, ParametersError
+from worker.stream.ad_features import with_ads
+from worker.stream.features import Features
+from worker.stream.observed import ARRAYS, ObservedSessions
 from worker.stream.packing import Block, cut, from_base64, pieces, to_base64
-from worker.stream.settings import FIRST_MODEL, SETTINGS, Arm, LearningSettings, is_number, is_whole
+from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm, LearningSettings, is_number, is_whole
+from worker.stream.standardising import LEAST_SESSIONS, Standardisation, without_gaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """A version. `progress` is the highest progress per partition; `radius` the value of β "theory"."""
+    """A version. `progress` is the highest progress per partition; `radius` the value of β "theory".
+
+    `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
+    """
 
     version: int
     settings: LearningSettings
@@ -49,6 +56,8 @@ class Parameters:
     explore_budget: int = 0
     thresholds: tuple[float, ...] = ()
     radius: float = 0.0
+    standardisation: Standardisation | None = field(default=None, repr=False)
+    pending: ObservedSessions | None = field(default=None, repr=False)
     _sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:
@@ -66,10 +75,29 @@ class Parameters:
             raise ParametersError("a threshold or the confidence radius is not finite")
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
         object.__setattr__(self, "radius", float(self.radius))
+        self._check_standardisation()
+
+    def _check_standardisation(self) -> None:
+        dim, pending = self.settings.dim, self.pending
+        if self.standardisation is not None and len(self.standardisation.centre) != dim:
+            raise ParametersError(f"the standardisation has {len(self.standardisation.centre)} numbers, dim says {dim}")
+        if pending is not None:
+            if not self.awaits_standardisation:
+                raise ParametersError("sessions are pending, but there is nothing that they wait for")
+            if len(pending) >= LEAST_SESSIONS or pending.contexts.shape[1] != dim:
+                raise ParametersError(f"{len(pending)} sessions are pending, at most {LEAST_SESSIONS - 1} can be")
+            if pending.arms.max(initial=0) >= max(1, len(self.arms)):
+                raise ParametersError("a pending display is of an arm that there is not")
 
     @classmethod
     def first(cls, settings: LearningSettings, arms: tuple[Arm, ...]) -> Parameters:
-        """Return version 0: the prior over the configured arms; all explore."""
+        """Return version 0: the prior over the configured arms; all explore.
+
+        Features of ads that are not declared are inferred from the arms; raise `InputError` if an arm does not fit.
+        """
+        features = with_ads(settings.features, arms)
+        if features is not settings.features:
+            settings = replace(settings, features=features)
         return cls(
             version=0,
             settings=settings,
@@ -94,6 +122,21 @@ class Parameters:
     def indices(self) -> dict[str, int]:
         """The index of each arm by its id."""
         return {arm.arm: index for index, arm in enumerate(self.arms)}
+
+    @property
+    def awaits_standardisation(self) -> bool:
+        """Whether the next fold has to estimate centre and scale of contexts first."""
+        return self.settings.standardise and self.standardisation is None and self.folds == 0
+
+    def prepared(self, contexts: Floats) -> Floats:
+        """Return contexts (n, d) as the model takes them: standardised, a missing number as the mean."""
+        return without_gaps(contexts) if self.standardisation is None else self.standardisation.apply(contexts)
+
+    @property
+    def ad_columns(self) -> Floats:
+        """The features of the arms as the model takes them, (K, columns); (K, 0) if there are none."""
+        features = self.settings.features
+        return np.zeros((len(self.arms), 0)) if features is None else features.ad_columns(self.arms)
 
     def planner(self, dtype: DTypeLike = np.float32) -> Planner | None:
         """Return a planner under this version; None if there is no arm to show."""
@@ -160,12 +203,13 @@ def _record(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
         **{name: getattr(parameters, name) for name in _PLAIN},
         **{name: getattr(settings, name) for name in SETTINGS},
         "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
-        "arms": [{"arm": arm.arm, "reward": arm.reward, "active": arm.active} for arm in parameters.arms],
+        "arms": [_arm_document(arm) for arm in parameters.arms],
     }
-    if settings.model != FIRST_MODEL:
-        record["model"] = settings.model
+    for name, first in LATER_SETTINGS.items():
+        if (value := getattr(settings, name)) != first:
+            record[name] = value.document() if isinstance(value, Features) else value
     blocks: list[Block] = []
-    for name, array in parameters.model.pack().items():
+    for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")
         target = record
         for part in outer:
@@ -173,6 +217,23 @@ def _record(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
         target[last] = {"shape": list(array.shape), "data": f"@{len(blocks)}"}
         blocks.append(to_base64(array))
     return record, blocks
+
+
+def _arm_document(arm: Arm) -> dict[str, Any]:
+    document: dict[str, Any] = {"arm": arm.arm, "reward": arm.reward, "active": arm.active}
+    if arm.features:
+        document["features"] = dict(arm.features)
+    return document
+
+
+def arrays_of(parameters: Parameters) -> dict[str, Floats]:
+    """Return all arrays of a version; a dot nests them in the record."""
+    arrays = dict(parameters.model.pack())
+    if (known := parameters.standardisation) is not None:
+        arrays |= {"standardisation.centre": known.centre, "standardisation.scale": known.scale}
+    if parameters.pending is not None:
+        arrays |= {f"pending.{name}": array for name, array in parameters.pending.pack().items()}
+    return arrays
 
 
 def _digest(record: Mapping[str, Any], blocks: Sequence[Block]) -> str:
@@ -229,21 +290,50 @@ def parameters_of(document: Mapping[str, Any]) -> Parameters:
 
 
 def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bool) -> Parameters:
-    kind = record.get("model", FIRST_MODEL)
-    model = _model(kind, record, blocks)
+    later = {name: record.get(name, first) for name, first in LATER_SETTINGS.items()}
+    if later["features"] is not None:
+        later["features"] = Features.of_document(later["features"])
+    model = _model(later["model"], record, blocks)
     known = {**({} if complete else _planning_defaults(record, model)), **record}
     named = {name: known[name] for name in SETTINGS if complete or name in known}
-    settings = LearningSettings(**named, model=kind)
+    settings = LearningSettings(**named, **later)
     listed = _checked(known, "arms", (list,))
     if not complete:
         listed = [{"active": True, **arm} for arm in listed]
-    arms = tuple([Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"]) for arm in listed])
+    arms = tuple(
+        [
+            Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"], features=arm.get("features", ()))
+            for arm in listed
+        ]
+    )
     progress = {int(partition): time for partition, time in _checked(known, "progress", (dict,)).items()}
     if not all(map(is_whole, progress.values())):
         raise ParametersError("progress must be whole numbers")
     plain = {name: _checked(known, name, kinds) for name, kinds in _PLAIN.items()}
     plain["thresholds"] = tuple(plain["thresholds"])
-    return Parameters(settings=settings, arms=arms, model=model, progress=progress, **plain)
+    return Parameters(
+        settings=settings,
+        arms=arms,
+        model=model,
+        progress=progress,
+        standardisation=_standardisation(known, blocks),
+        pending=_pending(known, blocks, dim=settings.dim, arms=len(arms)),
+        **plain,
+    )
+
+
+def _standardisation(record: Mapping[str, Any], blocks: Sequence[Block]) -> Standardisation | None:
+    if record.get("standardisation") is None:
+        return None
+    centre, scale = (_array(record, f"standardisation.{name}", blocks) for name in ("centre", "scale"))
+    return Standardisation(centre=centre, scale=scale)
+
+
+def _pending(record: Mapping[str, Any], blocks: Sequence[Block], *, dim: int, arms: int) -> ObservedSessions | None:
+    if record.get("pending") is None:
+        return None
+    arrays = {name: _array(record, f"pending.{name}", blocks) for name in ARRAYS}
+    return ObservedSessions.unpack(arrays, dim=dim, arms=arms)
 
 
 def _checked(record: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
@@ -269,16 +359,13 @@ def _planning_defaults(record: Mapping[str, Any], model: ClickModel) -> dict[str
 def _model(kind: Any, record: Mapping[str, Any], blocks: Sequence[Block]) -> ClickModel:
     if kind not in tuple(MODELS):
         raise ParametersError(f"unknown model {kind!r}; one of {', '.join(MODELS)}")
-    arrays = {}
-    for name in MODELS[kind].fields:
-        value: Any = record
-        for part in name.split("."):
-            value = value[part]
-        arrays[name] = _unpacked(value, name, blocks)
-    return MODELS[kind].unpack(arrays)
+    return MODELS[kind].unpack({name: _array(record, name, blocks) for name in MODELS[kind].fields})
 
 
-def _unpacked(value: Any, name: str, blocks: Sequence[Block]) -> Floats:
+def _array(record: Mapping[str, Any], name: str, blocks: Sequence[Block]) -> Floats:
+    value: Any = record
+    for part in name.split("."):
+        value = value[part]
     try:
         if isinstance(value, Mapping):
             data = value["data"]

@@ -57,7 +57,8 @@ class ClosedWindow:
     Parameters
     ----------
     plans : the plan of each session
-    rows, arms, clicked : per display, its session (an index into `plans`), its arm, and whether it was clicked
+    rows, arms, positions, clicked : per display, its session (an index into `plans`), its arm, its position from 1 on,
+        and whether it was clicked
     """
 
     start: int
@@ -65,6 +66,7 @@ class ClosedWindow:
     plans: list[SessionPlan]
     rows: list[int]
     arms: list[str]
+    positions: list[int]
     clicked: list[bool]
 
 
@@ -201,7 +203,7 @@ class OpenWindows:
             self.skip(end)
 
     def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
-        closed = ClosedWindow(start=end - self._window, end=end, plans=[], rows=[], arms=[], clicked=[])
+        closed = ClosedWindow(start=end - self._window, end=end, plans=[], rows=[], arms=[], positions=[], clicked=[])
         for row, key in enumerate(sorted(window.sessions)):
             plans = window.sessions[key]
             answers = self._belonging(key, session_timeout)
@@ -212,8 +214,8 @@ class OpenWindows:
             else:
                 plan, displays = agreed(plans, answers, whole_slate=whole_slates)
                 closed.plans.append(plan)
-                for _, arm, clicked in displays:
-                    _count(closed, row, (arm,), 1, clicked)
+                for position, arm, clicked in displays:
+                    _count(closed, row, (arm,), 1, clicked, first=position)
         return closed
 
     def skip(self, until: int) -> None:
@@ -247,11 +249,14 @@ def _several(known: Answer | set[Answer]) -> Collection[Answer]:
     return (known,) if isinstance(known, Answer) else known
 
 
-def _count(closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool) -> None:
-    """Add the first displays of a slate, all passed over but possibly the last."""
+def _count(
+    closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool, *, first: int = 1
+) -> None:
+    """Add the first displays of a slate, from the position `first` on, all passed over but possibly the last."""
     if shown:
         closed.rows.extend([row] * shown)
         closed.arms.extend(slate[:shown])
+        closed.positions.extend(range(first, first + shown))
         closed.clicked.extend([False] * (shown - 1))
         closed.clicked.append(clicked)
 

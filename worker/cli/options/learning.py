@@ -13,6 +13,7 @@ from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import Duration, time_option
 from worker.errors import InputError
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
+from worker.stream.features import Features
 from worker.stream.settings import SETTINGS, UNANSWERED, LearningSettings
 
 
@@ -49,7 +50,7 @@ def _count(name: str, help: str, *, least: int) -> Option:
 
 LEARNING = grouped(
     "serving and learning",
-    count("dim", "number d of context features (default: that of the published parameters)"),
+    count("dim", "number d of context features (default: that of [features.context] or the published parameters)"),
     _count("horizon", "most displays H in a session", least=1),
     _option("repeats", "repeated displays of an arm within a session", flag=True),
     _option("policy", "policy that chooses the slates", choices=POLICIES),
@@ -67,6 +68,13 @@ LEARNING = grouped(
     _time("lateness", "largest delay of a record"),
     _time("window", "length of an episode"),
     _option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
+    _option("standardise", "whether numbers of contexts are brought to one scale by the first sessions", flag=True),
+    _option(
+        "features",
+        "declared features of contexts and of ads, in the tables [features.context] and [features.ads]",
+        parse=Features.of_table,
+        table=True,
+    ),
 )
 
 LIMITS = grouped(
@@ -103,9 +111,26 @@ def with_defaults(defaults: object, *names: str) -> tuple[Option, ...]:
     return tuple(setting(name, default=getattr(defaults, name.replace("-", "_"))) for name in names)
 
 
+def context_dim(options: argparse.Namespace) -> int | None:
+    """Return the number of context columns: that of the declared features, else that of --dim, which may be None.
+
+    Raise `InputError` if both are given and differ.
+    """
+    declared: Features | None = options.features
+    given: int | None = options.dim
+    if declared is None or not declared.context:
+        return given
+    if given is not None and given != declared.dim:
+        raise InputError(
+            f"--dim is {given}, but the declared features of contexts have {declared.dim} columns: leave --dim out"
+        )
+    return declared.dim
+
+
 def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
     """Return the settings of the options, for contexts of `dim` numbers."""
-    values = {name: getattr(options, name) for name in SETTINGS if name != "dim"}
+    names = (*SETTINGS, "standardise", "features")
+    values = {name: getattr(options, name) for name in names if name != "dim"}
     plain: dict[str, Any] = {
         name: int(value) if isinstance(value, Duration) else value for name, value in values.items()
     }
