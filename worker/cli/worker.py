@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, LIMITS, context_dim, learning_settings, limits
+from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
 from worker.cli.options.parser import CommandSpec, Option, count, port
 from worker.cli.options.times import time_option
 from worker.errors import InputError
@@ -71,7 +71,7 @@ def read(options: argparse.Namespace) -> WorkerOptions:
         topics=topic_names(options),
         learning=learning_settings(options, dim or 1),
         dim=dim,
-        arms=read_arms(options.catalog),
+        arms=read_arms(options.catalog, declared=declared_ads(options)),
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
     )

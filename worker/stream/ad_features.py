@@ -66,9 +66,11 @@ def infer(ads: Sequence[tuple[str, Mapping[str, Value]]]) -> tuple[Feature, ...]
 
 
 def _inferred(name: str, values: Sequence[Value]) -> Feature:
-    if not any(isinstance(value, str) for value in values):
+    texts = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
+    if not texts:
         return Feature(name=name, kind="number")
-    texts = tuple(dict.fromkeys(value if isinstance(value, str) else f"{value:.15g}" for value in values))
+    if not all(isinstance(value, str) for value in values):
+        raise InputError(f"{name}: some ads have a number, others a text")
     if len(texts) > MOST_INFERRED:
         raise InputError(
             f"{name}: {len(texts):,} different texts, more than {MOST_INFERRED}: declare it in [features.ads], as "

@@ -125,8 +125,9 @@ def catalogue_difference(current: Sequence[Arm], wanted: Sequence[Arm]) -> tuple
 
     An arm that `wanted` lacks is retired. It keeps its reward.
 
-    >>> catalogue_difference((Arm(arm="a", reward=1.0),), (Arm(arm="b", reward=2.0),))
-    (ArmEntry(arm='b', reward=2.0, active=True, features=None), ArmEntry(arm='a', reward=1.0, active=False, features=None))
+    >>> changes = catalogue_difference((Arm(arm="a", reward=1.0),), (Arm(arm="b", reward=2.0),))
+    >>> [(change.arm, change.active) for change in changes]
+    [('b', True), ('a', False)]
     """
     known = {arm.arm: arm for arm in current}
     named = {arm.arm for arm in wanted}
@@ -159,10 +160,8 @@ def describe_change(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]
         return "−", change.arm, f"{known.reward:.15g}"
     moved = sorted(set((change.features or {}).items()) - set(known.features))
     if moved:
-        new = ", ".join(
-            [*([new] if change.reward != known.reward else []), *(f"{one} = {value}" for one, value in moved)]
-        )
-        return "~", change.arm, new
+        price = [f"{known.reward:.15g} → {new}"] if change.reward != known.reward else []
+        return "~", change.arm, ", ".join([*price, *(f"{name} = {value}" for name, value in moved)])
     return "~", change.arm, f"{known.reward:.15g} → {new}"
 
 

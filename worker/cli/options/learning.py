@@ -13,7 +13,7 @@ from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import Duration, time_option
 from worker.errors import InputError
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
-from worker.stream.features import Features
+from worker.stream.features import Feature, Features
 from worker.stream.settings import SETTINGS, UNANSWERED, LearningSettings
 
 
@@ -125,6 +125,12 @@ def context_dim(options: argparse.Namespace) -> int | None:
             f"--dim is {given}, but the declared features of contexts have {declared.dim} columns: leave --dim out"
         )
     return declared.dim
+
+
+def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
+    """Return the declared features of ads; None if none are declared, so that the catalogue may have any."""
+    declared: Features | None = options.features
+    return declared.ads or None if declared is not None else None
 
 
 def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
