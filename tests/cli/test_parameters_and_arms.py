@@ -206,7 +206,7 @@ def test_the_difference_is_a_table_and_every_order_says_from_when_it_serves(fold
     rows = {tuple(line.split()) for line in out.splitlines()}
     assert {("+", "coat", "1.5"), ("−", ARMS[0].arm, f"{ARMS[0].reward:g}")} <= rows
     assert ("~", ARMS[1].arm, f"{ARMS[1].reward:g}", "→", "9.5") in rows
-    assert "1 added, 1 retired, 1 priced" in out
+    assert "1 added, 1 retired, 1 changed" in out
     assert "serves sessions that arrive from " in out
     assert main(["arms", "retire", "coat", "--state", folder]) == 0
     out = capsys.readouterr().out

@@ -36,6 +36,7 @@ SETTINGS: dict[str, Any] = {
     "session_timeout": 6_000,
     "lateness": 2_000,
     "random_share": 0.1,
+    "standardise": False,  # the log was recorded by the first release
 }
 #: A new arm, a retired arm, a pause of learning, and two rollbacks: (milliseconds, order).
 ORDERS: Sequence[tuple[int, Order]] = (

@@ -26,7 +26,7 @@ from worker.stream.parameters import Parameters, decode_parameters, encode_param
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import keep
 
-SETTINGS = LearningSettings(dim=2, horizon=3, window=100, session_timeout=60, lateness=10, warmup=0)
+SETTINGS = LearningSettings(dim=2, horizon=3, window=100, session_timeout=60, lateness=10, warmup=0, standardise=False)
 ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
 LARGE = (0.0, 1.0, -1.0, 1e-300, 1e154, -1e300, 1.7976931348623157e308)
 TIMES = (0, 1, 99, 100, MOST - 1, MOST)

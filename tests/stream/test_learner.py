@@ -40,7 +40,9 @@ from worker.stream.slates import SlatePlanner
 from worker.stream.versions import RoundedError, should_publish
 
 # Windows of a second; a session lasts 300 ms, disorder 50 ms: the window [0, 1000) is closed when time reaches 1350.
-SETTINGS = LearningSettings(dim=2, horizon=3, window=1000, session_timeout=300, lateness=50, warmup=0)
+SETTINGS = LearningSettings(
+    dim=2, horizon=3, window=1000, session_timeout=300, lateness=50, warmup=0, standardise=False
+)
 ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
 
 

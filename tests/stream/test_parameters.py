@@ -31,7 +31,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 def version(**changes: Any) -> Parameters:
     values: dict[str, Any] = {
         "version": 7,
-        "settings": LearningSettings(dim=2, horizon=3, beta=1.5),
+        "settings": LearningSettings(dim=2, horizon=3, beta=1.5, standardise=False),
         "arms": (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.25, active=False), Arm(arm="ç/☃", reward=3.5)),
         "model": belief(2, 3, np.random.default_rng(0), displayed=20),
         "parent_sha256": "ab" * 32,
@@ -358,7 +358,7 @@ BY_HAND: dict[str, Any] = {
 
 def test_a_file_with_the_fields_of_planning_is_enough_for_explain() -> None:
     decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
-    assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0)
+    assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0, standardise=False)
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
     assert decoded.model.precision == Precision(
         context=np.array([[2.0]]), cross=np.array([[0.5], [0.0]]), arms=np.array([2.0, 1.0])

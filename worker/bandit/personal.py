@@ -261,7 +261,10 @@ class PersonalModel:
         return PersonalModel(shared=self.shared, own=own, precision=self.precision.with_features(described))
 
     def with_features(self, features: Floats) -> PersonalModel:
-        precision = self.precision.with_features(arm_features(self.arms, features))
+        described = arm_features(self.arms, features)
+        if np.array_equal(described, self.precision.features):
+            return self
+        precision = self.precision.with_features(described)
         own = self.heads_of_arms - precision.coefficients(self.shared, np.zeros(self.own.shape))
         return PersonalModel(shared=self.shared, own=own, precision=precision)
 

@@ -19,7 +19,7 @@ from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import SINCE_FIRST
+from worker.stream.settings import LATER_SETTINGS
 from worker.stream.topology import Topics
 
 
@@ -114,7 +114,7 @@ def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, An
     """Return the evaluation in its JSON form."""
     found = evaluation.model_clicks
     target = asdict(evaluation.target)
-    for name, first in SINCE_FIRST.items():  # as in the record of a version
+    for name, first in LATER_SETTINGS.items():  # as in the record of a version
         if target[name] == first:
             del target[name]
     return {

@@ -19,8 +19,11 @@ from worker.cli.options.target import TARGET, control
 from worker.cli.options.versions import pick
 from worker.console import check_writable, read_file, table, write_result
 from worker.errors import InputError, ParametersError
+from worker.stream.contexts import MISSING
+from worker.stream.encoders import context_encoder
 from worker.stream.explanation import Explanation, Position, explain
 from worker.stream.parameters import Parameters, decode_parameters, with_settings
+from worker.stream.settings import LearningSettings
 
 TOP = 5  # arms in the table of a position
 LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
@@ -38,8 +41,8 @@ OPTIONS = (
     Option("version", "version of a running deployment, by number or tag, without --parameters", metavar="VERSION"),
     Option(
         "context",
-        "context of the user: a JSON list of numbers, @FILE with one, or - for standard input",
-        metavar="LIST",
+        "context of the user: a JSON list of numbers, or an object of declared features; @FILE, or - for stdin",
+        metavar="JSON",
     ),
     *(
         setting(name, default=None, help=f"{setting(name).help} (default: that of the record)", **changes)
@@ -65,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         given = _checked(pick(control(options), options.version), f"version {options.version}")
     parameters = _overridden(given, options)
-    context = _read_context(options.context, parameters.settings.dim)
+    context = _read_context(options.context, parameters.settings)
     reasons = explain(parameters, context, _indices(parameters, options.exclude))
     record = {"slate": list(reasons.slate), "positions": [asdict(position) for position in reasons.positions]}
     write_result(options.json, record, report(parameters, reasons), [f"note: {text}" for text in reasons.notes])
@@ -99,7 +102,8 @@ def _overridden(parameters: Parameters, options: argparse.Namespace) -> Paramete
     return with_settings(parameters, **changes) if changes else parameters
 
 
-def _read_context(text: str, dim: int) -> Floats:
+def _read_context(text: str, settings: LearningSettings) -> Floats:
+    """Read the numbers of a context, or an object of declared features; with these, a number may be null."""
     where = "--context"
     if text == "-" or text.startswith("@"):
         where = f"--context {text}"
@@ -110,13 +114,21 @@ def _read_context(text: str, dim: int) -> Floats:
         numbers = orjson.loads(data)
     except orjson.JSONDecodeError:
         raise InputError(f"{where}: must be a JSON list of numbers such as '[0.5, -1.2]'") from None
+    encoder = context_encoder(settings.features)
+    if encoder is not None and isinstance(numbers, dict):
+        try:
+            return np.array(encoder.encode(numbers))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
     if not isinstance(numbers, list):
         raise InputError(f"{where}: must be a JSON list of numbers, not {_kind(numbers)}")
     for number, value in enumerate(numbers, start=1):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if value is None and encoder is not None:
+            numbers[number - 1] = MISSING  # as in the journal
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InputError(f"{where}: number {number} is {_kind(value)}, not a finite number")
-    if len(numbers) != dim:
-        raise InputError(f"{where}: has {len(numbers)} numbers, the parameters need {dim}")
+    if len(numbers) != settings.dim:
+        raise InputError(f"{where}: has {len(numbers)} numbers, the parameters need {settings.dim}")
     return np.array(numbers, dtype=np.float64)
 
 

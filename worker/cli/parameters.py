@@ -45,7 +45,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "explore_budget": parameters.explore_budget,
         "parameter_norm": model.norm,
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
-        "settings": {name: getattr(parameters.settings, name) for name in SETTINGS},
+        "settings": _settings(parameters),
         "theta_context": model.effects.tolist(),
         "arms": [
             {
@@ -59,6 +59,13 @@ def describe(parameters: Parameters) -> dict[str, Any]:
             for arm, bias, deviation in zip(parameters.arms, model.biases, deviations, strict=True)
         ],
     }
+
+
+def _settings(parameters: Parameters) -> dict[str, Any]:
+    settings = parameters.settings
+    features = None if settings.features is None else settings.features.document()
+    plain = {name: getattr(settings, name) for name in (*SETTINGS, "standardise")}
+    return {**plain, "features": features}
 
 
 def show(options: argparse.Namespace) -> int:
@@ -168,7 +175,7 @@ def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
         "folds": new.folds - old.folds,
         "settings": {
             name: [one["settings"][name], other["settings"][name]]
-            for name in SETTINGS
+            for name in one["settings"]
             if one["settings"][name] != other["settings"][name]
         },
         "context_moved": float(np.linalg.norm(new.model.effects - old.model.effects)),

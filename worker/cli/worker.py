@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, LIMITS, learning_settings, limits
+from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
 from worker.cli.options.parser import CommandSpec, Option, count, port
 from worker.cli.options.times import time_option
 from worker.errors import InputError
@@ -55,6 +55,7 @@ class WorkerOptions:
     connection: Connection
     topics: Topics
     learning: LearningSettings  # its dimension is found later, see `with_dimension`
+    dim: int | None
     arms: tuple[Arm, ...]
     limits: Limits
     secret: Secret | None
@@ -64,11 +65,13 @@ def read(options: argparse.Namespace) -> WorkerOptions:
     """Check the options and configure logging."""
     brokers = connection(options)
     signing = secret(options, "token-secret")
+    dim = context_dim(options)
     checked = WorkerOptions(
         connection=brokers,
         topics=topic_names(options),
-        learning=learning_settings(options, options.dim or 1),
-        arms=read_arms(options.catalog),
+        learning=learning_settings(options, dim or 1),
+        dim=dim,
+        arms=read_arms(options.catalog, declared=declared_ads(options)),
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
     )
@@ -109,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
             progress_interval=options.progress_interval / 1000,
         ),
         learning=checked.learning,
-        dim=options.dim,
+        dim=checked.dim,
         arms=checked.arms,
         limits=checked.limits,
         secret=checked.secret,

@@ -25,6 +25,7 @@ from worker.stream.chance import session_uniforms
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters, with_settings
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.standardising import Standardisation
 
 DRAWS: Final = 8  # slates drawn from a target that draws
 CONTRADICTS: Final = "contradicts its version"
@@ -64,10 +65,11 @@ def assemble(
         _part(served, target, sessions, shape, seed)
         for served, target, sessions in _groups(logged, served_by, estimates, settings)
     ]
+    contexts = _common_scale(np.concatenate([part.contexts for part in parts]), served_by)
     fits = np.concatenate([part.fits for part in parts])
     if not fits.any():
         raise InputError("every session of the log contradicts the version that served it")
-    sessions = _joined(parts, shape).part(fits)
+    sessions = _joined(parts, shape, contexts).part(fits)
     return Assembled(
         sessions=sessions.cut(max(part.settings.horizon for part in parts)),
         supported=np.concatenate([part.supported for part in parts])[fits],
@@ -213,7 +215,21 @@ def _fits(part: _Part, served: Parameters) -> Bools:
     return np.asarray(fits)
 
 
-def _joined(parts: Sequence[_Part], shape: _Shape) -> Sessions:
+def _common_scale(contexts: Floats, served_by: Mapping[int, Parameters]) -> Floats:
+    """Return all contexts as the newest version of the log takes them, for click models of the whole log.
+
+    If none of the versions had a scale yet, the log itself gives it.
+    """
+    newest = served_by[max(served_by)]
+    known = [version for version in served_by.values() if version.standardisation is not None]
+    if not known and newest.awaits_standardisation:
+        features = newest.settings.features
+        numbers = features.number_columns if features is not None and features.context else None
+        return Standardisation.estimate(contexts, numbers).apply(contexts)
+    return (known[-1] if known else newest).prepared(contexts)
+
+
+def _joined(parts: Sequence[_Part], shape: _Shape, contexts: Floats) -> Sessions:
     sessions = [session for part in parts for session in part.sessions]
     prices = shape.table("reward")
     slates = np.concatenate([part.slates for part in parts])
@@ -224,7 +240,7 @@ def _joined(parts: Sequence[_Part], shape: _Shape) -> Sessions:
     draws = max(len(part.target_slates) for part in parts)
     excluded = tuple(tuple(out) for part in parts for out in part.excluded)
     return Sessions(
-        contexts=np.concatenate([part.contexts for part in parts]),
+        contexts=contexts,
         slates=slates,
         displayed=displayed,
         answered=np.array([session.answered for session in sessions], dtype=np.intp),
@@ -269,7 +285,7 @@ class _Planning:
             best = np.full((count, settings.horizon), NO_ARM, dtype=np.intp)
         else:
             policy = Greedy() if epsilon else self._policy
-            best = policy.slates(self._planner, contexts, self._masked(excluded)).arms
+            best = policy.slates(self._planner, self._parameters.prepared(contexts), self._masked(excluded)).arms
         return Rule(
             best=self._shape.wide(best),
             epsilon=np.full(count, epsilon),
@@ -284,7 +300,7 @@ class _Planning:
         if self._planner is None or not (rule.epsilon > 0).any():
             return rule.best[None]
         horizon = self._parameters.settings.horizon
-        masked = self._masked(excluded)
+        contexts, masked = self._parameters.prepared(contexts), self._masked(excluded)
         drawn = []
         for number in range(DRAWS):
             uniforms = session_uniforms(f"evaluate {seed} {number}", names, horizon)

@@ -76,7 +76,8 @@ class Metrics:
         self.troubles.observe(emits.tally)
         if kept and emits.sample is not None:
             self.troubles.count("contexts")
-            if wrong := wrong_scale(emits.sample):
+            standardised = self._parameters is not None and self._parameters.settings.standardise
+            if not standardised and (wrong := wrong_scale(emits.sample)):
                 self.troubles.add("norms", wrong)
 
     def add(self, tally: Tally) -> None:

@@ -127,7 +127,7 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
 
 
 def _contexts(version: Parameters, plans: list[SessionPlan]) -> Floats:
-    return stack_packed([plan.context for plan in plans], version.settings.dim)
+    return version.prepared(stack_packed([plan.context for plan in plans], version.settings.dim))
 
 
 def _slates(version: Parameters, plans: list[SessionPlan]) -> Ints:

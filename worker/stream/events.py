@@ -79,7 +79,8 @@ TagName: TypeAlias = Annotated[str, Meta(pattern=TAG_PATTERN)]
 class Arrival(Struct, frozen=True, kw_only=True, gc=False):
     """The arrival of a user (topic `arrivals`).
 
-    `context` is x, (d,); `exclude` names arms that must not be shown to this session.
+    `context` is x, (d,); for an object it has the numbers that the declared features give. `exclude` names arms that
+    must not be shown to this session.
     """
 
     session_id: str
@@ -121,7 +122,10 @@ class Decision(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="opened"):
-    """A session was opened with this slate (journal); `modes` has one entry per position of the slate."""
+    """A session was opened with this slate (journal); `modes` has one entry per position of the slate.
+
+    `context` has the numbers of the arrival before they are standardised; one that is missing is NaN, and null in JSON.
+    """
 
     session_id: Identifier
     arrived_at: Milliseconds
@@ -151,11 +155,15 @@ class Progress(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", ta
 
 
 class ArmChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arm"):
-    """An arm is added, priced, retired or reactivated (journal); `reward` is the revenue of a click."""
+    """An arm is added, priced, retired or reactivated (journal); `reward` is the revenue of a click.
+
+    Without `features`, a known arm keeps its own.
+    """
 
     arm: Identifier
     reward: Annotated[float, Meta(gt=0)]
     active: bool
+    features: dict[str, float | str] | None = None
 
 
 class ArmEntry(Struct, frozen=True, kw_only=True, gc=False):
@@ -164,6 +172,7 @@ class ArmEntry(Struct, frozen=True, kw_only=True, gc=False):
     arm: Identifier
     reward: Annotated[float, Meta(gt=0)]
     active: bool
+    features: dict[str, float | str] | None = None
 
 
 class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arms"):

@@ -64,7 +64,8 @@ class Explanation:
 
 
 def explain(parameters: Parameters, context: Floats, excluded: Ints) -> Explanation:
-    """Plan one session with this context, (d,), without the arms at the indices `excluded`."""
+    """Plan one session with this context, (d,), as it came, without the arms at the indices `excluded`."""
+    context = parameters.prepared(context[None, :])[0]
     parameters = _with_radius(parameters, context)
     planner = parameters.planner()
     eligible = np.array([], dtype=np.intp) if planner is None else np.setdiff1d(planner.shown, excluded)

@@ -12,7 +12,9 @@ Rules that hold in this file:
   among the window's own contexts under the new estimate (docs/math.md §5). Where several have that very score, a share
   of them explores. Sessions drawn at random (`random_share`) explore nothing, so the rank is scaled up to the share of
   the others.
-- Answers are counted for every window that is folded (`answers.py`), and fade as the estimate does.
+- Answers are counted for every window that makes a version (`answers.py`), and fade as the estimate does.
+- Centre and scale of contexts come from all sessions up to the first fold, at least `LEAST_SESSIONS`
+  (`standardising.py`). As long as there are fewer, the version keeps them, and no fold happens.
 - β "theory" takes c_z, the bound on ‖z‖, from the contexts folded, at least sqrt(1 + d); it never falls.
 """
 
@@ -35,7 +37,9 @@ from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.contexts import stack_packed
 from worker.stream.exclusions import excluded_indices, packed_indices
+from worker.stream.observed import ObservedSessions
 from worker.stream.parameters import Parameters
+from worker.stream.standardising import LEAST_SESSIONS, Standardisation
 from worker.stream.windows import ClosedWindow, SessionPlan
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
@@ -47,10 +51,13 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """The parent with the new estimate, not yet numbered, and the number of Newton steps."""
+    """The parent with the new estimate, not yet numbered, and the number of Newton steps.
+
+    `steps` is None if the sessions of the window only wait for more.
+    """
 
     parameters: Parameters
-    steps: int
+    steps: int | None
 
 
 @cache
@@ -69,7 +76,13 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
     settings = parent.settings
     try:
         with one_thread(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            data = observations(parent, window)
+            sessions = observed(parent, window)
+            if parent.awaits_standardisation:
+                if len(sessions) < LEAST_SESSIONS:
+                    waiting = replace(parent, pending=sessions, answers=_answers(parent, window))
+                    return Folded(parameters=waiting, steps=None)
+                parent = replace(parent, pending=None, standardisation=_standardisation(parent, sessions))
+            data = sessions.observations(parent.prepared)
             fit = _faded(parent).fold(data, estimator=settings.estimator)
             folded = replace(
                 parent,
@@ -94,18 +107,17 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
     return Folded(parameters=folded, steps=fit.steps)
 
 
-def observations(parameters: Parameters, window: ClosedWindow) -> Observations:
-    """Return the displays that count, of known arms; sessions without any are left out."""
-    indices = parameters.indices
-    arms = np.array([indices.get(arm, -1) for arm in window.arms], dtype=np.intp)
-    known = arms >= 0
-    rows, sessions = np.unique(np.array(window.rows, dtype=np.intp)[known], return_inverse=True)
-    return Observations(
-        contexts=stack_packed([window.plans[row].context for row in rows.tolist()], parameters.settings.dim),
-        sessions=sessions.astype(np.intp),
-        arms=arms[known],
-        clicked=np.array(window.clicked, dtype=np.float64)[known],
-    )
+def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
+    """Return the sessions that the next fold learns from: those that wait, and those of the window."""
+    dim, indices = parameters.settings.dim, parameters.indices
+    sessions = ObservedSessions.of(window, dim=dim, indices=indices)
+    return sessions if parameters.pending is None else parameters.pending.followed_by(sessions)
+
+
+def _standardisation(parameters: Parameters, sessions: ObservedSessions) -> Standardisation:
+    features = parameters.settings.features
+    numbers = features.number_columns if features is not None and features.context else None
+    return Standardisation.estimate(sessions.contexts, numbers)
 
 
 def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
@@ -184,7 +196,7 @@ def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) 
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):
         part = plans[start : start + ROWS_AT_ONCE]
-        contexts = stack_packed([plan.context for plan in part], parameters.settings.dim)
+        contexts = parameters.prepared(stack_packed([plan.context for plan in part], parameters.settings.dim))
         masked = planner.masked([excluded_indices(plan.exclude, indices) for plan in part])
         parts.append(exploration_scores(planner, contexts, policy.slates(planner, contexts, masked).arms))
     return np.concatenate(parts)

@@ -42,7 +42,7 @@ from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Episode, FeedbackFact, Opened, Order, Progress, Tag
 from worker.stream.folding import fold
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings, continued
 from worker.stream.sizes import check_size
 from worker.stream.troubles import Troubles
 from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
@@ -108,13 +108,14 @@ class Learner:
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
             first = Parameters.first(settings, tuple(arms))
-            check_size(first.arms, first.model)
+            check_size(first.arms, first.model, settings=first.settings)
             self._start(first)
         else:
             self._start(self._known[base_version(self._known)])
 
     def _start(self, loaded: Parameters) -> None:
         check_compatible(self._configured, loaded)
+        self._configured = continued(self._configured, loaded.settings)
         self._current = loaded
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded

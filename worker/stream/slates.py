@@ -100,6 +100,7 @@ class SlatePlanner:
             names = [arrival.session_id for arrival in arrivals]
             uniforms = session_uniforms(settings.salt, names, settings.horizon) if needed else None
             with np.errstate(all="ignore"):
+                contexts = self.parameters.prepared(contexts)
                 if mode is not None and uniforms is not None:
                     slates = random_slates(self._planner, len(arrivals), uniforms[:, :, 1], masked)
                 else:

@@ -221,7 +221,7 @@ class OpenWindows:
                 plan, displays = agreed(plans, answers, whole_slate=whole_slates)
                 closed.plans.append(plan)
                 for position, arm, clicked in displays:
-                    _count(closed, row, (arm,), 1, clicked, position)
+                    _count(closed, row, (arm,), 1, clicked, first=position)
         return closed
 
     def skip(self, until: int) -> None:
@@ -255,8 +255,10 @@ def _several(known: Answer | set[Answer]) -> Collection[Answer]:
     return (known,) if isinstance(known, Answer) else known
 
 
-def _count(closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool, first: int = 1) -> None:
-    """Add the first displays of a slate, at positions from `first` on, all passed over but possibly the last."""
+def _count(
+    closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool, *, first: int = 1
+) -> None:
+    """Add the first displays of a slate, from the position `first` on, all passed over but possibly the last."""
     if shown:
         closed.rows.extend([row] * shown)
         closed.positions.extend(range(first, first + shown))

@@ -31,7 +31,7 @@ def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str
     if not parameters.arms:
         return []
     model, rewards, dim = parameters.model, parameters.rewards, parameters.settings.dim
-    users = stack_packed(contexts, dim) if contexts else np.zeros((1, dim))
+    users = parameters.prepared(stack_packed(contexts, dim)) if contexts else np.zeros((1, dim))
     try:
         chance = sigmoid(model.log_odds(users)).mean(axis=0)
         active = np.array([arm.active for arm in parameters.arms])

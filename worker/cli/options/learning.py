@@ -14,6 +14,7 @@ from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import Duration, time_option
 from worker.errors import InputError
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
+from worker.stream.features import Feature, Features
 from worker.stream.settings import ANSWERS, UNANSWERED, LearningSettings
 
 
@@ -50,7 +51,7 @@ def _count(name: str, help: str, *, least: int) -> Option:
 
 LEARNING = grouped(
     "serving and learning",
-    count("dim", "number d of context features (default: that of the published parameters)"),
+    count("dim", "number d of context features (default: that of [features.context] or the published parameters)"),
     _count("horizon", "most displays H in a session", least=1),
     _option("repeats", "repeated displays of an arm within a session", flag=True),
     _option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
@@ -75,6 +76,13 @@ LEARNING = grouped(
     _time("lateness", "largest delay of a record"),
     _time("window", "length of an episode"),
     _option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
+    _option("standardise", "whether numbers of contexts are brought to one scale by the first sessions", flag=True),
+    _option(
+        "features",
+        "declared features of contexts and of ads, in the tables [features.context] and [features.ads]",
+        parse=Features.of_table,
+        table=True,
+    ),
 )
 
 LIMITS = grouped(
@@ -109,6 +117,28 @@ def setting(name: str, **changes: Any) -> Option:
 def with_defaults(defaults: object, *names: str) -> tuple[Option, ...]:
     """Return the options of settings, with the defaults of another command."""
     return tuple(setting(name, default=getattr(defaults, name.replace("-", "_"))) for name in names)
+
+
+def context_dim(options: argparse.Namespace) -> int | None:
+    """Return the number of context columns: that of the declared features, else that of --dim, which may be None.
+
+    Raise `InputError` if both are given and differ.
+    """
+    declared: Features | None = options.features
+    given: int | None = options.dim
+    if declared is None or not declared.context:
+        return given
+    if given is not None and given != declared.dim:
+        raise InputError(
+            f"--dim is {given}, but the declared features of contexts have {declared.dim} columns: leave --dim out"
+        )
+    return declared.dim
+
+
+def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
+    """Return the declared features of ads; None if none are declared, so that the catalogue may have any."""
+    declared: Features | None = options.features
+    return declared.ads or None if declared is not None else None
 
 
 def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
