@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from tests.first_release import FIRST_RELEASE
 from worker.errors import ParametersError
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS, ArmEntry
@@ -195,7 +196,7 @@ def test_the_journal_has_a_schema_for_every_kind_and_no_other(kinds: Any) -> Non
 
 def parameters_record() -> dict[str, Any]:
     parameters = Parameters.first(
-        LearningSettings(dim=3, standardise=False), (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0))
+        LearningSettings(dim=3, **FIRST_RELEASE), (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0))
     )
     record: dict[str, Any] = json.loads(encode_parameters(parameters))
     return record
@@ -204,7 +205,8 @@ def parameters_record() -> dict[str, Any]:
 def test_a_version_is_valid_and_has_exactly_the_fields_of_its_schema() -> None:
     record = parameters_record()
     validator("parameters").validate(record)
-    assert set(record) == set(schema("parameters")["required"])
+    required = schema("parameters")
+    assert set(record) == {*required["required"], *required["else"]["required"]}
 
 
 def full_record() -> dict[str, Any]:
@@ -230,8 +232,13 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
     )
     waiting = replace(Parameters.first(LearningSettings(dim=3), (Arm(arm="a", reward=1.0),)), pending=empty)
     pending = json.loads(encode_parameters(waiting))
-    validator("parameters").validate(pending)
-    assert set(record) | set(pending) == set(schema("parameters")["properties"])
+    additive = replace(
+        Parameters.first(LearningSettings(dim=3, model="additive"), (Arm(arm="a", reward=1.0),)), ties=(0.5,) * 5
+    )
+    tied = json.loads(encode_parameters(additive))
+    for made in (pending, tied):
+        validator("parameters").validate(made)
+    assert set(record) | set(pending) | set(tied) | {"intercept"} == set(schema("parameters")["properties"])
 
 
 @pytest.mark.parametrize(

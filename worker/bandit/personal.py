@@ -117,7 +117,7 @@ class PersonalModel:
         packed = frozen_array(arrays["precision.information"], (arms, size * (size + 1) // 2))
         precision = Hierarchy(
             features=described,
-            shared=(shared + shared.T) / 2,
+            shared=shared / 2 + shared.T / 2,
             own=_own_precision(size - 1, float(tastes[0])),
             information=_unpacked(packed, size),
         )

@@ -232,7 +232,7 @@ def _symmetric(matrix: Floats) -> Floats:
     """Return a matrix that is symmetric up to rounding as one that is exactly so, read-only."""
     if np.array_equal(matrix, matrix.T):
         return matrix
-    return frozen_array((matrix + matrix.T) / 2)
+    return frozen_array(matrix / 2 + matrix.T / 2)
 
 
 def _sums_by_arm(arms: Ints, contexts: Floats, sessions: Ints, weights: Floats) -> Iterable[tuple[Ints, Floats]]:

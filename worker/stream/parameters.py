@@ -67,6 +67,8 @@ class Parameters:
     _sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:
+        if self.model.name != self.settings.model:
+            raise ParametersError(f"the model is {self.model.name}, the settings say {self.settings.model}")
         if self.model.dim != self.settings.dim:
             raise ParametersError(f"the model has {self.model.dim} context features, dim says {self.settings.dim}")
         if self.model.arms != len(self.arms):
