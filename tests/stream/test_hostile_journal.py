@@ -222,9 +222,8 @@ def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monke
 
 def test_an_order_that_would_make_a_version_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Parameters.first(SETTINGS, ARMS)
-    monkeypatch.setattr(
-        sizes.too_large, "__defaults__", (sizes.largest_size(first.arms, first.model, first.settings) + 450,)
-    )
+    now = sizes.largest_size(first.arms, first.model, first.settings)
+    monkeypatch.setattr(sizes.too_large, "__defaults__", (now + 300,))
     many = tuple(ArmEntry(arm=f"n{n}", reward=1.0, active=True) for n in range(5))
     orders = [
         ArmChange(arm="x" * 200, reward=1.0, active=True),
@@ -250,6 +249,6 @@ def test_a_catalogue_that_does_not_fit_is_refused_at_the_start() -> None:
 def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: int, reward: float) -> None:
     encodable = [name for name in names if name.isprintable() or name.encode("utf-8", "ignore").decode() == name]
     arms = tuple(Arm(arm=name, reward=reward, active=False) for name in encodable)
-    parameters = Parameters.first(LearningSettings(dim=dim), arms)
+    parameters = Parameters.first(LearningSettings(dim=dim, standardise=False), arms)
     bound = sizes.largest_size(arms, parameters.model, parameters.settings)
     assert bound - sizes.RESERVE - 1_000 < len(encode_parameters(parameters)) <= bound - sizes.RESERVE + 2_000
