@@ -28,7 +28,8 @@ class Chancy(DemoSettings, frozen=True, kw_only=True):
     epsilon: float = 0.1
 
     def learning(self) -> LearningSettings:
-        return replace(super().learning(), random_share=self.random_share, epsilon=self.epsilon)
+        # The contexts are N(0, I), and `true_value` takes them as they are.
+        return replace(super().learning(), random_share=self.random_share, epsilon=self.epsilon, standardise=False)
 
 
 SMALL = Chancy(

@@ -26,7 +26,7 @@ Every option is a flag (`--session-timeout 30s`), an environment variable (`ADCA
 TOML file (`session_timeout`, at the top or in a table named after the command). The file is given with `--config` or
 `ADCASCADE_CONFIG`. The flag wins over the variable, the variable over the file, the file over the default. Durations
 have a unit: `500ms`, `30s`, `10m`, `2h`, `7d`. Passwords and secrets are never flags. A name in brackets is a table of
-the file: see [features.md](features.md).
+the file: see [operations.md](operations.md#features-of-users-and-ads).
 """
 
 METRICS = """\

@@ -198,6 +198,9 @@ LATER_SETTINGS: Final[Mapping[str, Any]] = {
 #: Names of the settings that the record of every version has.
 SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name not in LATER_SETTINGS)
 
+#: Settings that hold for the life of a model (see `continued`). The first catalogue may complete the features.
+KEPT_BY_MODEL: Final = ("standardise", "features")
+
 
 def continued(settings: LearningSettings, published: LearningSettings) -> LearningSettings:
     """Return settings for a model that exists: what its contexts and ads mean, and their scale, stay as they are.

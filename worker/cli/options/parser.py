@@ -201,7 +201,12 @@ def build_parser(command: CommandSpec, prog: str) -> ArgumentParser:
 
 def _texts(command: CommandSpec) -> dict[str, Any]:
     secrets = [f"{option.variable}  {option.help}" for option in command.options if option.secret]
-    sections = {"examples": command.examples, "secrets, from the environment or the --config file": secrets}
+    tables = [f"[{option.attribute}]  {option.help}" for option in command.options if option.table]
+    sections = {
+        "examples": command.examples,
+        "secrets, from the environment or the --config file": secrets,
+        "tables of the --config file": tables,
+    }
     texts = ["\n  ".join([f"{title}:", *lines]) for title, lines in sections.items() if lines]
     positional = [option for option in command.options if option.positional]
     names = ["ACTION"] if command.actions else [f"[{_metavar(o)}]" if o.optional else _metavar(o) for o in positional]
