@@ -22,7 +22,9 @@ from worker.errors import EstimationError, InputError
 # of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
 TOLERANCE = 1e-7
 MOST_STEPS = 50
-LARGEST_STEP = 20.0  # of the log-odds of a display per fold: what moves further is not learned but broken
+# Of the log-odds of a display per fold. What moves further, and ends further from even odds, is not learned but broken.
+# Further moves that end nearer to even odds correct an estimate on contexts it had never seen.
+LARGEST_STEP = 20.0
 
 Coefficients = tuple[Floats, ...]  # the parts of a parameter vector
 
@@ -171,7 +173,7 @@ def _check(coefficients: Coefficients, information: Information, before: LinearM
         raise EstimationError("the estimate is not finite")
     if not information.is_positive_definite:
         raise EstimationError("the precision is not positive definite")
-    steps = before.predict(_moved(coefficients, before.coefficients, -1.0), data)
-    moved = float(np.abs(steps).max(initial=0))
+    steps = np.abs(before.predict(_moved(coefficients, before.coefficients, -1.0), data))
+    moved = float(np.minimum(steps, np.abs(before.predict(coefficients, data))).max(initial=0))
     if not moved <= LARGEST_STEP:
         raise EstimationError(f"the log-odds moved by {moved:.3g} in one fold, more than {LARGEST_STEP:g}")
