@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from worker.bandit.bonuses import BONUSES
+from worker.bandit.click_model import BLOCK
 from worker.bandit.ordering import greedy_slates, optimistic_slates
-from worker.bandit.planning import BLOCK, Masked, Planner
+from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import POLICIES, exploration_scores
 
 from .beliefs import belief, excluded_arms, make_policy, seeds

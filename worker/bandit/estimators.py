@@ -10,7 +10,7 @@ With p = σ(zᵀθ), w = p(1−p) and g = Σ z(y − p):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from worker.errors import EstimationError, InputError
 # of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
 TOLERANCE = 1e-7
 MOST_STEPS = 50
+# After a step this short, in the same unit, the information hardly changes: further steps may use that of the step.
+# They divide the error instead of squaring it, so they go on for longer.
+SHORT = 1.0
+TOLERANCE_OF_REUSE = 1e-9
 # Of the log-odds of a display per fold. What moves further, and ends further from even odds, is not learned but broken.
 # Further moves that end nearer to even odds correct an estimate on contexts it had never seen.
 LARGEST_STEP = 20.0
@@ -45,6 +49,9 @@ class Information(Protocol):
 
 class LinearModel(Protocol):
     """A click model as the estimators see it."""
+
+    #: Whether short Newton steps use the information of the step before.
+    reuses_information: ClassVar[bool]
 
     @property
     def coefficients(self) -> Coefficients:
@@ -94,14 +101,19 @@ def _moved(start: Coefficients, move: Coefficients, scale: float = 1.0) -> Coeff
 
 def _laplace(model: LinearModel, data: Observations) -> tuple[Coefficients, Information, int]:
     here = _Point(model, data, model.coefficients)
+    information, squared, tolerance = None, np.inf, TOLERANCE
     for step in range(1, MOST_STEPS + 1):
         gradient = model.gradient(data, data.clicked - here.chances)
         slope = _moved(gradient, here.pull, -1.0)
-        move = _information(model, data, here.chances).solve(*slope)
+        if information is None or not model.reuses_information or squared > SHORT**2:
+            information = _information(model, data, here.chances)
+        else:
+            tolerance = TOLERANCE_OF_REUSE
+        move = information.solve(*slope)
         squared = inner(slope, move)  # the step's length in standard deviations
         if not np.isfinite(squared):
             raise EstimationError("the Newton step is not finite")
-        if squared <= TOLERANCE**2:
+        if squared <= tolerance**2:
             here = here.after(move, 1.0)
             return here.coefficients, _information(model, data, here.chances), step
         here = _climb(here, move, squared)

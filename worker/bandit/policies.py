@@ -134,9 +134,9 @@ class Aucbbp(Policy):
     """Active UCBBP (Algorithm 2): the optimistic arm only where it is worth the most, the greedy one elsewhere.
 
     A session explores at step h if its score zᵀA⁻¹z, at its optimistic arm, is among the `budget` highest of the batch,
-    or on a stream, where no batch is ever whole, above `thresholds[h]` (docs/math.md §5). Of the sessions with that very
-    score, as where contexts are few, the share `ties[h]` explores, all by default. Without repeats a session explores as
-    a whole, by its first position.
+    or on a stream, where no batch is ever whole, above `thresholds[h]` (docs/math.md §5). Of the sessions with that
+    very score, as where contexts are few, the share `ties[h]` explores, all by default. Without repeats a session
+    explores as a whole, by its first position.
     """
 
     name: ClassVar[str] = "aucbbp"
