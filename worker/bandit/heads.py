@@ -70,6 +70,7 @@ class PersonalHeads:
         return packed
 
     def batch(self, contexts: Floats) -> _PersonalBatch:
+        """Return the contexts (r, d) as the kernel needs them."""
         return _PersonalBatch(self, np.asarray(inputs(contexts), dtype=self.dtype))
 
 

@@ -22,6 +22,7 @@ from worker.bandit.arrays import Floats, Ints
 from worker.errors import EstimationError
 
 GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
+MOST_LANCZOS = 100
 
 
 class ByArm:
@@ -219,18 +220,29 @@ class Hierarchy:
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of A, by power iteration on its inverse."""
-        n, m = self.size, self.features.shape[1]
-        shared, own = np.ones((n, m)), np.ones((self.arms, n))
-        value = 0.0
-        for _ in range(60):
-            length = float(np.sqrt((shared**2).sum() + (own**2).sum()))
-            shared, own = self.solve(shared / length, own / length)
-            grown = float(np.sqrt((shared**2).sum() + (own**2).sum()))
-            if abs(grown - value) <= 1e-9 * grown:
+        """The smallest eigenvalue of A, by Lanczos' method on its inverse.
+
+        The start has a part in every direction: from a vector of ones, contrasts of Γ with the v_k are never reached.
+        """
+        shape, generator = (self.size, self.features.shape[1]), np.random.default_rng(0)
+        here = before = generator.standard_normal(len(self.shared) + self.arms * self.size)
+        here = here / np.linalg.norm(here)
+        diagonal: list[float] = []
+        beside: list[float] = []
+        largest = 0.0
+        for _ in range(MOST_LANCZOS):
+            first, rest = here[: len(self.shared)], here[len(self.shared) :]
+            shared, own = self.solve(_columns(first, shape), rest.reshape(-1, self.size))
+            there = np.concatenate([shared.T.ravel(), own.ravel()])
+            diagonal.append(float(here @ there))
+            there -= diagonal[-1] * here + (beside[-1] * before if beside else 0.0)
+            last, largest = largest, float(np.linalg.eigvalsh(_tridiagonal(diagonal, beside))[-1])
+            length = float(np.linalg.norm(there))
+            if length <= 1e-12 * largest or abs(largest - last) <= 1e-12 * largest:
                 break
-            value = grown
-        return 1 / grown
+            beside.append(length)
+            here, before = there / length, here
+        return 1 / largest
 
     # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -269,6 +281,10 @@ class Hierarchy:
         return replace(
             self, features=self.features[chosen], shared=shared, information=self.information[chosen], before=None
         )
+
+
+def _tridiagonal(diagonal: Sequence[float], beside: Sequence[float]) -> Floats:
+    return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
 
 
 def _columns(flat: Floats, shape: tuple[int, ...]) -> Floats:
