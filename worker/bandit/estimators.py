@@ -22,9 +22,9 @@ from worker.errors import EstimationError, InputError
 # of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
 TOLERANCE = 1e-7
 MOST_STEPS = 50
-# After a step this short, in the same unit, the information hardly changes: further steps may use that of the step.
-# They divide the error instead of squaring it, so they go on for longer.
-SHORT = 1.0
+# After a step this short, in the same unit, and this much shorter than the one before, the information hardly changes:
+# the next step may use that of the last. It divides the error instead of squaring it, so such steps go on for longer.
+SHORT, SHORTER = 1.0, 0.2
 TOLERANCE_OF_REUSE = 1e-9
 # Of the log-odds of a display per fold. What moves further, and ends further from even odds, is not learned but broken.
 # Further moves that end nearer to even odds correct an estimate on contexts it had never seen.
@@ -101,19 +101,18 @@ def _moved(start: Coefficients, move: Coefficients, scale: float = 1.0) -> Coeff
 
 def _laplace(model: LinearModel, data: Observations) -> tuple[Coefficients, Information, int]:
     here = _Point(model, data, model.coefficients)
-    information, squared, tolerance = None, np.inf, TOLERANCE
+    information, squared, before = None, np.inf, np.inf
     for step in range(1, MOST_STEPS + 1):
         gradient = model.gradient(data, data.clicked - here.chances)
         slope = _moved(gradient, here.pull, -1.0)
-        if information is None or not model.reuses_information or squared > SHORT**2:
+        reused = model.reuses_information and squared <= min(SHORT**2, SHORTER**2 * before)
+        if information is None or not reused:
             information = _information(model, data, here.chances)
-        else:
-            tolerance = TOLERANCE_OF_REUSE
         move = information.solve(*slope)
-        squared = inner(slope, move)  # the step's length in standard deviations
+        before, squared = squared, inner(slope, move)  # the step's length in standard deviations
         if not np.isfinite(squared):
             raise EstimationError("the Newton step is not finite")
-        if squared <= tolerance**2:
+        if squared <= (TOLERANCE_OF_REUSE if reused else TOLERANCE) ** 2:
             here = here.after(move, 1.0)
             return here.coefficients, _information(model, data, here.chances), step
         here = _climb(here, move, squared)

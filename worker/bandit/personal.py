@@ -111,7 +111,7 @@ class PersonalModel:
         if tastes[0] <= 0:
             raise InputError(f"tastes must be above zero, not {tastes[0]}")
         described = frozen_array(arrays["precision.features"])
-        if described.ndim != 2 or described.shape[0] != arms or not (described[:, :1] == 1).all():
+        if described.ndim != 2 or len(described) != arms or not described.shape[1] or (described[:, 0] != 1).any():
             raise InputError("precision.features must be a row per arm that begins with 1")
         columns = described.shape[1]
         shared = frozen_array(arrays["precision.shared"], (size * columns,) * 2)
