@@ -345,7 +345,7 @@ def test_a_policy_is_made_by_its_name(name: str, options: dict[str, Any], expect
     ("name", "options", "message"),
     [
         ("ucb", {}, "unknown policy 'ucb'; one of ucbbp"),
-        ("ucbbp", {"bonus": "none"}, "unknown bonus 'none'; one of value, paper"),
+        ("ucbbp", {"bonus": "none"}, "unknown bonus 'none'; one of curve, value, paper"),
         ("aucbbp", {}, "either a budget"),
         ("aucbbp", {"budget": 1, "thresholds": (0.0,)}, "either a budget"),
     ],

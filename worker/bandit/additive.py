@@ -52,6 +52,7 @@ class AdditiveModel:
     theta_arms: Floats
     precision: Precision
     intercept: bool = False
+    reuses_information: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name, shape in (("theta_context", (self.precision.dim,)), ("theta_arms", self.precision.arms.shape)):

@@ -12,7 +12,6 @@ from worker.bandit.arrays import Array, Floats, sigmoid
 from worker.errors import InputError
 
 _STEEPEST = 40.0  # e^−40 squared is still a number in single precision
-_SMALLEST = 1e-30
 
 
 class Bonus(Protocol):
@@ -107,7 +106,7 @@ class ValueBonus(SlopeBonus):
 class CurveBonus(SlopeBonus):
     """The slope midway, sqrt(f(1−f) · f⁺(1−f⁺)), between the estimate and its optimistic end f⁺ = σ(u + β·width).
 
-    With q = e^{−β·width/2} and r = (1−f)/f it is (1−f)·q / (1 + r q²), which needs one exponential.
+    With q = e^{−β·width/2} it is (1−f)·q · f / (f + (1−f) q²), which needs one exponential.
     """
 
     name = "curve"
@@ -117,13 +116,12 @@ class CurveBonus(SlopeBonus):
         np.maximum(shrunk, -_STEEPEST, out=shrunk)
         np.exp(shrunk, out=shrunk)
         slopes = np.subtract(1, chances)
-        # r q² with f kept off zero: there r q² is so large that the slope is 0 either way.
-        ratio = slopes / np.maximum(chances, _SMALLEST)
-        ratio *= shrunk
-        ratio *= shrunk
-        ratio += 1
         slopes *= shrunk
-        slopes /= ratio
+        # The quotient is between 0 and 1, and 0 for f = 0: nothing overflows, and no small f is lost.
+        shrunk *= slopes
+        shrunk += chances
+        np.divide(chances, shrunk, out=shrunk)
+        slopes *= shrunk
         return slopes
 
 

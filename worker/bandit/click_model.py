@@ -27,6 +27,8 @@ from worker.bandit.arrays import Array, Floats, Ints
 #: product for rows that fall into another of its tiles. So products are made in blocks of exactly so many rows, few
 #: enough for one tile on every kernel of OpenBLAS, padded with zeros, and never with a single column.
 ROWS = 8
+#: Columns (arms) in one block of a kernel. Slices of columns begin at a multiple of it.
+BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,12 @@ def inputs(contexts: Floats) -> Floats:
     with_one = np.ones((len(contexts), contexts.shape[1] + 1))
     with_one[:, 1:] = contexts
     return with_one
+
+
+def blocks_of(columns: slice) -> Iterator[slice]:
+    """Yield the blocks of a slice of columns that begins at a multiple of BLOCK."""
+    for first in range(columns.start, columns.stop, BLOCK):
+        yield slice(first, min(first + BLOCK, columns.stop))
 
 
 def arm_features(arms: int, features: Floats | None) -> Floats:
@@ -198,7 +206,10 @@ class Heads(Protocol):
 
 
 class HeadBatch(Protocol):
-    """Contexts of one batch before the heads; `start` is always a multiple of ROWS."""
+    """Contexts of one batch before the heads.
+
+    `start` is always a multiple of ROWS. A slice of columns is one block, or all columns.
+    """
 
     def __len__(self) -> int: ...
 

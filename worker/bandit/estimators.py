@@ -10,7 +10,7 @@ With p = σ(zᵀθ), w = p(1−p) and g = Σ z(y − p):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,13 @@ from worker.errors import EstimationError, InputError
 # of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
 TOLERANCE = 1e-7
 MOST_STEPS = 50
-LARGEST_STEP = 20.0  # of the log-odds of a display per fold: what moves further is not learned but broken
+# After a step this short, in the same unit, and this much shorter than the one before, the information hardly changes:
+# the next step may use that of the last. It divides the error instead of squaring it, so such steps go on for longer.
+SHORT, SHORTER = 1.0, 0.2
+TOLERANCE_OF_REUSE = 1e-9
+# Of the log-odds of a display per fold. What moves further, and ends further from even odds, is not learned but broken.
+# Further moves that end nearer to even odds correct an estimate on contexts it had never seen.
+LARGEST_STEP = 20.0
 
 Coefficients = tuple[Floats, ...]  # the parts of a parameter vector
 
@@ -43,6 +49,9 @@ class Information(Protocol):
 
 class LinearModel(Protocol):
     """A click model as the estimators see it."""
+
+    #: Whether short Newton steps use the information of the step before.
+    reuses_information: ClassVar[bool]
 
     @property
     def coefficients(self) -> Coefficients:
@@ -92,14 +101,18 @@ def _moved(start: Coefficients, move: Coefficients, scale: float = 1.0) -> Coeff
 
 def _laplace(model: LinearModel, data: Observations) -> tuple[Coefficients, Information, int]:
     here = _Point(model, data, model.coefficients)
+    information, squared, before = None, np.inf, np.inf
     for step in range(1, MOST_STEPS + 1):
         gradient = model.gradient(data, data.clicked - here.chances)
         slope = _moved(gradient, here.pull, -1.0)
-        move = _information(model, data, here.chances).solve(*slope)
-        squared = inner(slope, move)  # the step's length in standard deviations
+        reused = model.reuses_information and squared <= min(SHORT**2, SHORTER**2 * before)
+        if information is None or not reused:
+            information = _information(model, data, here.chances)
+        move = information.solve(*slope)
+        before, squared = squared, inner(slope, move)  # the step's length in standard deviations
         if not np.isfinite(squared):
             raise EstimationError("the Newton step is not finite")
-        if squared <= TOLERANCE**2:
+        if squared <= (TOLERANCE_OF_REUSE if reused else TOLERANCE) ** 2:
             here = here.after(move, 1.0)
             return here.coefficients, _information(model, data, here.chances), step
         here = _climb(here, move, squared)
@@ -171,7 +184,7 @@ def _check(coefficients: Coefficients, information: Information, before: LinearM
         raise EstimationError("the estimate is not finite")
     if not information.is_positive_definite:
         raise EstimationError("the precision is not positive definite")
-    steps = before.predict(_moved(coefficients, before.coefficients, -1.0), data)
-    moved = float(np.abs(steps).max(initial=0))
+    steps = np.abs(before.predict(_moved(coefficients, before.coefficients, -1.0), data))
+    moved = float(np.minimum(steps, np.abs(before.predict(coefficients, data))).max(initial=0))
     if not moved <= LARGEST_STEP:
         raise EstimationError(f"the log-odds moved by {moved:.3g} in one fold, more than {LARGEST_STEP:g}")

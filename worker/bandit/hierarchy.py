@@ -22,6 +22,58 @@ from worker.bandit.arrays import Floats, Ints
 from worker.errors import EstimationError
 
 GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
+MOST_LANCZOS = 100
+
+
+class ByArm:
+    """Displays sorted by arm, so that a Newton step sorts and gathers nothing.
+
+    Sums are made in an order that depends on the displays alone: the same displays in the same order, the same bits.
+
+    Parameters
+    ----------
+    contexts : (r, n), the inputs u of sessions
+    sessions : (m,), the row of `contexts` that saw each display
+    arms : (m,), the arm displayed
+    """
+
+    def __init__(self, contexts: Floats, *, sessions: Ints, arms: Ints) -> None:
+        self._order = np.argsort(arms, kind="stable")
+        self.shown, self._firsts, self._counts = np.unique(arms[self._order], return_index=True, return_counts=True)
+        self._inputs = contexts[sessions[self._order]]
+
+    def products(self, coefficients: Floats) -> Floats:
+        """Return u·m_k of each display in its own order: (K, n) → (m,)."""
+        products = np.empty(len(self._order))
+        chosen = np.repeat(coefficients[self.shown], self._counts, axis=0)
+        products[self._order] = np.einsum("ij,ij->i", self._inputs, chosen)
+        return products
+
+    def sums(self, values: Floats, *, arms: int) -> Floats:
+        """Return Σ value·u of each of so many arms: (m,) → (arms, n)."""
+        sums = np.zeros((arms, self._inputs.shape[1]))
+        if len(self.shown):
+            sums[self.shown] = np.add.reduceat(self._inputs * values[self._order, None], self._firsts, axis=0)
+        return sums
+
+    def squares(self, weights: Floats) -> Iterator[tuple[Ints, Floats]]:
+        """Yield (distinct arms, Σ w u uᵀ of each).
+
+        Arms with about as many displays are summed by one stacked product, padded with displays of no weight.
+        """
+        roots = np.sqrt(weights[self._order])
+        sizes = 1 << np.ceil(np.log2(self._counts)).astype(np.intp)
+        for size in np.unique(sizes).tolist():
+            alike = np.flatnonzero(sizes == size)
+            at_once = max(1, GATHERED // (size * self._inputs.shape[1]))
+            for start in range(0, len(alike), at_once):
+                part = alike[start : start + at_once]
+                within = np.arange(size)
+                real = within < self._counts[part, None]
+                rows = np.where(real, self._firsts[part, None] + within, 0)
+                scaled = self._inputs[rows]
+                scaled *= (roots[rows] * real)[:, :, None]
+                yield self.shown[part], scaled.transpose(0, 2, 1) @ scaled  # of a factor with itself: symmetric
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,25 +117,30 @@ class Hierarchy:
     @cached_property
     def inverses(self) -> Floats:
         """D_k⁻¹, (K, n, n)."""
-        if self.before is None:
-            return _inverses(self.information, self.own)
-        parent, touched = self.before
-        inverses = parent.inverses.copy()
-        inverses[touched] = _inverses(self.information[touched], self.own)
+        if self.before is None or len(self.before[1]) == self.arms:
+            inverses = _inverses(self.information, self.own)
+        else:
+            parent, touched = self.before
+            inverses = parent.inverses.copy()
+            inverses[touched] = _inverses(self.information[touched], self.own)
+        object.__setattr__(self, "before", None)  # no longer needed, and large
         return inverses
 
     @cached_property
-    def shrinkage(self) -> Floats:
-        """D_k⁻¹ Λ, (K, n, n): how much of the shared part an arm's own part takes back."""
-        return self.inverses * self.own
+    def kept(self) -> Floats:
+        """D_k⁻¹ G_k = I − D_k⁻¹ Λ, (K, n, n): how much an arm's own displays say, against its prior."""
+        kept = self.inverses * -self.own
+        diagonal = np.arange(self.size)
+        kept[:, diagonal, diagonal] += 1
+        return kept
 
     @cached_property
     def whitening(self) -> Floats:
         """L with LᵀL = S⁻¹, lower triangular, (nm, nm)."""
         n, m = self.size, self.features.shape[1]
-        pulls = np.diag(self.own) - self.own[:, None] * self.shrinkage
-        pairs = (self.features[:, :, None] * self.features[:, None, :]).reshape(self.arms, m * m)
-        blocks = (pairs.T @ pulls.reshape(self.arms, n * n)).reshape(m, m, n, n)
+        # Λ − Λ D⁻¹ Λ = Λ D⁻¹ G: the sum is over small numbers where little is known, so nothing cancels.
+        sums = self._pairs.T @ self.kept.reshape(self.arms, n * n)
+        blocks = self.own[:, None] * sums.reshape(m, m, n, n)
         schur = self.shared + blocks.transpose(0, 2, 1, 3).reshape(n * m, n * m)
         try:
             whitening = np.tril(np.linalg.inv(np.linalg.cholesky((schur + schur.T) / 2)))
@@ -93,6 +150,11 @@ class Hierarchy:
             raise EstimationError("the precision has numbers too large or too small to work with")
         return whitening
 
+    @property
+    def _pairs(self) -> Floats:
+        """a_k a_kᵀ, (K, m²)."""
+        return (self.features[:, :, None] * self.features[:, None, :]).reshape(self.arms, -1)
+
     @cached_property
     def reach(self) -> Floats:
         """M_k, the covariance of Γ a_k, (K, n, n); one for all arms, (1, n, n), if they have no features."""
@@ -101,20 +163,20 @@ class Hierarchy:
         if m == 1:
             return covariance[None]
         blocks = covariance.reshape(m, n, m, n).transpose(0, 2, 1, 3).reshape(m * m, n * n)
-        pairs = (self.features[:, :, None] * self.features[:, None, :]).reshape(self.arms, m * m)
-        return np.asarray((pairs @ blocks).reshape(self.arms, n, n))
+        return np.asarray((self._pairs @ blocks).reshape(self.arms, n, n))
 
     @cached_property
     def covariances(self) -> Floats:
         """W_k, the covariance of an arm's coefficients Γ a_k + v_k, (K, n, n)."""
-        sums = self.inverses + self.shrinkage @ self.reach @ self.shrinkage.transpose(0, 2, 1)
-        return np.asarray((sums + sums.transpose(0, 2, 1)) / 2)
+        shrinkage = self.inverses * self.own  # D⁻¹ Λ: how much of the shared part an arm's own part leaves
+        sums = _times(shrinkage, self.reach) @ shrinkage.transpose(0, 2, 1)
+        sums += self.inverses
+        return _symmetric(sums)
 
     @cached_property
     def own_variances(self) -> Floats:
         """The posterior variance of each coefficient of v_k, (K, n)."""
-        kept = np.eye(self.size) - self.shrinkage  # D⁻¹ G
-        spread = ((kept @ self.reach) * kept).sum(axis=2)
+        spread = np.einsum("kij,kij->ki", _times(self.kept, self.reach), self.kept)
         return np.asarray(np.diagonal(self.inverses, axis1=1, axis2=2) + spread)
 
     @property
@@ -158,30 +220,38 @@ class Hierarchy:
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of A, by power iteration on its inverse."""
-        n, m = self.size, self.features.shape[1]
-        shared, own = np.ones((n, m)), np.ones((self.arms, n))
-        value = 0.0
-        for _ in range(60):
-            length = float(np.sqrt((shared**2).sum() + (own**2).sum()))
-            shared, own = self.solve(shared / length, own / length)
-            grown = float(np.sqrt((shared**2).sum() + (own**2).sum()))
-            if abs(grown - value) <= 1e-9 * grown:
+        """The smallest eigenvalue of A, by Lanczos' method on its inverse.
+
+        The start has a part in every direction: from a vector of ones, contrasts of Γ with the v_k are never reached.
+        """
+        shape, generator = (self.size, self.features.shape[1]), np.random.default_rng(0)
+        here = before = generator.standard_normal(len(self.shared) + self.arms * self.size)
+        here = here / np.linalg.norm(here)
+        diagonal: list[float] = []
+        beside: list[float] = []
+        largest = 0.0
+        for _ in range(MOST_LANCZOS):
+            first, rest = here[: len(self.shared)], here[len(self.shared) :]
+            shared, own = self.solve(_columns(first, shape), rest.reshape(-1, self.size))
+            there = np.concatenate([shared.T.ravel(), own.ravel()])
+            diagonal.append(float(here @ there))
+            there -= diagonal[-1] * here + (beside[-1] * before if beside else 0.0)
+            last, largest = largest, float(np.linalg.eigvalsh(_tridiagonal(diagonal, beside))[-1])
+            length = float(np.linalg.norm(there))
+            if length <= 1e-12 * largest or abs(largest - last) <= 1e-12 * largest:
                 break
-            value = grown
-        return 1 / grown
+            beside.append(length)
+            here, before = there / length, here
+        return 1 / largest
 
     # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def plus(self, contexts: Floats, *, sessions: Ints, arms: Ints, weights: Floats) -> Hierarchy:
-        """Add Σ w u uᵀ of displays: the j-th showed arms[j], with weights[j], to row sessions[j] of `contexts` (r, n).
-
-        Sums in an order that depends on the displays alone, so the same displays in the same order give the same bits.
-        """
+    def plus(self, displays: ByArm, weights: Floats) -> Hierarchy:
+        """Add Σ w u uᵀ of displays, `weights` (m,) in their own order."""
         information = self.information.copy()
-        for shown, sums in _sums_by_arm(arms, contexts, sessions, weights):
+        for shown, sums in displays.squares(weights):
             information[shown] += sums
-        return replace(self, information=information, before=(self, np.unique(arms)))
+        return replace(self, information=information, before=(self, displays.shown))
 
     def faded(self, keep: float) -> Hierarchy:
         """Forget: G_k ← γ G_k."""
@@ -213,6 +283,10 @@ class Hierarchy:
         )
 
 
+def _tridiagonal(diagonal: Sequence[float], beside: Sequence[float]) -> Floats:
+    return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+
+
 def _columns(flat: Floats, shape: tuple[int, ...]) -> Floats:
     """Return vec⁻¹: stacked columns as an array of this shape."""
     return np.asarray(flat.reshape(shape[1], shape[0]).T)
@@ -228,25 +302,18 @@ def _inverses(information: Floats, own: Floats) -> Floats:
         inverses = np.linalg.inv(information + np.diag(own))
     except np.linalg.LinAlgError:
         raise EstimationError("the precision is not positive definite: an arm has none") from None
-    return np.asarray((inverses + inverses.transpose(0, 2, 1)) / 2)
+    return _symmetric(np.asarray(inverses, dtype=np.float64))
 
 
-def _sums_by_arm(arms: Ints, contexts: Floats, sessions: Ints, weights: Floats) -> Iterator[tuple[Ints, Floats]]:
-    """Yield (distinct arms, Σ w u uᵀ of each).
+def _symmetric(matrices: Floats) -> Floats:
+    """Return matrices that are symmetric up to rounding as ones that are exactly so."""
+    sums = matrices + matrices.transpose(0, 2, 1)
+    sums *= 0.5
+    return sums
 
-    Arms with about as many displays are summed by one stacked product, padded with displays of no weight.
-    """
-    order = np.argsort(arms, kind="stable")
-    shown, firsts, counts = np.unique(arms[order], return_index=True, return_counts=True)
-    sizes = 1 << np.ceil(np.log2(counts)).astype(np.intp)
-    for size in np.unique(sizes).tolist():
-        alike = np.flatnonzero(sizes == size)
-        at_once = max(1, GATHERED // (size * contexts.shape[1]))
-        for start in range(0, len(alike), at_once):
-            part = alike[start : start + at_once]
-            within = np.arange(size)
-            real = within < counts[part, None]
-            rows = order[np.where(real, firsts[part, None] + within, firsts[part, None])]
-            inputs = contexts[sessions[rows]]
-            sums = (inputs * (weights[rows] * real)[:, :, None]).transpose(0, 2, 1) @ inputs
-            yield shown[part], (sums + sums.transpose(0, 2, 1)) / 2
+
+def _times(matrices: Floats, right: Floats) -> Floats:
+    """Multiply each matrix by its own on the right, or all by the only one: (K, n, n), (K or 1, n, n) → (K, n, n)."""
+    if len(right) == 1:  # one large product instead of many small ones
+        return np.asarray((matrices.reshape(-1, matrices.shape[2]) @ right[0]).reshape(matrices.shape))
+    return np.asarray(matrices @ right)

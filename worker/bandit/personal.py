@@ -20,18 +20,17 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.additive import INTERCEPT_PRECISION
-from worker.bandit.arrays import Array, Floats, Ints, frozen_array
-from worker.bandit.click_model import ROWS, Displays, Fit, Observations, arm_features, inputs
+from worker.bandit.arrays import Floats, Ints, frozen_array
+from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
 from worker.bandit.estimators import Coefficients, estimate, inner
-from worker.bandit.hierarchy import Hierarchy
+from worker.bandit.heads import PersonalHeads, packed_covariances, products, triangle
+from worker.bandit.hierarchy import ByArm, Hierarchy
 from worker.errors import EstimationError, InputError
 
 #: Bounds of λ_t, in multiples of d. Without the lower one, few sessions and many features make the data separable, λ_t
 #: collapses, every probability goes to 0 or 1, and exploration ends for ever.
 WEAKEST, STRONGEST = 0.25, 1000.0
 EVIDENCE_STEPS = 2
-#: Contexts × arms whose click probabilities a batch keeps between the greedy and the optimistic plan.
-REMEMBERED = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,6 +65,8 @@ class PersonalModel:
     shared: Floats
     own: Floats
     precision: Hierarchy = field(repr=False)
+    #: A factorisation costs far more than a step with an old one.
+    reuses_information: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         size, features = self.precision.size, self.precision.features
@@ -110,7 +111,7 @@ class PersonalModel:
         if tastes[0] <= 0:
             raise InputError(f"tastes must be above zero, not {tastes[0]}")
         described = frozen_array(arrays["precision.features"])
-        if described.ndim != 2 or described.shape[0] != arms or not (described[:, :1] == 1).all():
+        if described.ndim != 2 or len(described) != arms or not described.shape[1] or (described[:, 0] != 1).any():
             raise InputError("precision.features must be a row per arm that begins with 1")
         columns = described.shape[1]
         shared = frozen_array(arrays["precision.shared"], (size * columns,) * 2)
@@ -128,7 +129,7 @@ class PersonalModel:
 
     def pack(self) -> dict[str, Floats]:
         precision = self.precision
-        rows, columns = np.triu_indices(precision.size)
+        rows, columns = triangle(precision.size)
         parts = (
             self.shared,
             self.own,
@@ -188,7 +189,7 @@ class PersonalModel:
         return np.asarray(np.maximum(chosen.sum(axis=2), 0.0))
 
     def heads(self, shown: Ints, dtype: DTypeLike) -> PersonalHeads:
-        return PersonalHeads(self, shown, dtype)
+        return PersonalHeads(self.heads_of_arms, self.precision.covariances, shown, dtype)
 
     def draws(self, generator: np.random.Generator, count: int) -> Iterator[PersonalModel]:
         for shared, own in self.precision.draws(generator, count):
@@ -198,7 +199,10 @@ class PersonalModel:
 
     def fold(self, data: Observations, *, estimator: str) -> Fit[PersonalModel]:
         """Learn from answered displays by the estimator called `estimator`, then how strong tastes are."""
-        model, steps = estimate(self, data, estimator=estimator)
+        try:
+            model, steps = estimate(self, data, estimator=estimator)
+        finally:
+            self._sorted.clear()
         if len(data):
             for _ in range(EVIDENCE_STEPS):
                 model = model._with_tastes(model._evident_tastes())
@@ -226,30 +230,37 @@ class PersonalModel:
     def coefficients(self) -> Coefficients:
         return self.shared, self.own
 
+    def _by_arm(self, data: Displays) -> ByArm:
+        """Return the displays sorted by arm; those of the last call are remembered while a fold goes on."""
+        last = self._sorted.get("displays")
+        if last is None or last[0] is not data:
+            sorted_by_arm = ByArm(inputs(data.contexts), sessions=data.sessions, arms=data.arms)
+            last = self._sorted["displays"] = data, sorted_by_arm
+        return last[1]
+
+    @cached_property
+    def _sorted(self) -> dict[str, tuple[Displays, ByArm]]:
+        return {}
+
     def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
-        heads = self.precision.coefficients(*coefficients)
-        return np.asarray((inputs(data.contexts)[data.sessions] * heads[data.arms]).sum(axis=1))
+        return self._by_arm(data).products(self.precision.coefficients(*coefficients))
 
     def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
-        order = np.argsort(data.arms, kind="stable")
-        own = np.zeros(self.own.shape)
-        if len(order):
-            shown, firsts = np.unique(data.arms[order], return_index=True)
-            pulls = inputs(data.contexts)[data.sessions[order]] * slopes[order, None]
-            own[shown] = np.add.reduceat(pulls, firsts, axis=0)
+        own = self._by_arm(data).sums(slopes, arms=self.arms)
         return own.T @ self.precision.features, own
 
     def information(self, data: Displays, weights: Floats) -> Hierarchy:
-        contexts = inputs(data.contexts)
-        return self.precision.plus(contexts, sessions=data.sessions, arms=data.arms, weights=weights)
+        return self.precision.plus(self._by_arm(data), weights)
 
     def updated(self, coefficients: Coefficients, precision: Hierarchy) -> PersonalModel:
-        return PersonalModel(shared=coefficients[0], own=coefficients[1], precision=replace(precision, before=None))
+        return PersonalModel(shared=coefficients[0], own=coefficients[1], precision=precision)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
         gradient = self.gradient(shown, slopes)
         direction = self.precision.solve(*gradient)
-        return inner(gradient, direction), self.predict(direction, seen)
+        pulls = self.predict(direction, seen)
+        self._sorted.clear()
+        return inner(gradient, direction), pulls
 
     def forget(self, keep: float, *, ridge: float) -> PersonalModel:
         return replace(self, precision=self.precision.faded(keep))
@@ -310,112 +321,8 @@ def _own_precision(dim: int, tastes: float) -> Floats:
 
 def _unpacked(packed: Floats, size: int) -> Floats:
     """Return symmetric matrices from their upper triangles: (K, n(n+1)/2) → (K, n, n)."""
-    rows, columns = np.triu_indices(size)
+    rows, columns = triangle(size)
     matrices = np.zeros((len(packed), size, size))
     matrices[:, rows, columns] = packed
     matrices[:, columns, rows] = packed
     return matrices
-
-
-def products(contexts: Floats) -> Floats:
-    """Return the products u_i u_j, i ≤ j, of each row: (r, n) → (r, n(n+1)/2)."""
-    rows, columns = np.triu_indices(contexts.shape[1])
-    return contexts[:, rows] * contexts[:, columns]
-
-
-def packed_covariances(covariances: Floats) -> Floats:
-    """Return the upper triangles, off-diagonals doubled, so that uᵀWu is a product with `products`."""
-    rows, columns = np.triu_indices(covariances.shape[1])
-    return np.asarray(covariances[:, rows, columns] * np.where(rows == columns, 1.0, 2.0))
-
-
-# ── the planning kernel ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class PersonalHeads:
-    """The kernel for the arms `shown`: products of u with the coefficients, and of all u_i u_j with the covariances."""
-
-    def __init__(self, model: PersonalModel, shown: Ints, dtype: DTypeLike) -> None:
-        self.dtype, self.size = np.dtype(dtype), model.precision.size
-        self.count = len(shown)
-        # A column more than there are arms: a product with a single column takes another kernel.
-        self.means = np.zeros((self.size, self.count + 1), dtype=self.dtype)
-        self.means[:, :-1] = model.heads_of_arms[shown].T
-        self._covariances = model.precision.covariances, shown
-
-    @property
-    def ranking(self) -> None:
-        """Which arm is likelier depends on the user."""
-        return
-
-    @cached_property
-    def spreads(self) -> Array:
-        """The packed covariances, (n(n+1)/2, columns + 1)."""
-        covariances, shown = self._covariances
-        packed = np.zeros((self.size * (self.size + 1) // 2, self.count + 1), dtype=self.dtype)
-        packed[:, :-1] = packed_covariances(covariances[shown]).T
-        return packed
-
-    def batch(self, contexts: Floats) -> _PersonalBatch:
-        return _PersonalBatch(self, np.asarray(inputs(contexts), dtype=self.dtype))
-
-
-class _PersonalBatch:
-    def __init__(self, heads: PersonalHeads, contexts: Array) -> None:
-        self._heads, self._contexts = heads, contexts
-
-    def __len__(self) -> int:
-        return len(self._contexts)
-
-    def select(self, rows: Ints) -> _PersonalBatch:
-        return _PersonalBatch(self._heads, self._contexts[rows])
-
-    @cached_property
-    def _blocks(self) -> Array:
-        """The contexts in blocks of rows, padded with zeros: (b, ROWS, n)."""
-        count, size = self._contexts.shape
-        padded = np.zeros((-(-count // ROWS) * ROWS, size), dtype=self._heads.dtype)
-        padded[:count] = self._contexts
-        return padded.reshape(-1, ROWS, size)
-
-    @cached_property
-    def _products(self) -> Array:
-        blocks = self._blocks
-        flat = products(blocks.reshape(-1, blocks.shape[2]))
-        return flat.reshape(len(blocks), ROWS, flat.shape[1])
-
-    def _product(self, left: Array, right: Array, start: int, stop: int, columns: slice) -> Array:
-        first, last, _ = columns.indices(self._heads.count)
-        chosen = right[:, first : max(last, first + 2)]
-        blocks = left[start // ROWS : -(-stop // ROWS)]
-        result: Array = np.matmul(blocks, chosen).reshape(len(blocks) * ROWS, chosen.shape[1])
-        return result[: stop - start, : last - first]
-
-    def log_odds(self, start: int, stop: int, columns: slice) -> Array:
-        return self._product(self._blocks, self._heads.means, start, stop, columns)
-
-    @cached_property
-    def _all_probabilities(self) -> Array | None:
-        if len(self) * self._heads.count > REMEMBERED:
-            return None
-        return self._computed(0, len(self), slice(0, self._heads.count))
-
-    def _computed(self, start: int, stop: int, columns: slice) -> Array:
-        odds = self.log_odds(start, stop, columns)
-        steepest = 80.0 if self._heads.dtype == np.float32 else 600.0
-        np.clip(odds, -steepest, steepest, out=odds)
-        np.negative(odds, out=odds)
-        np.exp(odds, out=odds)
-        odds += 1
-        return np.asarray(np.reciprocal(odds, out=odds))
-
-    def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
-        if not isinstance(columns, slice):
-            return self.probabilities(start, stop, slice(0, self._heads.count))[:, columns]
-        known = self._all_probabilities
-        return self._computed(start, stop, columns) if known is None else known[start:stop, columns]
-
-    def widths(self, start: int, stop: int, columns: slice) -> Array:
-        squares = self._product(self._products, self._heads.spreads, start, stop, columns)
-        np.maximum(squares, 0, out=squares)
-        return np.asarray(np.sqrt(squares, out=squares))

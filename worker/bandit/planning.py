@@ -30,10 +30,10 @@ from numpy.typing import DTypeLike, NDArray
 from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, check_rewards, sigmoid
 from worker.bandit.bonuses import Bonus
-from worker.bandit.click_model import ROWS, ClickModel, HeadBatch
+from worker.bandit.click_model import BLOCK, ROWS, ClickModel, HeadBatch
 from worker.errors import InputError
 
-BLOCK = 1024  # arms in one block of the kernel
+NARROWED = 256  # arms from which on a plan drops those that have become useless
 ELEMENTS = 32 * BLOCK  # of one slice: that many float32 stay in the second-level cache
 
 Exclusions = Sequence[Sequence[int]]  # per row, the indices of arms that may not be shown
@@ -179,6 +179,8 @@ class Planner:
     def greedy(self, contexts: Floats | HeadBatch, masked: Masked | None = None) -> GreedyPlan:
         """Plan each row for the highest expected revenue under the estimate (with repeats)."""
         batch = self.batch(contexts)
+        if masked is not None and len(self.frontier) == len(self.shown):
+            return self._backward(batch, self.frontier, masked)
         plan = self._backward(batch, self.frontier, None)
         if masked is None:
             return plan
@@ -196,17 +198,19 @@ class Planner:
         values = np.zeros((count, self.horizon + 1), dtype=self.dtype)
         if not len(columns):
             return GreedyPlan(arms, values)
-        rewards = self._rewards[columns]
         names = self.shown[columns]
         whole = slice(0, len(columns)) if len(columns) == len(self.shown) else columns
         for start, stop in _slices(count, max(1, ELEMENTS // len(columns) // ROWS) * ROWS):
             chances = batch.probabilities(start, stop, whole)
             holes = masked.within(start, stop, 0, len(columns)) if masked else None
+            if self._answers is None and not holes:
+                self._climb(chances, columns, arms[start:stop], values[start:stop])
+                continue
             rows = np.arange(stop - start)
             gains = np.empty_like(chances)
             for h in range(self.horizon - 1, -1, -1):
                 ahead = values[start:stop, h + 1]
-                np.subtract(rewards, ahead[:, None], out=gains)
+                np.subtract(self._rewards[columns], ahead[:, None], out=gains)
                 gains *= chances
                 if self._answers is not None:  # Q_h − V_{h+1} from Q_h = rate · (V_{h+1} + f (e − V_{h+1}))
                     gains += ahead[:, None]
@@ -216,14 +220,35 @@ class Planner:
                     gains[holes] = -np.inf
                 best = gains.argmax(axis=1)
                 gain = gains[rows, best]
-                if holes:  # else there is always an arm
-                    possible = gain > -np.inf
-                    arms[start:stop, h] = np.where(possible, names[best], NO_ARM)
-                    values[start:stop, h] = ahead + np.where(possible, gain, 0)
-                else:
-                    arms[start:stop, h] = names[best]
-                    np.add(ahead, gain, out=values[start:stop, h])
+                possible = gain > -np.inf
+                arms[start:stop, h] = np.where(possible, names[best], NO_ARM)
+                values[start:stop, h] = ahead + np.where(possible, gain, 0)
         return GreedyPlan(arms, values)
+
+    def _climb(self, chances: Array, columns: Ints, arms: Ints, values: Array) -> None:
+        """Fill in arms (n, H) and V (n, H+1) where nothing is excluded and every display is answered."""
+        every = rewards = self._rewards[columns]
+        likely, names, gains = chances, self.shown[columns], np.empty_like(chances)
+        rows = np.arange(len(chances))
+        for h in range(self.horizon - 1, -1, -1):
+            ahead = values[:, h + 1]
+            if len(names) > NARROWED and h < self.horizon - 1:
+                # An arm that earns no more than V gains nothing, and V only rises towards the first position.
+                dear = np.flatnonzero(rewards > ahead.min())
+                if 2 * len(dear) < len(names):
+                    rewards, names, likely = rewards[dear], names[dear], likely.take(dear, axis=1)
+                    gains = np.empty_like(likely)
+            np.subtract(rewards, ahead[:, None], out=gains)
+            gains *= likely
+            best = gains.argmax(axis=1)
+            gain = gains[rows, best]
+            arms[:, h] = names[best]
+            if len(names) < len(every) and not (gain > 0).all():
+                # Then arms left out may tie, and which one is first must not depend on the other rows.
+                for row in np.flatnonzero(~(gain > 0)):
+                    here = (every - ahead[row]) * chances[row]
+                    arms[row, h], gain[row] = self.shown[columns[here.argmax()]], here.max()
+            np.add(ahead, gain, out=values[:, h])
 
     def optimistic(
         self,
