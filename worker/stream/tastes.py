@@ -1,7 +1,7 @@
 """Which ad for whom: the log-odds of an ad as a sum of named parts, and the tastes of its users.
 
-All of it comes from an ad's head (`ClickModel.head`), the coefficients of [1; x] in its log-odds. x is the context as the
-model takes it: numbers standardised, categories as marks of 0 and 1. So the first coefficient is the base rate, the
+All of it comes from an ad's head (`ClickModel.head`), the coefficients of [1; x] in its log-odds. x is the context as
+the model takes it: numbers standardised, categories as marks of 0 and 1. So the first coefficient is the base rate, the
 log-odds for the average user. The coefficient of a number is the change of the log-odds per standard deviation, that of
 a value of a category the change for users who have it.
 
@@ -86,7 +86,7 @@ class AdProfile:
 
 
 def context_columns(parameters: Parameters) -> tuple[str, ...]:
-    """Return the names of the numbers of a context: those declared, or x[1], x[2], …"""
+    """Return the names of the numbers of a context: those declared, or x[1], x[2] and so on."""
     declared = parameters.settings.features
     if declared is not None and declared.context:
         return declared.context_names
