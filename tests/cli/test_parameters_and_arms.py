@@ -199,7 +199,7 @@ def test_an_ad_is_shown_with_the_users_that_it_works_for(folder: str, capsys: py
     assert sizes == sorted(sizes, reverse=True)
     assert main(["parameters", "show", "--arm", "ad-1", "--state", folder]) == 0
     shown = capsys.readouterr().out
-    assert "of average users click" in shown
+    assert "click before features count" in shown
     assert ("has no tastes" in shown) == (version.settings.model == "additive")
     assert main(["parameters", "show", "--arm", "hat", "--state", folder]) == 2
     assert "--arm hat: version" in capsys.readouterr().err

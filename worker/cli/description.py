@@ -221,7 +221,7 @@ def profile_report(parameters: Parameters, profile: AdProfile) -> str:
     lines = [
         f"{profile.arm}: reward {profile.reward:g}, {'active' if profile.active else 'retired'}{described} "
         f"(version {parameters.version})",
-        f"  base rate: {profile.probability:.1%} of average users click ({low:.1%} … {high:.1%})",
+        f"  base rate: {profile.probability:.1%} click before features count ({low:.1%} … {high:.1%})",
     ]
     if profile.answer_rate is not None and profile.displays is not None:
         lines.append(f"  answered: {profile.answer_rate:.1%}, {profile.displays:,.0f} displays so far")

@@ -56,6 +56,7 @@ class Evaluation:
     weighable : revenue of those whose slates were left to chance; None if there are none
     drawn : number of sessions of the log that were drawn uniformly as a whole
     warmup : number of sessions of the log in the warm-up
+    model : kind of click model that `direct` and `dr` use
     model_clicks : number of clicks, and the number expected by models fitted on other sessions; None without a model
     check : these models against the sessions drawn uniformly; None without a model
     """
@@ -70,6 +71,7 @@ class Evaluation:
     versions: int
     left_out: Mapping[str, int]
     estimates: Sequence[Estimate]
+    model: str
     model_clicks: tuple[int, float] | None
     check: ModelCheck | None
     notes: Sequence[str]
@@ -155,6 +157,7 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
         versions=assembled.versions,
         left_out=assembled.left_out,
         estimates=estimates,
+        model=assembled.form.name,
         model_clicks=(fit.clicks, fit.expected_clicks) if isinstance(fit, CrossFit) else None,
         check=check,
         notes=[*_notes(scope, weighable), *doubts(check)],
