@@ -112,6 +112,11 @@ class LearningSettings:
     features: Features | None = None
 
     @property
+    def are_of_the_first_release(self) -> bool:
+        """Whether the first release could have had these settings: its logs are replayed to the bit."""
+        return all(getattr(self, name) == first for name, first in LATER_SETTINGS.items())
+
+    @property
     def grace(self) -> int:
         """How long after its arrival a session is needed: no record of it counts later."""
         return self.session_timeout + self.lateness
