@@ -259,7 +259,7 @@ def test_regret_stays_above_zero_when_ads_are_retired() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"model": "additive"}, "model is additive"), ({"dim": 3}, "dim is 3")],
+    [({"model": "additive"}, "--model is additive, but .* have personal"), ({"dim": 3}, "--dim is 3, but .* have 2")],
     ids=["model", "dim"],
 )
 def test_a_version_of_another_model_is_refused_with_one_line(changes: dict[str, Any], message: str) -> None:
