@@ -70,7 +70,7 @@ def _best(planner: Planner, count: int, columns: Ints, chances: Chances, masked:
     rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
     row_of = np.empty(len(planner.shown), dtype=np.intp)
     row_of[columns] = np.arange(len(columns))
-    rows = max(1, 8 * ELEMENTS // len(columns) // ROWS) * ROWS
+    rows = max(1, 2 * ELEMENTS // len(columns) // ROWS) * ROWS
     for start in range(0, count, rows):
         stop = min(start + rows, count)
         f = chances(start, stop)
