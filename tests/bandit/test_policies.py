@@ -374,3 +374,37 @@ def test_thresholds_have_to_fit_the_horizon(thresholds: tuple[float, ...]) -> No
     planner, _ = planner_of(0, 3, 3)
     with pytest.raises(InputError, match="thresholds for a horizon of 3"):
         Aucbbp(beta=1.0, thresholds=thresholds).slates(planner, np.zeros((1, 2)))
+
+
+# ── ties ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.06, 0.5, 1.0])
+def test_of_sessions_with_equal_contexts_the_share_of_ties_explores(share: float, repeats: bool) -> None:
+    planner, _ = planner_of(8, 6, 3, repeats=repeats)
+    count = 400
+    contexts = np.tile([[0.4, -1.0]], (count, 1))
+    optimistic = Ucbbp(beta=2.0).slates(planner, contexts[:1]).arms
+    thresholds = tuple(exploration_scores(planner, contexts[:1], optimistic)[0].tolist())
+    policy = Aucbbp(beta=2.0, thresholds=thresholds, ties=(share,) * 3)
+    assert policy.needs_chance == (share < 1)
+    coins = np.zeros((count, 3, 2))
+    coins[:, :, 0] = ((np.arange(count) + 0.5) / count)[:, None]
+    slates = policy.slates(planner, contexts, None, coins)
+    assert slates.explored.sum(axis=0).tolist() == [round(share * count)] * 3
+    without = Aucbbp(beta=2.0, thresholds=thresholds).slates(planner, contexts)
+    assert without.explored.all()
+
+
+def test_ties_decide_only_at_the_threshold_itself() -> None:
+    planner, generator = planner_of(9, 6, 2)
+    contexts = generator.normal(size=(30, 2))
+    scores = exploration_scores(planner, contexts, Ucbbp(beta=2.0).slates(planner, contexts).arms)
+    thresholds = tuple(np.median(scores, axis=0).tolist())  # between two scores, so no score is equal
+    certain = Aucbbp(beta=2.0, thresholds=thresholds).slates(planner, contexts)
+    never = Aucbbp(beta=2.0, thresholds=thresholds, ties=(0.0, 0.0))
+    drawn = never.slates(planner, contexts, None, generator.random((30, 2, 2)))
+    assert np.array_equal(certain.explored, drawn.explored)
+    with pytest.raises(InputError, match="give it uniforms"):
+        never.slates(planner, contexts)
