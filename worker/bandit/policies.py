@@ -259,9 +259,9 @@ class RoundRobin(Policy):
     """The warm-up of an experiment (Algorithm 1): one active arm after the other, position by position.
 
     At each position the turns go over the users who are still there, from such a user on that most see the arm after
-    their last one. `stays` says who is there: slates so far, (n, h) → (n,); everybody by default. Users who are gone see
-    nothing of the rest of their slate, and take no turn. Without repeats nobody's turn is left out, so that nobody sees
-    an arm twice.
+    their last one. `stays` says who is there: slates so far, (n, h) → (n,); everybody by default. Users who are gone
+    see nothing of the rest of their slate, and take no turn. Without repeats nobody's turn is left out, so that nobody
+    sees an arm twice.
     """
 
     name: ClassVar[str] = "round-robin"
