@@ -26,6 +26,10 @@ class UnavailableError(AdcascadeError):
     """The service takes no requests at present; the text says why. The client may try again."""
 
 
+class UnknownSessionError(AdcascadeError):
+    """There is no such session, or no longer; only a service that knows all sessions can tell."""
+
+
 class ArriveRequest(NamedTuple):
     """A user arrives. `context`, `exclude` and `occurred_at` are JSON as it came, empty where it is missing.
 
@@ -99,7 +103,10 @@ class AdService(Protocol):
         """Open a session, or find it; return its current decision. Raises `Rejected` or `UnavailableError`."""
 
     async def feedback(self, request: FeedbackRequest, deadline: float) -> Answer:
-        """Take a click or a pass; return the next decision, or how the session ended. Raises as `arrive`."""
+        """Take a click or a pass; return the next decision, or how the session ended.
+
+        Raises as `arrive`, or `UnknownSessionError`.
+        """
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the answer that the last request of a session would have now; None if it is not known."""
