@@ -17,6 +17,7 @@ from worker.errors import AdcascadeError, InputError
 COMMANDS = {
     "demo": "run everything in one process: simulated users, live view, metrics, report",
     "worker": "serve and learn on Kafka, with any number of workers",
+    "gateway": "answer HTTP requests for ads, in front of Kafka",
     "traffic": "send simulated users to the workers, and measure pseudo-regret and delays",
     "topics": "create the topics on Kafka, or check existing ones",
     "simulate": "repeat the experiments of the paper: policies, numbers of users, seeds",

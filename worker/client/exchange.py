@@ -114,7 +114,8 @@ class Exchange:
         self.transport = transport
         self.counts = Counts()
         self._room = asyncio.Semaphore(most_in_flight)
-        self._remember, self._seconds, self._others = remember, seconds, others
+        self._remember, self._others = remember, others
+        self.seconds = seconds
         self._sessions: dict[bytes, _Session] = {}  # in the order in which they became known
         self._unacknowledged: set[asyncio.Future[Any]] = set()
         self._clock: Callable[[], float] = lambda: 0.0
@@ -171,6 +172,15 @@ class Exchange:
         """Return the last decision of a session; None if it is not remembered."""
         session = self._sessions.get(key)
         return None if session is None else session.known
+
+    def is_unanswered(self, key: bytes) -> bool:
+        """Return whether a session was opened here, and no decision has come yet."""
+        session = self._sessions.get(key)
+        return session is not None and session.arrival is not None and session.known is None
+
+    def __len__(self) -> int:
+        """Return the number of sessions that are remembered."""
+        return len(self._sessions)
 
     def end(self, key: bytes, ending: Ending) -> None:
         """Remember that a session has ended. A click is final."""
@@ -287,7 +297,7 @@ class Exchange:
         while sessions:
             oldest = next(iter(sessions))
             session = sessions[oldest]
-            if len(sessions) < self._remember and now - session.since < self._seconds:
+            if len(sessions) < self._remember and now - session.since < self.seconds:
                 break
             del sessions[oldest]
             if session.waits:  # as if it had become known just now

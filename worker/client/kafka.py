@@ -143,15 +143,19 @@ class KafkaTransport:
     async def _read(self) -> None:
         while True:
             try:
-                fetched = await next_records(self._consumer, seconds=1.0)
+                await self._read_some()
             except KafkaError as error:
-                log.warning("decisions cannot be read: %r", error)
+                log.warning("decisions cannot be read: %r; trying again", error)
                 await asyncio.sleep(_PAUSE)
-                continue
-            for records in fetched.values():
-                self._receive(records)
-            await self._follow()
+            except Exception:  # whatever a record may cause, those after it are read
+                log.exception("decisions cannot be handled")
             await asyncio.sleep(0)  # a full buffer would otherwise be read without a pause for the others
+
+    async def _read_some(self) -> None:
+        fetched = await next_records(self._consumer, seconds=1.0)
+        for records in fetched.values():
+            self._receive(records)
+        await self._follow()
 
     async def _follow(self) -> None:
         """Read partitions that are new, those known from where they are; only then send to the new ones."""
