@@ -23,8 +23,9 @@ from worker.serve.service import EmbeddedService, OrderDesk
 from worker.serve.settings import ServeSettings, dimension
 from worker.serve.versions import StoredVersions
 from worker.stream.decoding import decode_episode
-from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.versions import Versions
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.sizes import check_size
+from worker.stream.versions import KEPT, Versions
 from worker.web.status import status_routes
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ def _read_folder(settings: ServeSettings, lock: FolderLock) -> tuple[list[Parame
         history = [decode_parameters(value) for value in state.parameters()]
         if history and state.meta(RUNNER) != b"serve":
             raise InputError(f"{settings.folder} does not hold the state of `adcascade serve`; choose another folder")
+        if not history:
+            history = [_first_version(settings, state)]
         sessions = dict(state.sessions())
         _, journal_end = state.journal_bounds()
         topics = settings.topics
@@ -77,6 +80,17 @@ def _read_folder(settings: ServeSettings, lock: FolderLock) -> tuple[list[Parame
     return history, RunnerStart(
         sessions=sessions, journal_end=journal_end, offsets=offsets, time=time, progress=progress, position=position
     )
+
+
+def _first_version(settings: ServeSettings, state: StateFolder) -> Parameters:
+    """Make version 0 and keep it, so that there is an answer before the learner process runs."""
+    learning = replace(settings.learning, dim=dimension(settings.dim, None))
+    first = Parameters.first(learning, settings.arms)
+    check_size(first.arms, first.model)
+    state.set_meta(RUNNER, b"serve")
+    state.put_parameters(first.version, encode_parameters(first), kept=KEPT, needed=0)
+    state.commit()
+    return first
 
 
 class _Borrowed(FolderLock):
@@ -105,11 +119,9 @@ class Server:
         self, settings: ServeSettings, lock: FolderLock, history: list[Parameters], start: RunnerStart
     ) -> None:
         self._settings = settings
-        newest = history[-1] if history else None
-        dim = dimension(settings.dim, newest)
-        first = history[0] if history else Parameters.first(replace(settings.learning, dim=dim), settings.arms)
+        dim = dimension(settings.dim, history[-1])
         self._metrics = Metrics()
-        versions = Versions(first)
+        versions = Versions(history[0])
         self._versions = StoredVersions(settings.folder, versions, self._metrics)
         for parameters in history[1:]:
             versions.learn(parameters)
