@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from worker.cli.options.parser import Option, count, grouped
 from worker.cli.options.times import time_option
 from worker.errors import InputError
-from worker.http.api import ApiSettings
-from worker.http.connections import ConnectionLimits
 from worker.http.keys import ApiKeys, read_keys
 
-_LIMITS = ConnectionLimits()
+if TYPE_CHECKING:
+    from worker.http.api import ApiSettings
 
 HTTP = grouped(
     "HTTP",
@@ -26,7 +26,7 @@ HTTP = grouped(
     count("max-sessions-per-key", "most sessions that a key may open in a minute (default: no limit)"),
     count("max-body-bytes", "largest body of a request, in bytes; a batch may have 16 times as many", 65_536),
     count("max-connections", "most connections; one more closes the one that is idle for longest", 10_000),
-    time_option("request-timeout", "longest time for a request to come in", int(_LIMITS.request_timeout * 1000)),
+    time_option("request-timeout", "longest time for a request to come in", 10_000),
     time_option("idle-timeout", "time after which a connection without requests is closed", 300_000),
 )
 
@@ -36,6 +36,10 @@ def api_settings(options: argparse.Namespace) -> ApiSettings:
     for name in ("deadline", "request_timeout", "idle_timeout"):
         if getattr(options, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1ms")
+    # aiohttp takes a while to import; --help and wrong options need not wait for it.
+    from worker.http.api import ApiSettings
+    from worker.http.connections import ConnectionLimits
+
     return ApiSettings(
         deadline=options.deadline / 1000,
         keys=None if options.api_keys is None else ApiKeys(read_keys(options.api_keys)),
