@@ -167,6 +167,21 @@ def test_feedback_of_a_session_that_this_gateway_has_not_seen_is_sent_by_its_key
     assert transport.bodies("clicks")[0]["token"] == "t"
 
 
+def test_an_arrival_is_sent_while_feedback_of_the_same_session_waits() -> None:
+    transport = FakeTransport()
+
+    async def use(gateway: Gateway) -> None:
+        early = asyncio.create_task(gateway.feedback(1, "cap"))
+        await until(lambda: transport.sent)
+        late = asyncio.create_task(gateway.arrive())
+        await until(lambda: len(transport.sent) == 2)
+        transport.decide("s", 2, SLATE[1:])
+        assert shown(await early) == shown(await late)
+
+    with_gateway(use, transport)
+    assert [record.topic for record in transport.sent] == ["clicks", "arrivals"]
+
+
 # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

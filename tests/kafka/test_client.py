@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.request import urlopen
 
 import orjson
 import pytest
 from aiokafka.admin import NewPartitions
 
 from tests.kafka.conftest import OwnBroker
-from tests.kafka.fleet import Fleet
-from tests.kafka.guarded import guarded_broker
+from tests.kafka.fleet import Fleet, Running
+from tests.kafka.guarded import Guarded, guarded_broker
 from tests.kafka.world import eventually
 from worker.client import Client, Connection, Decision
 from worker.client.kafka import KafkaTransport
@@ -267,7 +268,7 @@ def test_the_brokers_being_away_is_told_and_ends(own_broker: OwnBroker, tmp_path
 # ── a guarded broker ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 PASSWORD = "sesame-sesame-open"
-#: The rights of a client, as docs/clients.md has them.
+#: The rights of a client and of a gateway, as docs/clients.md has them.
 RIGHTS = [
     {"resource": {"type": "topic", "name": f"ads.{topic}", "patternType": "literal"}, "operations": operations}
     for topic, operations in (
@@ -278,26 +279,56 @@ RIGHTS = [
 ]
 
 
-def test_tls_and_sasl_with_the_least_rights_and_no_password_in_an_error(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder = tmp_path_factory.mktemp("guarded-client")
-    with guarded_broker(folder, {"shop": PASSWORD}) as guarded:
-        guarded.allow("shop", RIGHTS)
-        tls = ssl.create_default_context(cafile=str(guarded.ca))
+GATEWAY_RIGHTS = [
+    *RIGHTS,
+    {
+        "resource": {"type": "topic", "name": "ads.parameters", "patternType": "literal"},
+        "operations": ["Describe", "Read"],
+    },
+]
 
-        async def connect(password: str) -> Decision:
-            connection = Connection(
-                servers=(guarded.addresses["SASL_SSL"],), tls=tls, username="shop", password=password
-            )
-            async with asyncio.timeout(120), Client(connection, **PATIENT) as ads:
-                shown = await ads.arrive(CONTEXT)
-                await ads.clicked(shown)
-                return shown
 
-        with closing(Fleet(guarded.addresses["PLAINTEXT"], "ads", tmp_path_factory.mktemp("fleet"))) as fleet:
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A guarded broker with a worker, a user for clients and one for gateways."""
+    users = {"shop": PASSWORD, "gateway": PASSWORD}
+    with guarded_broker(tmp_path_factory.mktemp("guarded-client"), users) as made:
+        made.allow("shop", RIGHTS)
+        made.allow("gateway", GATEWAY_RIGHTS)
+        with closing(Fleet(made.addresses["PLAINTEXT"], "ads", tmp_path_factory.mktemp("fleet"))) as fleet:
             fleet.serving()
-            assert asyncio.run(connect(PASSWORD)).origin == "worker"
-            with pytest.raises(FailedError, match="invalid credentials") as refused:
-                asyncio.run(connect("open-barley-open"))
-            assert "open-barley-open" not in str(refused.value)
+            yield made
+
+
+def test_tls_and_sasl_with_the_least_rights_and_no_password_in_an_error(guarded: Guarded) -> None:
+    tls = ssl.create_default_context(cafile=str(guarded.ca))
+
+    async def connect(password: str) -> Decision:
+        servers = (guarded.addresses["SASL_SSL"],)
+        connection = Connection(servers=servers, tls=tls, username="shop", password=password)
+        async with asyncio.timeout(120), Client(connection, **PATIENT) as ads:
+            shown = await ads.arrive(CONTEXT)
+            await ads.clicked(shown)
+            return shown
+
+    assert asyncio.run(connect(PASSWORD)).origin == "worker"
+    with pytest.raises(FailedError, match="invalid credentials") as refused:
+        asyncio.run(connect("open-barley-open"))
+    assert "open-barley-open" not in str(refused.value)
+
+
+def test_a_gateway_needs_no_more_rights_than_these_and_shows_no_password(guarded: Guarded, tmp_path: Path) -> None:
+    flags = ["--broker", guarded.addresses["SASL_SSL"], "--tls-ca", str(guarded.ca), "--sasl-username", "gateway"]
+    command = ("worker", "gateway", *flags, "--port", "0", "--deadline", "30s", "--log-level", "debug")
+    gateway = Running(tmp_path / "gateway.log", *command, ADCASCADE_SASL_PASSWORD=PASSWORD)
+    try:
+        eventually(lambda: gateway.ready, what="the gateway is ready")
+        body = orjson.dumps({"context": CONTEXT})
+        with urlopen(f"{gateway.url}/v1/sessions", body, timeout=60) as answer:
+            shown = orjson.loads(answer.read())
+        assert shown["arm"]
+        assert "fallback" not in shown
+        pages = [gateway.ask(path)[1] for path in ("/metrics", "/readyz")]
+        assert not [text for text in (*pages, gateway.log.read_text(encoding="utf-8")) if PASSWORD in text]
+    finally:
+        gateway.kill()

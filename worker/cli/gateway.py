@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
@@ -38,6 +39,9 @@ def run(options: argparse.Namespace) -> int:
         max_in_flight=options.max_in_flight,
         max_remembered_sessions=options.max_remembered_sessions,
     )
+    # Remembered sessions live for a minute and hold no cycles; a search among a hundred thousand takes as long as some
+    # answers may.
+    gc.set_threshold(100_000, 50, 100)
     log_format.configure(format=options.log_format, level=options.log_level, secrets=[reached.password or ""])
 
     async def serve() -> None:

@@ -7,8 +7,8 @@ Rules that hold in this file:
   goes back is counted and changes nothing.
 - A wait ends with a decision of its position or a later one, or at its deadline. A decision that comes later is
   remembered, and answers the next wait.
-- An arrival that is asked for again is answered from memory. If no decision came yet and nobody waits, the same bytes
-  are sent again; workers take them as a repetition.
+- An arrival that is asked for again is answered from memory. If no decision came yet and nobody else waits for it, the
+  same bytes are sent again; workers take them as a repetition.
 - Every request holds a place until it is answered or given up, and its record is acknowledged or has failed. When all
   places are taken, further requests wait for one, and give up at their deadline without sending anything.
 
@@ -77,6 +77,7 @@ class _Session:
     arrival: Keyed | None = None
     known: Known | None = None
     ending: Ending | None = None
+    asking: int = 0  # requests that wait for the answer to the arrival
     given_up: bool = False
     waits: list[tuple[int, asyncio.Future[Known | None]]] = field(default_factory=list)
 
@@ -143,10 +144,14 @@ class Exchange:
             session = self._find(record.key, request) or self._add(record.key)
             if session.arrival is None:
                 session.request, session.arrival = request, record
-            if session.known is None and not session.waits:
+            if session.known is None and not session.asking:
                 self._send(session.arrival, place)
                 self.counts.arrivals += 1
-            return await self._wait(session, 1, deadline)
+            session.asking += 1
+            try:
+                return await self._wait(session, 1, deadline)
+            finally:
+                session.asking -= 1
         finally:
             place.release()
 
