@@ -425,6 +425,22 @@ def test_what_no_broker_takes_is_reported_for_clicks_and_by_flush_and_counted() 
     with_client(transport, use)
 
 
+def test_a_session_has_not_ended_by_a_click_that_was_not_delivered() -> None:
+    transport = FakeTransport(answers=SLATE, holds=True)
+
+    async def use(ads: Client) -> None:
+        shown = await ads.arrive([1], session_id="s")
+        transport.acknowledge()
+        click = asyncio.create_task(ads.clicked(shown))
+        await until(lambda: len(transport.sent) == 2)
+        transport.fail()
+        with pytest.raises(UndeliveredError):
+            await click
+        assert await ads.arrive([1], session_id="s") == shown
+
+    with_client(transport, use)
+
+
 def test_feedback_that_finds_no_place_in_time_is_reported() -> None:
     transport = FakeTransport(answers=SLATE, holds=True)
 

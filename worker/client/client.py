@@ -119,7 +119,7 @@ class Client:
         except Rejected as rejected:
             raise InputError(f"session {session_id!r}: {rejected.error}") from None
         if known is not None:
-            decision = from_record(known.decision, known.partition)
+            decision = from_record(known.decision(), known.partition)
             has_ended = self._exchange.ending(record.key) is not None
             return decision.at(decision.position + len(decision.slate)) if has_ended else decision
         ads = self._fallback if fallback is None else tuple(fallback)
@@ -142,7 +142,7 @@ class Client:
             if known is None and not self._prefetch:
                 known = await self._exchange.decision(key, 1, self._deadline(within))
             if known is not None:
-                return from_record(known.decision, known.partition)
+                return from_record(known.decision(), known.partition)
             return decision.at(decision.position + 1) if decision.slate else decision
         following = decision.at(decision.position + 1)
         await self._report(decision, clicked=False)
@@ -151,7 +151,7 @@ class Client:
         if self._prefetch or following.ended:
             return following
         known = await self._exchange.decision(key, following.position, self._deadline(within))
-        return following if known is None else from_record(known.decision, known.partition)
+        return following if known is None else from_record(known.decision(), known.partition)
 
     async def clicked(self, decision: Decision) -> None:
         """Report a click, and wait until the brokers have it. The session has ended with it.
@@ -162,9 +162,8 @@ class Client:
         if decision.arm is None:
             raise InputError(f"session {decision.session_id!r} shows no ad that could be clicked")
         if not decision.timed_out:
-            sent = await self._report(decision, clicked=True)
+            await delivered(await self._report(decision, clicked=True))
             self._exchange.end(decision.session_id.encode(), "clicked")
-            await delivered(sent)
 
     async def report(
         self,

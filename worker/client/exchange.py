@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from aiokafka.errors import KafkaError
@@ -39,11 +39,18 @@ Ending: TypeAlias = Literal["clicked", "exhausted"]
 
 
 class Known(NamedTuple):
-    """The decision of a session, its record as it came, and the partition of the session."""
+    """The decision of a session as it came, its position, and the partition of the session.
 
-    decision: Decision
+    It is decoded when it is needed, because a decoded one takes three times as much memory.
+    """
+
     value: bytes
+    position: int
     partition: int
+
+    def decision(self) -> Decision:
+        """Decode the decision."""
+        return decode_decision(self.value)
 
 
 @dataclass(slots=True)
@@ -79,7 +86,7 @@ class _Session:
     ending: Ending | None = None
     asking: int = 0  # requests that wait for the answer to the arrival
     given_up: bool = False
-    waits: list[tuple[int, asyncio.Future[Known | None]]] = field(default_factory=list)
+    waits: tuple[tuple[int, asyncio.Future[Known | None]], ...] = ()
 
 
 class _Place:
@@ -251,42 +258,40 @@ class Exchange:
             if session is None and not others:
                 continue
             try:
-                decision = decode_decision(value)
+                position = decode_decision(value).position
             except Rejected as rejected:
                 log.warning("%s: not a decision: %s", record.where, rejected)
                 continue
-            self._take(session or self._add(key), Known(decision, value, record.partition))
+            self._take(session or self._add(key), Known(value, position, record.partition))
 
     def _take(self, session: _Session, known: Known) -> None:
-        before, position = session.known, known.decision.position
-        if before is not None and position <= before.decision.position:
+        before, position = session.known, known.position
+        if before is not None and position <= before.position:
             self.counts.repeated += 1
             return
         session.known = known
         if session.given_up:
             self.counts.late += 1
             session.given_up = False
-        still = []
-        for wanted, answer in session.waits:
-            if wanted > position:
-                still.append((wanted, answer))
-            elif not answer.done():
-                answer.set_result(known)
-        session.waits = still
+        if session.waits:
+            for wanted, answer in session.waits:
+                if wanted <= position and not answer.done():
+                    answer.set_result(known)
+            session.waits = tuple(wait for wait in session.waits if wait[0] > position)
 
     async def _wait(self, session: _Session, position: int, deadline: float) -> Known | None:
         known = session.known
-        if known is None or known.decision.position < position:
+        if known is None or known.position < position:
             loop = asyncio.get_running_loop()
             wait = (position, loop.create_future())
-            session.waits.append(wait)
+            session.waits += (wait,)
             timer = loop.call_at(deadline, _give_up, wait[1])
             try:
                 known = await wait[1]
             finally:
                 timer.cancel()
                 if wait in session.waits:  # not if it was answered
-                    session.waits.remove(wait)
+                    session.waits = tuple(other for other in session.waits if other is not wait)
                     session.given_up = True
         if known is None:
             self.counts.timed_out += 1

@@ -80,20 +80,21 @@ class KafkaAdService:
         planner = self._planner()
         key = request.session_id.encode()
         known = self._exchange.known(key)
-        record, feedback = self._judged(request, known, planner)
+        decision = None if known is None else known.decision()
+        record, feedback = self._judged(request, decision, planner)
         if self._exchange.is_unanswered(key):
             raise Rejected("arm-mismatch", FALLBACK_SHOWN)
         partition = None if known is None else known.partition
         sent = await self._exchange.report(Keyed("clicks", key, record, partition), deadline)
         if sent is None:
             raise UnavailableError("too many requests are in flight")
-        last = planner.parameters.settings.horizon if known is None else _last(known.decision)
+        last = planner.parameters.settings.horizon if decision is None else _last(decision)
         if feedback.clicked or feedback.position >= last:
-            self._exchange.end(key, "clicked" if feedback.clicked else "exhausted")
             in_time = await _acknowledged(sent, deadline)
+            self._exchange.end(key, "clicked" if feedback.clicked else "exhausted")
             return Answer(feedback.session_id, None, self._exchange.ending(key), fallback=not in_time)
-        if known is not None and self._has_ended(key, known):
-            return self._current(key, known)
+        if known is not None and (current := self._current(key, known)).decision is None:
+            return current
         found = await self._exchange.decision(key, feedback.position + 1, deadline)
         if found is not None:
             return self._current(key, found)
@@ -103,15 +104,17 @@ class KafkaAdService:
         arrival = Arrival(session_id=feedback.session_id, occurred_at=feedback.occurred_at, context=())
         return self._fallback(planner, arrival)
 
-    def _judged(self, request: FeedbackRequest, known: Known | None, planner: SlatePlanner) -> tuple[bytes, Feedback]:
+    def _judged(
+        self, request: FeedbackRequest, decision: Decision | None, planner: SlatePlanner
+    ) -> tuple[bytes, Feedback]:
         """Return the record of feedback and its content; raise `Rejected` if the workers would reject it."""
         now, settings = self._clock(), planner.parameters.settings
         # Feedback before its arrival would not count, and the clocks of two gateways may differ.
-        record = request.record(now if known is None else max(now, known.decision.arrived_at))
-        horizon = settings.horizon if known is None else max(settings.horizon, _last(known.decision))
+        record = request.record(now if decision is None else max(now, decision.arrived_at))
+        horizon = settings.horizon if decision is None else max(settings.horizon, _last(decision))
         feedback = decode_feedback(record, limits=self._limits, horizon=horizon, timestamp=now, grace=settings.grace)
-        if known is not None:
-            _check_display(feedback, known.decision)
+        if decision is not None:
+            _check_display(feedback, decision)
         elif feedback.arm not in planner.index:
             raise Rejected("unknown-arm", "$.arm is not an arm of the newest version")
         return record, feedback
@@ -125,21 +128,15 @@ class KafkaAdService:
         return None if known is None else self._current(key, known)
 
     def _current(self, key: bytes, known: Known) -> Answer:
-        session_id = known.decision.session_id
-        if not known.decision.slate:
+        decision = known.decision()
+        session_id, timeout = decision.session_id, self._planner().parameters.settings.session_timeout
+        if not decision.slate:
             return Answer(session_id, None, "empty")
         if (ending := self._exchange.ending(key)) is not None:
             return Answer(session_id, None, ending)
-        if self._is_over(known):
+        if self._clock() > decision.arrived_at + timeout:
             return Answer(session_id, None, "expired")
         return Answer(session_id, known.value)
-
-    def _has_ended(self, key: bytes, known: Known) -> bool:
-        return self._exchange.ending(key) is not None or self._is_over(known)
-
-    def _is_over(self, known: Known) -> bool:
-        timeout = self._planner().parameters.settings.session_timeout
-        return self._clock() > known.decision.arrived_at + timeout
 
     def _planner(self) -> SlatePlanner:
         if self._model.planner is None:
@@ -169,7 +166,7 @@ def _check_display(feedback: Feedback, decision: Decision) -> None:
 
 def _from_slate(known: Known, position: int) -> bytes:
     """Return the record of a later position, which no worker has sent yet; its figures are those of the one known."""
-    passed = position - known.decision.position
+    passed = position - known.position
     if passed <= 0:
         return known.value
     document: dict[str, Any] = orjson.loads(known.value)
