@@ -144,6 +144,7 @@ class Server:
             max_open_sessions=most,
             record=settings.record is not None,
             progress_interval=settings.progress_interval,
+            sync=settings.sync,
         )
         self._desk = OrderDesk(self._runner, self._versions.load)
         self._kept = start.position
