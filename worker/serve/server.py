@@ -126,6 +126,7 @@ class Server:
         for parameters in history[1:]:
             versions.learn(parameters)
         self._metrics.version(versions.newest)
+        versions.at(settings.clock()).prepare()  # now, not in the first request
         if not versions.newest.arms:
             log.warning(
                 "there are no arms: every decision will be empty until `adcascade arms add` (or --catalog FILE)"
