@@ -26,6 +26,12 @@ from worker.stream.tokens import token_secret
 
 OPERATION = (
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),
+    Option(
+        "sync",
+        "wait of answers for the disk; without it, a failure of power loses the last second (a kill loses nothing)",
+        flag=True,
+        default=True,
+    ),
     Option("record", "log of all records, continued after a restart", metavar="FILE"),
     time_option("progress-interval", "time between two progress records", 1_000),
     count(
@@ -104,6 +110,7 @@ def run(options: argparse.Namespace) -> int:
             max_open_sessions=options.max_open_sessions,
             record=checked.record,
             progress_interval=options.progress_interval / 1000,
+            sync=options.sync,
         )
     )
 

@@ -90,16 +90,24 @@ class StepWriter:
         content = _encode(step)
         return _HEAD.pack(len(content), crc32(content)) + content
 
-    def append(self, frames: bytes) -> int:
-        """Write frames and wait until they are on disk; return the position after them. In any thread."""
+    def append(self, frames: bytes) -> None:
+        """Write frames: they survive the process from now on. In any thread."""
         if self.position - self._began >= SEGMENT:
+            self.synchronise()
             self._begin(self.position)
         rest = memoryview(frames)
         while rest:
             rest = rest[os.write(self._file, rest) :]
-        os.fdatasync(self._file)
         self.position += len(frames)
-        return self.position
+
+    def synchronise(self) -> None:
+        """Wait until everything is on disk, so that it survives a failure of power. In any thread."""
+        os.fdatasync(self._file)
+
+    def append_durably(self, frames: bytes) -> None:
+        """Write frames and wait until they are on disk. In any thread."""
+        self.append(frames)
+        self.synchronise()
 
     def delete_before(self, position: int) -> None:
         """Delete the files with nothing but steps before a position."""

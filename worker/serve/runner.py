@@ -3,7 +3,8 @@
 Rules that hold in this file:
 
 - One batch is in work at a time. While it is written to disk, further requests gather and make the next one: many
-  requests, one write. What a batch answers is set when its step is on disk.
+  requests, one write. What a batch answers is set when its step is on disk; without `sync`, when the system has it,
+  which survives a kill of the process and no failure of power.
 - The time of an event is the clock when its batch is handled, unless the request has one. It never goes back, so that
   after the progress of a time nothing comes that is earlier.
 - An arrival that comes again is the same arrival: it takes the time of the first.
@@ -79,6 +80,7 @@ class ServeRunner:
     clock : milliseconds since the epoch
     record : whether steps carry the records, for the log
     progress_interval : seconds between two progress records
+    sync : whether answers wait for the disk; otherwise it is written once per `progress_interval`
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class ServeRunner:
         max_open_sessions: int | None = None,
         record: bool = False,
         progress_interval: float = 1.0,
+        sync: bool = True,
     ) -> None:
         self.topics = topics
         self.versions = versions
@@ -107,6 +110,7 @@ class ServeRunner:
         self._metrics = metrics
         self._clock = clock
         self._record = record
+        self._sync = sync
         self._interval = progress_interval
         self._time, self._progress = start.time, start.progress
         self._journal_end = start.journal_end
@@ -130,11 +134,13 @@ class ServeRunner:
         if len(self._waiting) >= MOST_WAITING:
             raise UnavailableError("too many requests wait")
         self._waiting.append(waiting)
-        if self._wake is not None:
-            if not self._wake.done():
-                self._wake.set_result(None)
-            self._wake = None
+        self._wake_up()
         return waiting.future
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+        self._wake = None
 
     def now(self) -> int:
         """Return the time, which never goes back."""
@@ -145,13 +151,15 @@ class ServeRunner:
         """Handle batches until cancelled; raise `FailedError` if a step cannot be written."""
         loop = asyncio.get_running_loop()
         ticking = loop.create_task(self._tick())
+        ticking.add_done_callback(lambda _: self._wake_up())
         try:
-            while True:
+            while not ticking.done():
                 if not self._waiting:
                     self._wake = loop.create_future()
                     await self._wake
                 batch, self._waiting = self._waiting, []
                 await self._run_batch(loop, batch)
+            ticking.result()  # raises
         except OSError as error:
             self.failure = f"the state folder cannot be written: {error.strerror or error}"
             raise FailedError(f"{self.failure}; nothing more is answered") from None
@@ -168,13 +176,19 @@ class ServeRunner:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval)
-            self.submit(Waiting(kind="tick", future=loop.create_future()))
+            if not self._sync:
+                await loop.run_in_executor(self._thread, self.writer.synchronise)
+            await self.submit(Waiting(kind="tick", future=loop.create_future()))
 
     async def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[Waiting]) -> None:
         try:
             step, emits = self._handle(batch)
             if step is not None:
-                await loop.run_in_executor(self._thread, self.writer.append, self.writer.encode(step))
+                frame = self.writer.encode(step)
+                if self._sync:
+                    await loop.run_in_executor(self._thread, self.writer.append_durably, frame)
+                else:
+                    self.writer.append(frame)
                 if step.progress:
                     self.serving.acknowledged(step.progress)
                     self._progress = step.progress

@@ -126,6 +126,7 @@ class Server:
         for parameters in history[1:]:
             versions.learn(parameters)
         self._metrics.version(versions.newest)
+        versions.at(settings.clock()).prepare()  # now, not in the first request
         if not versions.newest.arms:
             log.warning(
                 "there are no arms: every decision will be empty until `adcascade arms add` (or --catalog FILE)"
@@ -144,6 +145,7 @@ class Server:
             max_open_sessions=most,
             record=settings.record is not None,
             progress_interval=settings.progress_interval,
+            sync=settings.sync,
         )
         self._desk = OrderDesk(self._runner, self._versions.load)
         self._kept = start.position

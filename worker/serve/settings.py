@@ -38,6 +38,7 @@ class ServeSettings:
     max_open_sessions: int | None = None
     record: Path | None = None
     progress_interval: float = 1.0
+    sync: bool = True
 
 
 def dimension(dim: int | None, newest: Parameters | None) -> int:
