@@ -17,7 +17,7 @@ from worker.kafka.learner_process import LearnerProcess, LearnerStatus
 from worker.kafka.memory import available_memory, collect_garbage_rarely, return_memory_periodically, sessions_that_fit
 from worker.metrics import Metrics
 from worker.serve.control import SOCKET, take_orders
-from worker.serve.learner import POSITION, RUNNER, STEPS
+from worker.serve.learner import MOVED, POSITION, RUNNER, SERVE, STEPS
 from worker.serve.runner import RunnerStart, ServeRunner
 from worker.serve.service import EmbeddedService, OrderDesk
 from worker.serve.settings import ServeSettings, dimension
@@ -55,7 +55,9 @@ def _read_folder(settings: ServeSettings, lock: FolderLock) -> tuple[list[Parame
     """Read what the last process left: what the learner has kept, and the steps after it."""
     with StateFolder(settings.folder, lock=_Borrowed(lock)) as state:
         history = [decode_parameters(value) for value in state.parameters()]
-        if history and state.meta(RUNNER) != b"serve":
+        if state.meta(RUNNER) == MOVED:
+            raise InputError(f"{settings.folder} was taken to Kafka (adcascade topics import), and goes on there")
+        if history and state.meta(RUNNER) != SERVE:
             raise InputError(f"{settings.folder} does not hold the state of `adcascade serve`; choose another folder")
         if not history:
             history = [_first_version(settings, state)]
@@ -87,7 +89,7 @@ def _first_version(settings: ServeSettings, state: StateFolder) -> Parameters:
     learning = replace(settings.learning, dim=dimension(settings.dim, None))
     first = Parameters.first(learning, settings.arms)
     check_size(first.arms, first.model)
-    state.set_meta(RUNNER, b"serve")
+    state.set_meta(RUNNER, SERVE)
     state.put_parameters(first.version, encode_parameters(first), kept=KEPT, needed=0)
     state.commit()
     return first
