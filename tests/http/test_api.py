@@ -213,6 +213,15 @@ def test_a_client_that_asks_whether_to_send_its_body_is_told_to_continue(client)
     assert (status, answer["session_id"]) == (200, "expects")
 
 
+def test_requests_that_another_website_makes_a_browser_send_are_refused(client):
+    body = {"session_id": "origin", "context": [1, 2]}
+    status, problem = client.json("POST", "/v1/sessions", body, Origin="https://elsewhere.example")
+    assert (status, problem["reason"]) == (403, "origin")
+    assert client.json("POST", "/v1/sessions", body, Origin="null")[0] == 403
+    assert client.json("POST", "/v1/sessions", body, Origin="http://[")[0] == 403
+    assert client.json("POST", "/v1/sessions", body, Origin=f"http://{client.host}:{client.port}")[0] == 200
+
+
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -72,7 +72,7 @@ class StepWriter:
     def __init__(self, folder: Path, position: int) -> None:
         """Continue after the last whole step, or at `position`, whichever is later."""
         self._folder = folder
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         end = repair(folder)
         self._file = -1
         self._begin(max(end, position))

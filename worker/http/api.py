@@ -147,6 +147,9 @@ class HttpApi:
     async def _body(self, request: web.BaseRequest, most: int) -> bytes:
         """Return the body; raise if it has more than so many bytes, before it is read if its length is known."""
         headers = request.headers
+        if (origin := headers.get("Origin")) is not None and origin.partition("://")[2] != headers.get("Host"):
+            # A browser sends whatever a page asks it to, with the password that it remembers.
+            raise ProblemError("origin")
         if "Content-Encoding" in headers:
             raise ProblemError("encoding")
         length = request.content_length
