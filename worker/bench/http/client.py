@@ -27,8 +27,9 @@ WARM_UP: Final = 0.5  # seconds that do not count
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client has seen; times in milliseconds."""
+    """What the client has seen; times in milliseconds. `answers` has those of the warm-up, too."""
 
+    answers: int
     requests: int
     seconds: float
     sessions: int
@@ -58,7 +59,7 @@ class LoadClient:
         self._free: deque[_Connection] = deque()
         self._due: deque[float] = deque()
         self.times: list[float] = []
-        self.sessions = self.failed = self.fallbacks = 0
+        self.answers = self.sessions = self.failed = self.fallbacks = 0
         self.done = self._loop.create_future()
 
     async def run(self, host: str, port: int) -> Load:
@@ -70,6 +71,7 @@ class LoadClient:
         await self.done
         p50, p99 = np.percentile(self.times, (50, 99)) * 1000 if self.times else (0.0, 0.0)
         return Load(
+            answers=self.answers,
             requests=len(self.times),
             seconds=self._ends - self._counts_from,
             sessions=self.sessions,
@@ -105,6 +107,7 @@ class LoadClient:
     def answered(self, sent: float, status: int, fallback: bool) -> None:
         """Count an answer."""
         now = self._loop.time()
+        self.answers += 1
         if sent >= self._counts_from and now <= self._ends:
             self.times.append(now - sent)
         self.failed += status != 200
