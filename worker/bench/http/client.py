@@ -1,16 +1,13 @@
 """The load: whole sessions over keep-alive connections, as fast as they are answered or at a rate.
 
-    python -m worker.bench.http.client URL SECONDS RATE
-
-It prints its result as JSON. A rate of 0 is as fast as possible. At a rate, the time of an answer counts from when its
-request was due, whether or not a connection was free.
+A rate of 0 is as fast as possible. At a rate, the time of an answer counts from when its request was due, whether or
+not a connection was free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections import deque
 from typing import Final
 from urllib.parse import urlsplit
@@ -195,8 +192,3 @@ async def load(url: str, seconds: float, rate: float) -> Load:
     """Send sessions to a server for so many seconds."""
     parts = urlsplit(url)
     return await LoadClient(seconds, rate).run(parts.hostname or "", parts.port or 0)
-
-
-if __name__ == "__main__":
-    result = asyncio.run(load(sys.argv[1], float(sys.argv[2]), float(sys.argv[3])))
-    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")

@@ -89,7 +89,7 @@ def _serve(folder: Path) -> list[str]:
 
 def _load(url: str, seconds: float, rate: float) -> Load:
     """Run the client in a process of its own."""
-    command = [sys.executable, "-m", "worker.bench.http.client", url, str(seconds), str(rate)]
+    command = [sys.executable, "-m", "worker.bench.http.load", url, str(seconds), str(rate)]
     result = subprocess.run(command, capture_output=True, check=False, timeout=seconds + 60)
     if result.returncode:
         raise FailedError(f"the client failed: {result.stderr.decode(errors='replace')[-500:]}")
