@@ -133,6 +133,21 @@ def test_where_all_connections_are_busy_a_new_one_is_closed():
         assert refused
 
 
+def test_nothing_of_a_bad_request_is_logged(caplog):
+    caplog.set_level("DEBUG")
+    with http(Memory()) as client:
+        for request in (
+            b"POST /secret HTTP/9\r\n\r\n",
+            b"GET /livez HTTP/1.1\r\nAuthorization secret\r\n\r\n",
+            CHUNKED + b"secret",
+        ):
+            with closing(connect(client)) as bad:
+                bad.sendall(request)
+                assert _status(bad) == 400
+        client.ask("POST", "/v1/sessions", b"secret", Authorization="Bearer secret")
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.slow
 def test_thousands_of_idle_connections_do_not_stop_the_answers():
     with open_files(10_000 * 2 + 300) as files, http(Memory(), limited(max_connections=10_000)) as client:

@@ -11,6 +11,7 @@ Rules that hold in this file:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,8 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_protocol import RequestHandler
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -93,6 +96,10 @@ class Connection(RequestHandler):
         """Wait until it does, or has gone."""
         if self._unblocked is not None:
             await asyncio.shield(self._unblocked)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log the kind of an error and nothing else: aiohttp would log what the client has sent."""
+        log.debug("a connection has failed: %s", type(kw.get("exc_info")).__name__)
 
     def cut(self) -> None:
         """End the connection at once."""
