@@ -12,13 +12,13 @@ from jsonschema import Draft202012Validator
 from tests.http.running import HttpClient, Memory, http
 from worker.errors import InputError
 from worker.http.api import ApiSettings
-from worker.http.connections import ConnectionLimits
 from worker.http.description import openapi
 from worker.http.keys import ApiKeys, read_keys
 from worker.http.problems import PROBLEMS
 from worker.http.requests import MOST_BATCH
 from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS
+from worker.web.connections import ConnectionLimits
 
 KEY, OTHER = "0123456789abcdef-web", "0123456789abcdef-app"
 DESCRIBED = Path(__file__).parents[2] / "schemas" / "openapi.json"

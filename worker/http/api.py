@@ -18,13 +18,13 @@ from typing import Any, Final, TypeAlias, TypeVar
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
-from worker.http.connections import Connection, ConnectionLimits, LimitedServer
 from worker.http.keys import ApiKeys, SessionQuota
 from worker.http.metrics import HttpMetrics
 from worker.http.problems import CONTENT_TYPE, ProblemError, problem_of
 from worker.http.requests import read_arrive, read_batch, read_feedback, session_in_path
 from worker.http.service import AdService, Answer, UnavailableError, UnknownSessionError
 from worker.stream.decoding import Rejected
+from worker.web.connections import Connection, ConnectionLimits, LimitedServer
 from worker.web.server import Page, Route
 
 log = logging.getLogger(__name__)
@@ -118,8 +118,7 @@ class HttpApi:
             log.exception("a request failed")
             response = _problem(ProblemError("internal"))
         finally:
-            connection.received()
-            self.server.idle(connection)
+            self.server.received(request)
         self._metrics.answered(route, response.status, self._loop.time() - began)
         return response
 
