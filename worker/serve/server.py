@@ -13,8 +13,10 @@ from worker.embedded.state import FolderLock, StateFolder
 from worker.embedded.steps import remaining
 from worker.errors import FailedError, InputError
 from worker.http.server import http_server
+from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.learner_process import LearnerProcess, LearnerStatus
 from worker.kafka.memory import available_memory, collect_garbage_rarely, return_memory_periodically, sessions_that_fit
+from worker.kafka.watch import different
 from worker.metrics import Metrics
 from worker.serve.control import SOCKET, take_orders
 from worker.serve.learner import MOVED, POSITION, RUNNER, SERVE, STEPS
@@ -129,6 +131,14 @@ class Server:
             versions.learn(parameters)
         self._metrics.version(versions.newest)
         versions.at(settings.clock()).prepare()  # now, not in the first request
+        self._catalogue = CatalogueCheck(settings.arms, self._metrics.troubles)
+        self._catalogue.start(versions.newest)
+        if changed := different(replace(settings.learning, dim=dim), versions.newest.settings):
+            log.warning(
+                "other settings than those of version %d, from the next one on: %s",
+                versions.newest.version,
+                ", ".join(changed),
+            )
         if not versions.newest.arms:
             log.warning(
                 "there are no arms: every decision will be empty until `adcascade arms add` (or --catalog FILE)"
@@ -224,6 +234,7 @@ class Server:
             if wrong:
                 log.error("the accounts do not balance: %s", dict(wrong))
             self._learner.check()
+            self._catalogue.again(self._runner.versions.history)
             self._metrics.learning(self._learner.running)
             await asyncio.sleep(_WATCH_INTERVAL)
 
