@@ -12,13 +12,13 @@ from jsonschema import Draft202012Validator
 from tests.http.running import HttpClient, Memory, http
 from worker.errors import InputError
 from worker.http.api import ApiSettings
-from worker.http.connections import ConnectionLimits
 from worker.http.description import openapi
 from worker.http.keys import ApiKeys, read_keys
 from worker.http.problems import PROBLEMS
 from worker.http.requests import MOST_BATCH
 from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS
+from worker.web.connections import ConnectionLimits
 
 KEY, OTHER = "0123456789abcdef-web", "0123456789abcdef-app"
 DESCRIBED = Path(__file__).parents[2] / "schemas" / "openapi.json"
@@ -211,6 +211,15 @@ def test_a_client_that_asks_whether_to_send_its_body_is_told_to_continue(client)
     body = {"session_id": "expects", "context": [1, 2]}
     status, answer = client.json("POST", "/v1/sessions", body, Expect="100-continue")
     assert (status, answer["session_id"]) == (200, "expects")
+
+
+def test_requests_that_another_website_makes_a_browser_send_are_refused(client):
+    body = {"session_id": "origin", "context": [1, 2]}
+    status, problem = client.json("POST", "/v1/sessions", body, Origin="https://elsewhere.example")
+    assert (status, problem["reason"]) == (403, "origin")
+    assert client.json("POST", "/v1/sessions", body, Origin="null")[0] == 403
+    assert client.json("POST", "/v1/sessions", body, Origin="http://[")[0] == 403
+    assert client.json("POST", "/v1/sessions", body, Origin=f"http://{client.host}:{client.port}")[0] == 200
 
 
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -113,11 +113,11 @@ class Clients:
     async def run(self, users: int, until: Any) -> None:
         """Let so many users come one after the other until an awaitable is done."""
         timeout = aiohttp.ClientTimeout(total=30)
-        async with aiohttp.ClientSession(timeout=timeout) as http:
-            tasks = [asyncio.create_task(self._users(http)) for _ in range(users)]
+        async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
+            for _ in range(users):
+                tasks.create_task(self._users(http))
             await until
             self._running = False
-            await asyncio.gather(*tasks)
 
     async def _users(self, http: aiohttp.ClientSession) -> None:
         while self._running:

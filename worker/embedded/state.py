@@ -36,7 +36,7 @@ class FolderLock:
         """Take the lock; wait so many seconds for another process to end."""
         path = Path(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has contexts of users
             self.file = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise InputError(f"cannot use {path} as a state folder: {error.strerror or error}") from None

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -72,9 +71,10 @@ class StepWriter:
     def __init__(self, folder: Path, position: int) -> None:
         """Continue after the last whole step, or at `position`, whichever is later."""
         self._folder = folder
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         end = repair(folder)
         self._file = -1
+        self._starts = _starts(folder)
         self._begin(max(end, position))
 
     def _begin(self, position: int) -> None:
@@ -82,6 +82,8 @@ class StepWriter:
         if self._file >= 0:
             os.close(self._file)
         self._began = self.position = position
+        if position not in self._starts:
+            self._starts.append(position)
         self._file = os.open(_path(self._folder, position), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         _synchronise(self._folder)
 
@@ -111,10 +113,8 @@ class StepWriter:
 
     def delete_before(self, position: int) -> None:
         """Delete the files with nothing but steps before a position."""
-        starts = _starts(self._folder)
-        for start, following in pairwise(starts):
-            if following <= position and start != self._began:
-                _path(self._folder, start).unlink(missing_ok=True)
+        while len(self._starts) > 1 and self._starts[1] <= position:
+            _path(self._folder, self._starts.pop(0)).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file."""

@@ -18,13 +18,13 @@ from typing import Any, Final, TypeAlias, TypeVar
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
-from worker.http.connections import Connection, ConnectionLimits, LimitedServer
 from worker.http.keys import ApiKeys, SessionQuota
 from worker.http.metrics import HttpMetrics
 from worker.http.problems import CONTENT_TYPE, ProblemError, problem_of
 from worker.http.requests import read_arrive, read_batch, read_feedback, session_in_path
 from worker.http.service import AdService, Answer, UnavailableError, UnknownSessionError
 from worker.stream.decoding import Rejected
+from worker.web.connections import Connection, ConnectionLimits, LimitedServer
 from worker.web.server import Page, Route
 
 log = logging.getLogger(__name__)
@@ -118,8 +118,7 @@ class HttpApi:
             log.exception("a request failed")
             response = _problem(ProblemError("internal"))
         finally:
-            connection.received()
-            self.server.idle(connection)
+            self.server.received(request)
         self._metrics.answered(route, response.status, self._loop.time() - began)
         return response
 
@@ -147,6 +146,9 @@ class HttpApi:
     async def _body(self, request: web.BaseRequest, most: int) -> bytes:
         """Return the body; raise if it has more than so many bytes, before it is read if its length is known."""
         headers = request.headers
+        if (origin := headers.get("Origin")) is not None and origin.partition("://")[2] != headers.get("Host"):
+            # A browser sends whatever a page asks it to, with the password that it remembers.
+            raise ProblemError("origin")
         if "Content-Encoding" in headers:
             raise ProblemError("encoding")
         length = request.content_length

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from worker.errors import FailedError
 from worker.http.api import ApiSettings, HttpApi
-from worker.http.connections import ConnectionLimits
 from worker.http.description import description_routes
 from worker.http.metrics import HttpMetrics
 from worker.http.service import AdService
+from worker.web.connections import ConnectionLimits
 from worker.web.server import Route, operations
 
 #: File descriptors that are kept for everything but connections.

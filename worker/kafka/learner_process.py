@@ -112,13 +112,13 @@ class LearnerProcess:
     def assign(self, mine: bool) -> None:
         """Start or end the process, after a rebalance."""
         if mine and self._task is None:
-            log.info("the journal is assigned to this worker: the learner starts here")
+            log.info("the learner starts here")
             self._heard, self.failure = monotonic(), ""
             self._task = asyncio.get_running_loop().create_task(
                 keep_running(self._run_once, self.pauses, self._on_end), name="learner"
             )
         elif not mine and self._task is not None:
-            log.info("the journal is assigned to another worker: the learner ends here")
+            log.info("the learner ends here")
             self._end()
 
     def _end(self) -> None:

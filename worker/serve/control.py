@@ -138,7 +138,7 @@ class ServeControl:
 
 
 def is_served(folder: str) -> bool:
-    """Return whether a state folder belongs to `adcascade serve`."""
+    """Return whether a state folder belongs to `adcascade serve`, or did before it was taken to Kafka."""
     with suppress(InputError), StateView(folder) as state:
-        return state.meta("runner") == b"serve"
+        return state.meta("runner") is not None
     return False

@@ -48,6 +48,8 @@ REPORT_INTERVAL: Final = 5.0
 #: Names in the state folder.
 POSITION: Final = "steps.position"
 RUNNER: Final = "runner"
+SERVE: Final = b"serve"
+MOVED: Final = b"moved"
 STEPS: Final = "steps"
 
 
@@ -64,7 +66,7 @@ class StateKeeper:
         record: Path | None = None,
     ) -> None:
         self._state = state
-        state.set_meta(RUNNER, b"serve")
+        state.set_meta(RUNNER, SERVE)
         history = [decode_parameters(value) for value in state.parameters()]
         self._learner = Learner(settings, arms, history)
         self._versions = Versions(history[0] if history else self._learner.current)

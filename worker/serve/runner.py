@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Final, Literal
 
 import orjson
@@ -56,6 +56,7 @@ class Waiting:
     request: ArriveRequest | FeedbackRequest | None = None
     order: Order | None = None
     future: asyncio.Future[Answer | None]
+    since: float = field(default_factory=monotonic)
     error: Exception | None = None
     offset: int = -1
 
@@ -285,8 +286,11 @@ class ServeRunner:
     def _answer(self, batch: Iterable[Waiting], emits: Emits) -> None:
         decisions = dict(emits.decisions)
         rejected = dict(map(_rejection, emits.dead_letters)) if emits.dead_letters else {}
+        now = monotonic()
         for waiting in batch:
             future = waiting.future
+            if waiting.kind == "arrive":
+                self._metrics.decided(now - waiting.since)
             if future.done():  # with fallback ads, or the client has gone
                 continue
             topic = self.topics.arrivals if waiting.kind == "arrive" else self.topics.clicks

@@ -13,11 +13,13 @@ from worker.embedded.state import FolderLock, StateFolder
 from worker.embedded.steps import remaining
 from worker.errors import FailedError, InputError
 from worker.http.server import http_server
+from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.learner_process import LearnerProcess, LearnerStatus
 from worker.kafka.memory import available_memory, collect_garbage_rarely, return_memory_periodically, sessions_that_fit
+from worker.kafka.watch import different
 from worker.metrics import Metrics
 from worker.serve.control import SOCKET, take_orders
-from worker.serve.learner import POSITION, RUNNER, STEPS
+from worker.serve.learner import MOVED, POSITION, RUNNER, SERVE, STEPS
 from worker.serve.runner import RunnerStart, ServeRunner
 from worker.serve.service import EmbeddedService, OrderDesk
 from worker.serve.settings import ServeSettings, dimension
@@ -55,7 +57,9 @@ def _read_folder(settings: ServeSettings, lock: FolderLock) -> tuple[list[Parame
     """Read what the last process left: what the learner has kept, and the steps after it."""
     with StateFolder(settings.folder, lock=_Borrowed(lock)) as state:
         history = [decode_parameters(value) for value in state.parameters()]
-        if history and state.meta(RUNNER) != b"serve":
+        if state.meta(RUNNER) == MOVED:
+            raise InputError(f"{settings.folder} was taken to Kafka (adcascade topics import), and goes on there")
+        if history and state.meta(RUNNER) != SERVE:
             raise InputError(f"{settings.folder} does not hold the state of `adcascade serve`; choose another folder")
         if not history:
             history = [_first_version(settings, state)]
@@ -87,7 +91,7 @@ def _first_version(settings: ServeSettings, state: StateFolder) -> Parameters:
     learning = replace(settings.learning, dim=dimension(settings.dim, None))
     first = Parameters.first(learning, settings.arms)
     check_size(first.arms, first.model)
-    state.set_meta(RUNNER, b"serve")
+    state.set_meta(RUNNER, SERVE)
     state.put_parameters(first.version, encode_parameters(first), kept=KEPT, needed=0)
     state.commit()
     return first
@@ -127,6 +131,14 @@ class Server:
             versions.learn(parameters)
         self._metrics.version(versions.newest)
         versions.at(settings.clock()).prepare()  # now, not in the first request
+        self._catalogue = CatalogueCheck(settings.arms, self._metrics.troubles)
+        self._catalogue.start(versions.newest)
+        if changed := different(replace(settings.learning, dim=dim), versions.newest.settings):
+            log.warning(
+                "other settings than those of version %d, from the next one on: %s",
+                versions.newest.version,
+                ", ".join(changed),
+            )
         if not versions.newest.arms:
             log.warning(
                 "there are no arms: every decision will be empty until `adcascade arms add` (or --catalog FILE)"
@@ -222,6 +234,7 @@ class Server:
             if wrong:
                 log.error("the accounts do not balance: %s", dict(wrong))
             self._learner.check()
+            self._catalogue.again(self._runner.versions.history)
             self._metrics.learning(self._learner.running)
             await asyncio.sleep(_WATCH_INTERVAL)
 

@@ -1,16 +1,13 @@
 """The load: whole sessions over keep-alive connections, as fast as they are answered or at a rate.
 
-    python -m worker.bench.http.client URL SECONDS RATE
-
-It prints its result as JSON. A rate of 0 is as fast as possible. At a rate, the time of an answer counts from when its
-request was due, whether or not a connection was free.
+A rate of 0 is as fast as possible. At a rate, the time of an answer counts from when its request was due, whether or
+not a connection was free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections import deque
 from typing import Final
 from urllib.parse import urlsplit
@@ -27,8 +24,9 @@ WARM_UP: Final = 0.5  # seconds that do not count
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client has seen; times in milliseconds."""
+    """What the client has seen; times in milliseconds. `answers` has those of the warm-up, too."""
 
+    answers: int
     requests: int
     seconds: float
     sessions: int
@@ -58,7 +56,7 @@ class LoadClient:
         self._free: deque[_Connection] = deque()
         self._due: deque[float] = deque()
         self.times: list[float] = []
-        self.sessions = self.failed = self.fallbacks = 0
+        self.answers = self.sessions = self.failed = self.fallbacks = 0
         self.done = self._loop.create_future()
 
     async def run(self, host: str, port: int) -> Load:
@@ -70,6 +68,7 @@ class LoadClient:
         await self.done
         p50, p99 = np.percentile(self.times, (50, 99)) * 1000 if self.times else (0.0, 0.0)
         return Load(
+            answers=self.answers,
             requests=len(self.times),
             seconds=self._ends - self._counts_from,
             sessions=self.sessions,
@@ -105,6 +104,7 @@ class LoadClient:
     def answered(self, sent: float, status: int, fallback: bool) -> None:
         """Count an answer."""
         now = self._loop.time()
+        self.answers += 1
         if sent >= self._counts_from and now <= self._ends:
             self.times.append(now - sent)
         self.failed += status != 200
@@ -192,8 +192,3 @@ async def load(url: str, seconds: float, rate: float) -> Load:
     """Send sessions to a server for so many seconds."""
     parts = urlsplit(url)
     return await LoadClient(seconds, rate).run(parts.hostname or "", parts.port or 0)
-
-
-if __name__ == "__main__":
-    result = asyncio.run(load(sys.argv[1], float(sys.argv[2]), float(sys.argv[3])))
-    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")

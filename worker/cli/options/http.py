@@ -38,7 +38,7 @@ def api_settings(options: argparse.Namespace) -> ApiSettings:
             raise InputError(f"--{name.replace('_', '-')} must be at least 1ms")
     # aiohttp takes a while to import; --help and wrong options need not wait for it.
     from worker.http.api import ApiSettings
-    from worker.http.connections import ConnectionLimits
+    from worker.web.connections import ConnectionLimits
 
     return ApiSettings(
         deadline=options.deadline / 1000,

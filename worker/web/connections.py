@@ -4,13 +4,15 @@ Rules that hold in this file:
 
 - A request has `request_timeout` seconds to come in whole, however slowly its bytes do. Then the connection is cut.
 - A client that does not read its answers gets no further ones, and is cut after the same time.
-- One connection more than allowed closes the one that has been idle for longest. If all are busy, the new one is
-  closed. So connections that do nothing cannot keep others out.
+- One connection more than allowed closes the one that has been idle for longest; if none is idle, the one whose client
+  has kept the server waiting for longest. If there is none either, the new one is closed. So connections that do
+  nothing, or too little, cannot keep others out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +20,8 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_protocol import RequestHandler
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -94,6 +98,10 @@ class Connection(RequestHandler):
         if self._unblocked is not None:
             await asyncio.shield(self._unblocked)
 
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log the kind of an error and nothing else: aiohttp would log what the client has sent."""
+        log.debug("a connection has failed: %s", type(kw.get("exc_info")).__name__)
+
     def cut(self) -> None:
         """End the connection at once."""
         transport = self.transport
@@ -109,7 +117,7 @@ class LimitedServer(web.Server):
         super().__init__(handler, request_factory=self._request)
         self.limits = limits
         self._idle: dict[Connection, None] = {}  # the one that has been idle for longest first
-        self._busy: set[Connection] = set()
+        self._busy: dict[Connection, None] = {}  # in the order in which their requests began
 
     def __call__(self) -> Connection:
         """Return the protocol of a new connection."""
@@ -136,30 +144,37 @@ class LimitedServer(web.Server):
     def admit(self, connection: Connection) -> None:
         """Take a new connection; make room for it, or close it."""
         if self.open_connections >= self.limits.max_connections:
-            if not self._idle:
+            oldest = next(iter(self._idle), None) or next((one for one in self._busy if one.waiting_since), None)
+            if oldest is None:
                 connection.cut()
                 return
-            oldest = next(iter(self._idle))
-            del self._idle[oldest]
+            self.forget(oldest)
             oldest.cut()
         self._idle[connection] = None
 
     def forget(self, connection: Connection) -> None:
         """Let a connection go."""
         self._idle.pop(connection, None)
-        self._busy.discard(connection)
+        self._busy.pop(connection, None)
 
     def busy(self, connection: Connection) -> None:
         """Note that a request comes in."""
         if connection in self._idle:
             del self._idle[connection]
-            self._busy.add(connection)
+            self._busy[connection] = None
 
     def idle(self, connection: Connection) -> None:
         """Note that a request is answered."""
         if connection in self._busy:
-            self._busy.discard(connection)
+            del self._busy[connection]
             self._idle[connection] = None
+
+    def received(self, request: web.BaseRequest) -> None:
+        """Note that a request is here and its answer ready."""
+        connection = request.protocol
+        if isinstance(connection, Connection):
+            connection.received()
+            self.idle(connection)
 
     async def cut_slow_clients(self) -> None:
         """Cut connections whose clients keep the server waiting, until cancelled."""
