@@ -279,14 +279,28 @@ def test_a_policy_that_draws_is_refused_without_uniforms(policy: Any) -> None:
 # ── the warm-up ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_round_robin_goes_through_the_active_arms_over_all_displays() -> None:
+def test_round_robin_goes_through_the_active_arms_position_by_position() -> None:
     planner, _ = planner_of(0, 4, 3, active=[True, False, True, True])
     slates = RoundRobin().slates(planner, np.zeros((2, 2)))
-    assert slates.arms.tolist() == [[0, 2, 3], [0, 2, 3]]
-    assert RoundRobin(start=1).slates(planner, np.zeros((2, 2))).arms.tolist() == [[2, 3, 0], [2, 3, 0]]
-    planner, _ = planner_of(0, 4, 3)
-    assert RoundRobin().slates(planner, np.zeros((2, 2))).arms.tolist() == [[0, 1, 2], [3, 0, 1]]
+    assert slates.arms.tolist() == [[0, 3, 2], [2, 0, 3]]
+    assert RoundRobin(start=1).slates(planner, np.zeros((2, 2))).arms.tolist() == [[2, 0, 3], [3, 2, 0]]
     assert slates.explored.all()
+
+
+def test_round_robin_gives_no_turn_to_users_who_are_gone() -> None:
+    planner, _ = planner_of(0, 10, 3)
+    gone = {1: [False, True, True], 2: [False, True, False]}
+    slates = RoundRobin(stays=lambda shown: np.array(gone[shown.shape[1]])).slates(planner, np.zeros((3, 2)))
+    assert slates.arms[:, 0].tolist() == [0, 1, 2]
+    assert slates.arms[1:, 1].tolist() == [3, 4]
+    assert slates.arms[1, 2] == 5
+
+
+def test_round_robin_without_repeats_shows_nobody_an_arm_twice() -> None:
+    planner, _ = planner_of(0, 5, 4, repeats=False)
+    slates = RoundRobin(start=3).slates(planner, np.zeros((20, 2)))
+    assert all(len(set(slate)) == 4 for slate in slates.arms.tolist())
+    assert np.bincount(slates.arms.ravel()).tolist() == [16] * 5
 
 
 def test_round_robin_without_repeats_ends_when_the_arms_do() -> None:

@@ -17,8 +17,8 @@ ARMS = ("a", "b", "c", "d")
 HORIZON = 3
 
 
-def crowd(rate: float = 6) -> Users:
-    world = make_environment("opposite", dim=2, arms=len(ARMS), generator=np.random.default_rng(3))
+def crowd(rate: float = 6, environment: str = "opposite") -> Users:
+    world = make_environment(environment, dim=2, arms=len(ARMS), generator=np.random.default_rng(3))
     return Users(world, ARMS, horizon=HORIZON, rate=rate, habits=TIDY)
 
 
@@ -28,16 +28,19 @@ def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = 
 
 def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
     chances = sigmoid(users.world.truth.log_odds(users.cohort(0).contexts[[user]]))[0]
+    stay = np.ones(len(ARMS)) if users.world.stay is None else users.world.stay
     value, left = 0.0, 1.0
     for arm in slate:
+        left *= stay[arm]
         value += left * chances[arm] * users.world.rewards[arm]
         left *= 1 - chances[arm]
     return float(value)
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_oracle_and_served_agree_with_enumeration(repeats):
-    users = crowd()
+@pytest.mark.parametrize("environment", ["opposite", "leaving"])
+def test_oracle_and_served_agree_with_enumeration(repeats, environment):
+    users = crowd(environment=environment)
     count = len(users.cohort(0))
     every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))
     generator = np.random.default_rng(1)
@@ -61,6 +64,14 @@ def test_a_slate_of_unknown_arms_is_worth_nothing():
     users = crowd()
     one = scored(users, {users.session_id(0, 0): ("x", "y")})
     assert (one.served, one.earned, one.answered, one.clicked) == (0.0, 0.0, (1, 1, 0), (0, 0, 0))
+
+
+def test_where_users_leave_revenue_earned_is_close_to_the_expected():
+    users = crowd(rate=8_000, environment="leaving")
+    slate = tuple(ARMS[arm] for arm in np.argsort(-users.world.stay)[:3])
+    many = scored(users, {users.session_id(0, n): slate for n in range(len(users.cohort(0)))})
+    assert many.earned == pytest.approx(many.served, rel=0.1)
+    assert many.answered[0] < many.sessions
 
 
 def test_revenue_earned_is_close_to_the_expected():

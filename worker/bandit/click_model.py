@@ -70,6 +70,32 @@ def arm_features(arms: int, features: Floats | None) -> Floats:
     return described
 
 
+class Truth(Protocol):
+    """A click model that is known: the part of `ClickModel` that says what users do."""
+
+    @property
+    def dim(self) -> int:
+        """The number d of context features."""
+
+    @property
+    def arms(self) -> int:
+        """The number K of arms."""
+
+    @property
+    def biases(self) -> Floats:
+        """The log-odds of each arm for the mean user, (K,)."""
+
+    @property
+    def effects(self) -> Floats:
+        """The shared effect of each context feature on the log-odds, (d,)."""
+
+    def log_odds(self, contexts: Floats) -> Floats:
+        """Return the log-odds of a click: (n, d) → (n, K)."""
+
+    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
+
+
 class ClickModel(Protocol):
     """A belief about clicks on K arms, given contexts of d numbers."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.click_model import ClickModel, Observations
+from worker.bandit.click_model import Observations, Truth
 from worker.bandit.precision import Precision
 
 STEPS = 50
@@ -25,7 +25,7 @@ def dense_matrix(precision: Precision) -> Floats:
     return np.block([[precision.context, precision.cross.T], [precision.cross, np.diag(precision.arms)]])
 
 
-def around(model: AdditiveModel, truth: ClickModel) -> AdditiveModel:
+def around(model: AdditiveModel, truth: Truth) -> AdditiveModel:
     """Return the certainty of a model around the estimate of another."""
     return model.updated((truth.effects, truth.biases), model.precision)
 

@@ -7,7 +7,7 @@ Every policy is a small value with one verb, `slates(planner, contexts, …)`. C
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -256,24 +256,36 @@ class Random(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRobin(Policy):
-    """One active arm after the other, over all displays of a batch: the warm-up of an experiment."""
+    """The warm-up of an experiment (Algorithm 1): one active arm after the other, position by position.
+
+    At each position the turns go over the users who are still there. `stays` says who that is: slates so far, (n, h) →
+    (n,); everybody by default. Users who are gone see nothing of the rest of their slate, and take no turn. Without
+    repeats each position begins one arm further, so that nobody sees an arm twice.
+    """
 
     name: ClassVar[str] = "round-robin"
 
     start: int = 0
+    stays: Callable[[Ints], NDArray[np.bool_]] | None = None
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
         if masked is not None:
             raise InputError("round-robin serves experiments, which exclude no arms")
-        shape = (len(contexts), planner.horizon)
-        if not len(planner.shown):
-            return Slates.certain(np.full(shape, NO_ARM, dtype=np.intp), False)
-        turns = (self.start + np.arange(shape[0] * shape[1])).reshape(shape)
-        arms = planner.shown[turns % len(planner.shown)]
-        if not planner.repeats:
-            arms[:, len(planner.shown) :] = NO_ARM
+        count, horizon, known = len(contexts), planner.horizon, len(planner.shown)
+        arms = np.full((count, horizon), NO_ARM, dtype=np.intp)
+        turn = self.start
+        for h in range(horizon if planner.repeats else min(horizon, known)):
+            there = np.ones(count, dtype=bool) if self.stays is None or h == 0 else self.stays(arms[:, :h])
+            if not known:
+                break
+            if not planner.repeats:
+                arms[:, h] = planner.shown[(self.start + h + np.arange(count)) % known]
+                continue
+            order = np.argsort(~there, kind="stable")  # those who are still there first
+            arms[order, h] = planner.shown[(turn + np.arange(count)) % known]
+            turn += int(there.sum())
         return Slates.certain(arms, arms != NO_ARM)
 
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.planning import Planner
-from worker.bandit.regret import best_revenue, slate_revenue
+from worker.bandit.ordering import best_values
+from worker.bandit.planning import optimal_values, values_of_slates
 from worker.simulation.environments import Environment
 
 T = TypeVar("T")
@@ -66,15 +66,32 @@ def tenths(rows: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
 
 
 class Valuer:
-    """Values slates by the truth of a world; `rewards` (K + 1,) has the revenue of each arm, 0 for an unknown one."""
+    """Values slates by the truth of a world; `rewards` (K + 1,) has the revenue of each arm, 0 for an unknown one.
+
+    Both values take into account that users leave, if they do.
+    """
 
     def __init__(self, world: Environment, *, horizon: int, repeats: bool = True) -> None:
-        self._truth = world.truth
-        self._planner = Planner(world.truth, world.rewards, horizon=horizon, repeats=repeats, dtype=np.float64)
+        self._truth, self._known, self._horizon, self._repeats = world.truth, len(world.rewards), horizon, repeats
+        self._rates = world.answer_rates(horizon)
         self.rewards = np.append(world.rewards, 0.0)
 
     def worth(self, contexts: Floats, slates: Ints) -> Worth:
         """Value slates (n, H) of arm indices for contexts (n, d); the index K stands for an unknown arm."""
-        best = best_revenue(self._planner, sigmoid(self._truth.log_odds(contexts)))
-        served = slate_revenue(self._truth, self.rewards, contexts, slates)
+        best, served = self.best(contexts), self.served(contexts, slates)
         return Worth(sessions=len(contexts), oracle=float(best.sum()), served=float(served.sum()))
+
+    def best(self, contexts: Floats) -> Floats:
+        """Return the expected revenue of the best slates: (n, d) → (n,)."""
+        chances = sigmoid(self._truth.log_odds(contexts)[:, : self._known])
+        rewards = self.rewards[:-1]
+        if not self._repeats:
+            return best_values(chances, rewards, self._horizon, self._rates)
+        rates = None if self._rates is None else self._rates.of_arms(np.arange(self._known))
+        return optimal_values(chances, rewards, self._horizon, rates)[:, 0]
+
+    def served(self, contexts: Floats, slates: Ints) -> Floats:
+        """Return the expected revenue of slates: (n, d), (n, H) → (n,)."""
+        chances = sigmoid(self._truth.log_odds_of(contexts, slates))
+        rates = None if self._rates is None else self._rates.of_slates(slates)
+        return values_of_slates(chances, self.rewards[slates], rates)[:, 0]
