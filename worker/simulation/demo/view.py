@@ -13,10 +13,10 @@ QUARTERS = 4
 
 
 class DemoView:
-    """The source of a demo's live view; `url` is the address of its web server."""
+    """The source of a demo's live view; `url` is the address of its web server, `beside` the run to compare with."""
 
-    def __init__(self, demo: Demo, url: str) -> None:
-        self._demo, self._url = demo, url
+    def __init__(self, demo: Demo, url: str, beside: Demo | None = None) -> None:
+        self._demo, self._url, self._beside = demo, url, beside
         self._quarter = 0
         self._speed = Speed()
 
@@ -44,7 +44,8 @@ class DemoView:
         # Sorted by name: an order by growing numbers would jump.
         letters = "  ".join(f"{reason} {count}" for reason, count in sorted(demo.dead_letters.items()))
         return Frame(
-            title=f"[bold]adcascade demo[/]  {settings.environment} · {settings.policy} · seed {settings.seed}",
+            title=f"[bold]adcascade demo[/]  {settings.environment} · {settings.model} · {settings.policy} · "
+            f"seed {settings.seed}",
             address=f"{self._url}/ · /metrics",
             colour="cyan",
             done=demo.done,
@@ -54,6 +55,13 @@ class DemoView:
             curves=revenue_curves([row.score for row in demo.rows], settings.episodes),
             footer=("dead letters", letters or "none"),
         )
+
+    def _comparison(self) -> list[tuple[str, str]]:
+        share = f"{totals(self._demo.rows[-RECENT:]).share:.1%} of the oracle's"
+        if self._beside is None:
+            return [("revenue", share)]
+        beside = totals(self._beside.rows[-RECENT:]).share
+        return [(self._demo.settings.model, share), ("additive", f"{beside:.1%} of the oracle's")]
 
     def _figures(self, seconds: float) -> list[tuple[str, str]]:
         demo = self._demo
@@ -72,4 +80,6 @@ class DemoView:
             ("click rate", f"{lately.clicks / displays:.1%} of displays"),
             ("oracle", f"{whole.oracle:,.1f}"),
             ("open sessions", f"{demo.open_sessions:,}"),
+            ("best ad first", f"{lately.right_share:.0%} of users"),
+            *self._comparison(),
         ]
