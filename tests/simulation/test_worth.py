@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from worker.bandit.arrays import sigmoid
+from worker.simulation.demo.kinds import Kinds
 from worker.simulation.demo.ledger import Score, score
 from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Users
@@ -23,7 +24,8 @@ def crowd(rate: float = 6, environment: str = "opposite") -> Users:
 
 
 def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = True) -> Score:
-    return score(users, Valuer(users.world, horizon=HORIZON, repeats=repeats), 0, served)
+    valuer = Valuer(users.world, horizon=HORIZON, repeats=repeats)
+    return score(users, valuer, Kinds(users.world.truth), 0, served)
 
 
 def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
