@@ -55,6 +55,17 @@ def test_oracle_and_served_agree_with_enumeration(repeats, environment):
     assert found.regret >= 0
 
 
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("environment", ["opposite", "tastes", "leaving"])
+def test_the_first_arm_is_that_of_the_best_slate(repeats, environment):
+    users = crowd(rate=20, environment=environment)
+    every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))
+    valuer = Valuer(users.world, horizon=HORIZON, repeats=repeats)
+    found = valuer.first_arms(users.cohort(0).contexts)
+    best = [max(every, key=lambda slate, n=n: worth(users, n, slate))[0] for n in range(len(users.cohort(0)))]
+    assert found.tolist() == best
+
+
 def test_only_users_who_were_served_are_scored():
     users = crowd()
     assert scored(users, {}).sessions == 0

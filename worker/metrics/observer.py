@@ -21,7 +21,6 @@ from worker.metrics.history import Mark, MetricsHistory, Snapshot
 from worker.metrics.troubles import TroubleLog
 from worker.stream.answering import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
-from worker.stream.features import listed
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
 
@@ -137,8 +136,9 @@ class Metrics:
         if answered is None or not answered.collapsed:
             self.troubles.clear("unanswered-ads")
             return
-        named = [f"{one.arm} ({one.rate:.0%} of {one.displays:,} displays)" for one in answered.lowest]
-        self.troubles.set("unanswered-ads", listed(named[: answered.collapsed], most=MOST_NAMED))
+        named = [f"{one.arm} {one.rate:.0%} ({one.displays:,} displays)" for one in answered.lowest]
+        more = f" and {answered.collapsed - MOST_NAMED} more" if answered.collapsed > MOST_NAMED else ""
+        self.troubles.set("unanswered-ads", f"answer rates: {', '.join(named[: answered.collapsed])}{more}")
 
     def late(self, records: int) -> None:
         """Count journal records for windows that were already closed."""

@@ -35,17 +35,20 @@ CONFIDENCE: Final = 1.96  # standard deviations on each side of an estimate: 95 
 def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the arms with the highest expected revenue per display, with 95 % intervals; retired arms come last.
 
-    Everything is averaged over the packed contexts, or taken at x = 0 if there are none: an average user with features
+    Click probabilities are those of answered displays; the revenue counts that some displays get no answer. Everything
+    is averaged over the packed contexts, or taken at x = 0 if there are none: an average user with features
     that exclude each other, such as countries, is nobody.
     """
     if not parameters.arms:
         return []
     model, rewards, dim = parameters.model, parameters.rewards, parameters.settings.dim
     users = parameters.prepared(stack_packed(contexts, dim)) if contexts else np.zeros((1, dim))
+    rates = parameters.rates
+    worth = rewards if rates is None else rewards * rates.arms
     try:
         chance = sigmoid(model.log_odds(users)).mean(axis=0)
         active = np.array([arm.active for arm in parameters.arms])
-        order = np.lexsort((-chance * rewards, ~active))[:MOST_ARMS]
+        order = np.lexsort((-chance * worth, ~active))[:MOST_ARMS]
         shown = np.tile(order, (len(users), 1))
         log_odds, deviations = model.log_odds_of(users, shown), np.sqrt(model.squared_widths_of(users, shown))
     except AdcascadeError:
@@ -59,7 +62,7 @@ def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str
             "probability": _short(chance[index]),
             "low": _short(low[place]),
             "high": _short(high[place]),
-            "value": _short(chance[index] * rewards[index]),
+            "value": _short(chance[index] * worth[index]),
         }
         for place, index in enumerate(order.tolist())
     ]

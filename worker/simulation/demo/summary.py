@@ -147,7 +147,7 @@ def _comparison(numbers: Mapping[str, Any]) -> list[list[str]]:
     ]
     if (additive := numbers["additive"]) is not None:
         share, first = additive["revenue_share"]["last_tenth"], additive["best_first"]["last_tenth"]
-        rows.append(["without tastes", f"{share:.1%}", f"of the oracle's in the last tenth; best ad first {first:.1%}"])
+        rows.append(["additive model", f"{share:.1%}", f"of the oracle's in the last tenth; best ad first {first:.1%}"])
     return rows
 
 
