@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings, additive
 from worker.simulation.demo.view import DemoView
 from worker.simulation.live import PlainView, RichView, Source, Speed, area, live_view, picture
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
@@ -48,6 +48,22 @@ TRAFFIC_WORDS = ("records", "decision p99", "flat out", "wait for a decision", "
 
 @pytest.mark.parametrize("width", [72, 80, 100, 160])
 @pytest.mark.parametrize("name", ["demo", "traffic"])
+def test_the_run_beside_is_drawn_on_the_same_scale() -> None:
+    settings = DemoSettings(users=20, episodes=3)
+    other = additive(settings)
+    assert other is not None
+    demo, beside = Demo(settings), Demo(other)
+    while not demo.finished:
+        demo.step()
+        beside.step()
+    frame = DemoView(demo, "http://here", beside).frame(1.0)
+    left, right = frame.curves
+    assert (left.title, right.title) == ("personal: served/oracle", "additive: served/oracle")
+    assert (left.low, left.high) == (right.low, right.high)
+    assert right.values == [row.score.share for row in beside.rows]
+    assert "additive: served/oracle" in "\n".join(drawn(DemoView(demo, "http://here", beside), 100))
+
+
 def test_the_picture_fits_the_terminal_and_shows_the_figures(demo, traffic, name, width):
     source: Source = DemoView(demo, "http://here") if name == "demo" else TrafficView(traffic, "http://here")
     source.frame(11.0)

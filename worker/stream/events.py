@@ -70,6 +70,7 @@ Position: TypeAlias = Annotated[int, Meta(ge=1, le=MOST)]
 Partitions: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_PARTITIONS)]
 Identifier: TypeAlias = Annotated[str, Meta(min_length=1)]
 Probability: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0)]
 #: A tag begins with a letter, so that it is never taken for a version.
 TAG_PATTERN: Final = "^[A-Za-z][A-Za-z0-9._-]{0,63}$"
@@ -254,7 +255,7 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     newton_steps: Count | None = None
     parameter_norm: Amount | None = None
     smallest_eigenvalue: float | None = None
-    lowest_answer_rate: Probability | None = None
+    lowest_answer_rate: Rate | None = None
     unanswered_arms: tuple[Identifier, ...] | None = None
 
 

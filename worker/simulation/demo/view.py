@@ -5,7 +5,7 @@ from __future__ import annotations
 from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.run import TICK, Demo
 from worker.simulation.demo.summary import has_budget
-from worker.simulation.live import Frame, Speed, revenue_curves
+from worker.simulation.live import Curve, Frame, Speed, compared_curves, revenue_curves
 from worker.simulation.users import BEGINNING
 
 RECENT = 10  # episodes that "lately" stands for
@@ -52,16 +52,20 @@ class DemoView:
             status=f"[dim]episode[/] {len(demo.rows)}/{settings.episodes}  "
             f"[dim]event time[/] {minutes // 60}:{minutes % 60:02}:{rest:02}  [dim]in[/] {seconds:.0f} s",
             figures=self._figures(seconds),
-            curves=revenue_curves([row.score for row in demo.rows], settings.episodes),
+            curves=self._curves(),
             footer=("dead letters", letters or "none"),
         )
 
     def _comparison(self) -> list[tuple[str, str]]:
-        share = f"{totals(self._demo.rows[-RECENT:]).share:.1%} of the oracle's"
-        if self._beside is None:
-            return [("revenue", share)]
-        beside = totals(self._beside.rows[-RECENT:]).share
-        return [(self._demo.settings.model, share), ("additive", f"{beside:.1%} of the oracle's")]
+        runs = [self._demo] if self._beside is None else [self._demo, self._beside]
+        return [(run.settings.model, f"{totals(run.rows[-RECENT:]).share:.1%} of oracle") for run in runs]
+
+    def _curves(self) -> tuple[Curve, ...]:
+        demo, beside, total = self._demo, self._beside, self._demo.settings.episodes
+        if beside is None:
+            return revenue_curves([row.score for row in demo.rows], total)
+        runs = [(run.settings.model, [row.score for row in run.rows]) for run in (demo, beside)]
+        return compared_curves(runs, total)
 
     def _figures(self, seconds: float) -> list[tuple[str, str]]:
         demo = self._demo
