@@ -48,22 +48,6 @@ TRAFFIC_WORDS = ("records", "decision p99", "flat out", "wait for a decision", "
 
 @pytest.mark.parametrize("width", [72, 80, 100, 160])
 @pytest.mark.parametrize("name", ["demo", "traffic"])
-def test_the_run_beside_is_drawn_on_the_same_scale() -> None:
-    settings = DemoSettings(users=20, episodes=3)
-    other = additive(settings)
-    assert other is not None
-    demo, beside = Demo(settings), Demo(other)
-    while not demo.finished:
-        demo.step()
-        beside.step()
-    frame = DemoView(demo, "http://here", beside).frame(1.0)
-    left, right = frame.curves
-    assert (left.title, right.title) == ("personal: served/oracle", "additive: served/oracle")
-    assert (left.low, left.high) == (right.low, right.high)
-    assert right.values == [row.score.share for row in beside.rows]
-    assert "additive: served/oracle" in "\n".join(drawn(DemoView(demo, "http://here", beside), 100))
-
-
 def test_the_picture_fits_the_terminal_and_shows_the_figures(demo, traffic, name, width):
     source: Source = DemoView(demo, "http://here") if name == "demo" else TrafficView(traffic, "http://here")
     source.frame(11.0)
@@ -144,3 +128,19 @@ def test_an_area_reaches_as_high_as_its_values_and_as_far_as_they_go():
     assert area([1.0, 1.0], total=4, width=2, height=2, low=0.0, high=1.0) == ["⣿⠀", "⣿⠀"]
     assert area([0.0] * 4, total=4, width=2, height=2, low=0.0, high=1.0) == ["⠀⠀", "⣀⣀"]
     assert area([0.0, 0.0, 1.0, 1.0], total=4, width=2, height=1, low=0.0, high=1.0) == ["⣀⣿"]
+
+
+def test_the_run_beside_is_drawn_on_the_same_scale() -> None:
+    settings = DemoSettings(users=20, episodes=3)
+    other = additive(settings)
+    assert other is not None
+    demo, beside = Demo(settings), Demo(other)
+    while not demo.finished:
+        demo.step()
+        beside.step()
+    frame = DemoView(demo, "http://here", beside).frame(1.0)
+    left, right = frame.curves
+    assert (left.title, right.title) == ("personal: served/oracle", "additive: served/oracle")
+    assert (left.low, left.high) == (right.low, right.high)
+    assert right.values == [row.score.share for row in beside.rows]
+    assert "additive: served/oracle" in "\n".join(drawn(DemoView(demo, "http://here", beside), 100))
