@@ -95,7 +95,7 @@ def best_values(chances: Floats, rewards: Floats, horizon: int, answers: AnswerR
     `answers` are the rates of the K arms given.
     """
     if answers is not None:
-        order = _by_worth(chances.T, rewards, answers.arms, answers.positions)
+        order = by_worth(chances.T, rewards, answers.arms, answers.positions)
         ranked = _ranked(order, chances.T, rewards, answers.arms)
         return np.asarray(_programme(*ranked, answers.positions)[0][-1])
     values = np.zeros((horizon + 1, len(chances)))
@@ -138,7 +138,7 @@ def _walk(taken: NDArray[np.bool_]) -> Ints:
     return picks
 
 
-def _by_worth(f: Array, rewards: Array, rates: Array, positions: Floats) -> Ints:
+def by_worth(f: Array, rewards: Array, rates: Array, positions: Floats) -> Ints:
     """Return the order in which a set of arms is best shown where users leave: (arms, rows) → (arms, rows)."""
     answered = np.minimum(1, rates * f.dtype.type(positions.mean()))[:, None]
     kept = answered * (1 - f)
@@ -165,7 +165,7 @@ def _programme(f: Array, rewards: Array, rates: Array, positions: Floats) -> tup
 
 def _pick_leaving(f: Array, rewards: Array, rates: Array, positions: Floats, eligible: NDArray[np.bool_]) -> Ints:
     """Pick as `_pick`, where displays are answered with a probability; return indices into the arms, (rows, H)."""
-    order = _by_worth(f, rewards, rates, positions)
+    order = by_worth(f, rewards, rates, positions)
     _, taken = _programme(*_ranked(order, f, rewards, rates), positions)
     taken &= np.take_along_axis(eligible, order, axis=0)
     picks = _walk(taken)

@@ -40,14 +40,31 @@ def listing(options: argparse.Namespace) -> int:
     """Show all arms."""
     check_writable(options.json)
     newest = control(options).history()[-1]
-    arms = [_document(entry_of(arm)) for arm in newest.arms]
-    names = [] if newest.settings.features is None else [feature.name for feature in newest.settings.features.ads]
-    rows = [
-        [arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired", *_shown(arm, names)] for arm in newest.arms
-    ]
-    shown = table(["arm", "reward", "state", *names], rows)
+    features = newest.settings.features
+    names = [] if features is None else [feature.name for feature in features.ads]
+    rates = [] if newest.rates is None else newest.rates.arms.tolist()
+    displays = [] if newest.answers is None else newest.answers.displayed.sum(axis=0).tolist()
+    lowest = _lowest(newest)
+    arms, rows = [], []
+    for index, arm in enumerate(newest.arms):
+        document, row = _document(entry_of(arm)), [arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired"]
+        if rates:
+            document |= {"answer_rate": rates[index], "displays": displays[index]}
+            row += [f"{rates[index]:.1%}{' (lowest)' if index == lowest else ''}", f"{displays[index]:,.0f}"]
+        arms.append(document)
+        rows.append([*row, *_shown(arm, names)])
+    answered = ["answered", "displays"] if rates else []
+    shown = table(["arm", "reward", "state", *answered, *names], rows)
     write_result(options.json, {"version": newest.version, "arms": arms}, shown)
     return 0
+
+
+def _lowest(newest: Parameters) -> int | None:
+    """Return the active ad whose displays are answered least; None if there is no such difference."""
+    if newest.rates is None:
+        return None
+    rates = {index: float(newest.rates.arms[index]) for index, arm in enumerate(newest.arms) if arm.active}
+    return min(rates, key=rates.__getitem__) if len(set(rates.values())) > 1 else None
 
 
 def _document(entry: ArmEntry) -> dict[str, Any]:
@@ -188,7 +205,7 @@ COMMAND = CommandSpec(
         "adcascade arms sync arms.csv --broker kafka:9092 --dry-run",
     ),
     actions=(
-        _action("list", listing, "Show all arms.", ""),
+        _action("list", listing, "Show all arms, with answer rates and features.", ""),
         _action(
             "add",
             add,

@@ -24,7 +24,7 @@ from worker.evaluate.calibration import ModelCheck, check_model
 from worker.evaluate.estimators import METHODS, Estimate, MatchingReplay, OffPolicyEstimator
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.logged import LoggedSessions
-from worker.evaluate.model import CrossFit, cross_fit
+from worker.evaluate.model import CrossFit, ModelForm, cross_fit
 from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.sufficiency import sufficient
@@ -131,7 +131,7 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
     sessions, part = everything.part(scope), everything.part(weighable)
     estimators = [METHODS[method] for method in methods]
     needs_model = any(estimator.needs_model for estimator in estimators)
-    fit = _fit(everything, assembled.target.model, seed) if needs_model else None
+    fit = _fit(everything, assembled.form, seed) if needs_model else None
     estimates = []
     for estimator in estimators:
         rows, used = (weighable, part) if estimator.needs_chance else (scope, sessions)
@@ -161,7 +161,7 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
     )
 
 
-def _fit(sessions: Sessions, model: str, seed: int) -> CrossFit | Unsupported:
+def _fit(sessions: Sessions, model: ModelForm, seed: int) -> CrossFit | Unsupported:
     """Return the cross-fitted click models, or the reason why there are none."""
     try:
         return cross_fit(sessions, model=model, generator=np.random.default_rng(seed))

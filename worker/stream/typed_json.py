@@ -96,7 +96,6 @@ def reader_of(kind: type[E]) -> Callable[[bytes | None, int], E]:
     return lambda value, most: read(reader, value, most)
 
 
-
 def _no_bytes(value: bytes | None) -> Rejected:
     if isinstance(value, UnreadableBatch):
         return Rejected("unreadable", value.error)
