@@ -282,8 +282,10 @@ def test_a_policy_that_draws_is_refused_without_uniforms(policy: Any) -> None:
 def test_round_robin_goes_through_the_active_arms_position_by_position() -> None:
     planner, _ = planner_of(0, 4, 3, active=[True, False, True, True])
     slates = RoundRobin().slates(planner, np.zeros((2, 2)))
-    assert slates.arms.tolist() == [[0, 3, 2], [2, 0, 3]]
-    assert RoundRobin(start=1).slates(planner, np.zeros((2, 2))).arms.tolist() == [[2, 0, 3], [3, 2, 0]]
+    assert slates.arms[:, 0].tolist() == [0, 2]
+    assert sorted(slates.arms[:, 1].tolist()) == [0, 3]
+    assert sorted(slates.arms[:, 2].tolist()) == [2, 3]
+    assert RoundRobin(start=1).slates(planner, np.zeros((2, 2))).arms[:, 0].tolist() == [2, 3]
     assert slates.explored.all()
 
 
@@ -292,8 +294,14 @@ def test_round_robin_gives_no_turn_to_users_who_are_gone() -> None:
     gone = {1: [False, True, True], 2: [False, True, False]}
     slates = RoundRobin(stays=lambda shown: np.array(gone[shown.shape[1]])).slates(planner, np.zeros((3, 2)))
     assert slates.arms[:, 0].tolist() == [0, 1, 2]
-    assert slates.arms[1:, 1].tolist() == [3, 4]
+    assert sorted(slates.arms[1:, 1].tolist()) == [3, 4]
     assert slates.arms[1, 2] == 5
+
+
+def test_round_robin_shows_a_user_one_arm_after_the_other_where_the_arms_divide_the_users() -> None:
+    planner, _ = planner_of(0, 5, 3)
+    slates = RoundRobin(start=2).slates(planner, np.zeros((10, 2)))
+    assert slates.arms.tolist() == [[(2 + user + h) % 5 for h in range(3)] for user in range(10)]
 
 
 def test_round_robin_without_repeats_shows_nobody_an_arm_twice() -> None:
@@ -374,3 +382,37 @@ def test_thresholds_have_to_fit_the_horizon(thresholds: tuple[float, ...]) -> No
     planner, _ = planner_of(0, 3, 3)
     with pytest.raises(InputError, match="thresholds for a horizon of 3"):
         Aucbbp(beta=1.0, thresholds=thresholds).slates(planner, np.zeros((1, 2)))
+
+
+# ── ties ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.06, 0.5, 1.0])
+def test_of_sessions_with_equal_contexts_the_share_of_ties_explores(share: float, repeats: bool) -> None:
+    planner, _ = planner_of(8, 6, 3, repeats=repeats)
+    count = 400
+    contexts = np.tile([[0.4, -1.0]], (count, 1))
+    optimistic = Ucbbp(beta=2.0).slates(planner, contexts[:1]).arms
+    thresholds = tuple(exploration_scores(planner, contexts[:1], optimistic)[0].tolist())
+    policy = Aucbbp(beta=2.0, thresholds=thresholds, ties=(share,) * 3)
+    assert policy.needs_chance == (share < 1)
+    coins = np.zeros((count, 3, 2))
+    coins[:, :, 0] = ((np.arange(count) + 0.5) / count)[:, None]
+    slates = policy.slates(planner, contexts, None, coins)
+    assert slates.explored.sum(axis=0).tolist() == [round(share * count)] * 3
+    without = Aucbbp(beta=2.0, thresholds=thresholds).slates(planner, contexts)
+    assert without.explored.all()
+
+
+def test_ties_decide_only_at_the_threshold_itself() -> None:
+    planner, generator = planner_of(9, 6, 2)
+    contexts = generator.normal(size=(30, 2))
+    scores = exploration_scores(planner, contexts, Ucbbp(beta=2.0).slates(planner, contexts).arms)
+    thresholds = tuple(np.median(scores, axis=0).tolist())  # between two scores, so no score is equal
+    certain = Aucbbp(beta=2.0, thresholds=thresholds).slates(planner, contexts)
+    never = Aucbbp(beta=2.0, thresholds=thresholds, ties=(0.0, 0.0))
+    drawn = never.slates(planner, contexts, None, generator.random((30, 2, 2)))
+    assert np.array_equal(certain.explored, drawn.explored)
+    with pytest.raises(InputError, match="give it uniforms"):
+        never.slates(planner, contexts)

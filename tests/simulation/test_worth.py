@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from worker.bandit.arrays import sigmoid
+from worker.simulation.demo.kinds import Kinds
 from worker.simulation.demo.ledger import Score, score
 from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Users
@@ -23,7 +24,8 @@ def crowd(rate: float = 6, environment: str = "opposite") -> Users:
 
 
 def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = True) -> Score:
-    return score(users, Valuer(users.world, horizon=HORIZON, repeats=repeats), 0, served)
+    valuer = Valuer(users.world, horizon=HORIZON, repeats=repeats)
+    return score(users, valuer, Kinds(users.world.truth), 0, served)
 
 
 def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
@@ -51,6 +53,17 @@ def test_oracle_and_served_agree_with_enumeration(repeats, environment):
     assert found.oracle == pytest.approx(sum(max(worth(users, n, slate) for slate in every) for n in range(count)))
     assert found.served == pytest.approx(sum(worth(users, n, slate) for n, slate in enumerate(chosen)))
     assert found.regret >= 0
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("environment", ["opposite", "tastes", "leaving"])
+def test_the_first_arm_is_that_of_the_best_slate(repeats, environment):
+    users = crowd(rate=20, environment=environment)
+    every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))
+    valuer = Valuer(users.world, horizon=HORIZON, repeats=repeats)
+    found = valuer.first_arms(users.cohort(0).contexts)
+    best = [max(every, key=lambda slate, n=n: worth(users, n, slate))[0] for n in range(len(users.cohort(0)))]
+    assert found.tolist() == best
 
 
 def test_only_users_who_were_served_are_scored():

@@ -761,7 +761,7 @@ def test_active_exploration_keeps_to_its_budget_within_five_percent(changes) -> 
     for t in range(T):
         current = reader.current
         if t >= options.warmup:
-            budget += min(explore_budget(N, t + 1, options.horizon_episodes), N * (1 - options.random_share))
+            budget += min(explore_budget(N, t, options.horizon_episodes), N * (1 - options.random_share))
         events = served(
             SlatePlanner(current),
             generator.normal(size=(N, d)),
@@ -771,7 +771,7 @@ def test_active_exploration_keeps_to_its_budget_within_five_percent(changes) -> 
         closing = progress(6000 * (t + 1) + 350)
         outcome = reader.handle((offset + o, value) for o, value in written([*events, closing]))
         offset += len(events) + 1
-        assert outcome.episodes[0].explore_budget == explore_budget(N, t + 2, options.horizon_episodes)
+        assert outcome.episodes[0].explore_budget == explore_budget(N, t + 1, options.horizon_episodes)
         explored += outcome.episodes[0].explored
     assert budget > 500
     assert abs(explored / budget - 1) <= 0.05
@@ -783,14 +783,14 @@ def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
     events = served(SlatePlanner(reader.current), generator.normal(size=(100, 2)), 0, lambda *_: False)
     (version,) = reader.handle(written([*events, progress(1350)])).versions
     assert version.expected_sessions == 100
-    # The next episode is the second, t = 2.
-    assert version.explore_budget == explore_budget(100, 2, 3) == 16
+    # The first release counted the episode that comes as t = 1; see the test below.
+    assert version.explore_budget == explore_budget(100, 1, 3) == 40
     planner = version.planner()
     assert planner is not None
     contexts = np.array([event.context for event in events if isinstance(event, Opened)])
     slates = folding.Ucbbp(beta=version.beta, bonus=folding.bonus_named("value")).slates(planner, contexts)
     scores = folding.exploration_scores(planner, contexts, slates.arms)
-    assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [16, 16, 16]
+    assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [40, 40, 40]
 
 
 def test_a_window_too_large_to_score_wholly_is_sampled(monkeypatch) -> None:

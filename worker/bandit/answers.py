@@ -118,8 +118,8 @@ class AnswerCounts:
     def rates(self) -> AnswerRates:
         """Return ρ_k and r_h, drawn towards the rate of all arms and towards 1."""
         by_arm, answers = self.displayed.sum(axis=0), self.answered.sum(axis=0)
-        total = float(by_arm.sum())
-        overall = float(answers.sum()) / total if total else 1.0
+        # One answer more than counted: were the rate of all arms 0, no arm could be told from a mute one.
+        overall = (float(answers.sum()) + 1) / (float(by_arm.sum()) + 1)
         arms = (answers + PRIOR_DISPLAYS * overall) / (by_arm + PRIOR_DISPLAYS)
         expected = self.displayed @ arms
         positions = (self.answered.sum(axis=1) + PRIOR_ANSWERS) / (expected + PRIOR_ANSWERS)

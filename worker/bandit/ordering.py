@@ -8,9 +8,10 @@ dynamic programme over arms sorted that way, m being the displays left:
 An arm that at least H others beat in both revenue and probability is in no best slate. So where the order by
 probability is the same for every context, the arms beaten by fewer than H suffice under the estimate.
 
-Where displays of arm k are answered with probability ρ_k, the same argument orders a set by ρ f e / (1 − ρ (1 − f)),
-which depends on the user; with ρ = 1 it is e. Rates of positions enter the programme, position H − m + 1 being the one
-with m displays left. The order is exact where these are equal, and close where they fall slowly.
+Where displays of arm k are answered with probability ρ = ρ_k r, the same argument orders a set by
+ρ f e / (1 − ρ (1 − f)), which depends on the user; with ρ = 1 it is e. For this r is the mean of the rates of
+positions. The rates themselves enter the programme, position H − m + 1 being the one with m displays left. The order is
+exact where these are equal, and close where they fall slowly.
 
 A slate is never shorter than it has to be: it has H arms, or all that are eligible.
 """
@@ -69,7 +70,7 @@ def _best(planner: Planner, count: int, columns: Ints, chances: Chances, masked:
     rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
     row_of = np.empty(len(planner.shown), dtype=np.intp)
     row_of[columns] = np.arange(len(columns))
-    rows = max(1, 8 * ELEMENTS // len(columns) // ROWS) * ROWS
+    rows = max(1, 2 * ELEMENTS // len(columns) // ROWS) * ROWS
     for start in range(0, count, rows):
         stop = min(start + rows, count)
         f = chances(start, stop)
@@ -94,7 +95,7 @@ def best_values(chances: Floats, rewards: Floats, horizon: int, answers: AnswerR
     `answers` are the rates of the K arms given.
     """
     if answers is not None:
-        order = by_worth(chances.T, rewards, answers.arms)
+        order = by_worth(chances.T, rewards, answers.arms, answers.positions)
         ranked = _ranked(order, chances.T, rewards, answers.arms)
         return np.asarray(_programme(*ranked, answers.positions)[0][-1])
     values = np.zeros((horizon + 1, len(chances)))
@@ -137,10 +138,11 @@ def _walk(taken: NDArray[np.bool_]) -> Ints:
     return picks
 
 
-def by_worth(f: Array, rewards: Array, rates: Array) -> Ints:
+def by_worth(f: Array, rewards: Array, rates: Array, positions: Floats) -> Ints:
     """Return the order in which a set of arms is best shown where users leave: (arms, rows) → (arms, rows)."""
-    kept = rates[:, None] * (1 - f)
-    worth = rates[:, None] * f * rewards[:, None] / np.maximum(1 - kept, np.finfo(f.dtype).tiny)
+    answered = np.minimum(1, rates * f.dtype.type(positions.mean()))[:, None]
+    kept = answered * (1 - f)
+    worth = answered * f * rewards[:, None] / np.maximum(1 - kept, np.finfo(f.dtype).tiny)
     return np.argsort(-worth, axis=0, kind="stable")
 
 
@@ -163,7 +165,7 @@ def _programme(f: Array, rewards: Array, rates: Array, positions: Floats) -> tup
 
 def _pick_leaving(f: Array, rewards: Array, rates: Array, positions: Floats, eligible: NDArray[np.bool_]) -> Ints:
     """Pick as `_pick`, where displays are answered with a probability; return indices into the arms, (rows, H)."""
-    order = by_worth(f, rewards, rates)
+    order = by_worth(f, rewards, rates, positions)
     _, taken = _programme(*_ranked(order, f, rewards, rates), positions)
     taken &= np.take_along_axis(eligible, order, axis=0)
     picks = _walk(taken)

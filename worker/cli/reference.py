@@ -12,6 +12,8 @@ from pathlib import Path
 
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.parser import CommandSpec, Option
+from worker.gateway.metrics import GATEWAY_CATALOGUE
+from worker.http.metrics import HTTP_CATALOGUE
 from worker.kafka.topics import TopicLayout
 from worker.metrics import CATALOGUE
 from worker.metrics.catalogue import POSITIONS, MetricSpec
@@ -33,7 +35,8 @@ METRICS = """\
 ## Metrics
 
 Labels have closed sets of values: never a session, a user or an arm. `adcascade traffic` exports the metrics that are
-marked "Simulated traffic only", and `adcascade_traffic_…` for its own work.
+marked "Simulated traffic only", and `adcascade_traffic_…` for its own work. `adcascade gateway` and `adcascade serve`
+export `adcascade_http_…`; `adcascade_gateway_…` is what a gateway exports beside it.
 """
 
 TOPICS = """\
@@ -72,7 +75,10 @@ def _settings(settings: Mapping[str, str]) -> str:
 def _metrics_table() -> str:
     return _table(
         ("metric", "kind", "labels", "meaning"),
-        ((f"`{spec.name}`", spec.kind, _labels(spec), spec.help) for spec in CATALOGUE),
+        (
+            (f"`{spec.name}`", spec.kind, _labels(spec), spec.help)
+            for spec in (*CATALOGUE, *HTTP_CATALOGUE, *GATEWAY_CATALOGUE)
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from worker import __version__
 from worker.bandit.models import MODELS
 from worker.cli.options.learning import setting, with_defaults
-from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer, number
+from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
 from worker.cli.options.world import world
 from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.errors import InputError
@@ -49,12 +49,6 @@ OPTIONS = (
     setting("policy", help="policies to compare; repeatable", repeatable=True, default=DEFAULTS.policy),
     *_world(),
     count("features", "number of features of each arm, which explain most of the tastes", DEFAULTS.features, least=0),
-    Option(
-        "stay",
-        "probability that a display is answered, times the rate of its arm",
-        parse=number(above=0, most=1),
-        default=DEFAULTS.stay,
-    ),
     count("new-arms", "number of further arms, which come in the middle of the run", DEFAULTS.new_arms, least=0),
     count("new-at", "first episode with the new arms", least=2),
     Option("model", "click model that learns", choices=tuple(MODELS), default=DEFAULTS.model),

@@ -24,6 +24,15 @@ from worker.stream.topology import Topics
 #: For tests: a file with the time, in place of the machine's clock (see `clock_of`).
 CLOCK = "ADCASCADE_TEST_CLOCK"
 
+LOG = (
+    Option(
+        "log-format",
+        "format of the log, json or text (default: text on a terminal, else json)",
+        choices=log_format.FORMATS,
+    ),
+    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
+)
+
 OPERATION = (
     Option("group", "consumer group of all workers of these topics", default="adcascade"),
     time_option(
@@ -39,12 +48,7 @@ OPERATION = (
     Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
     Option("web-host", "address of /metrics, /livez and /readyz", default="127.0.0.1"),
     port("web-port", "port of the web server; 0: a free one"),
-    Option(
-        "log-format",
-        "format of the log, json or text (default: text on a terminal, else json)",
-        choices=log_format.FORMATS,
-    ),
-    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
+    *LOG,
 )
 
 

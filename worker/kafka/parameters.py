@@ -16,7 +16,7 @@ from worker.kafka.connection import Connection
 from worker.kafka.records import plain
 from worker.metrics import Metrics
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import LearningSettings, continued
+from worker.stream.settings import LearningSettings, check_same_model, continued
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import RoundedError, Versions, check_same, keep, should_publish
@@ -60,14 +60,9 @@ def with_dimension(learning: LearningSettings, dim: int | None, history: Sequenc
     newest = history[-1].settings.dim if history else None
     if dim is None and newest is None:
         raise InputError("--dim is missing: how many numbers has a context? (no parameters are published yet)")
-    if dim is not None and newest is not None and dim != newest:
-        raise InputError(
-            f"--dim is {dim}, but the published parameters have {newest}: a model of another size needs "
-            "topics of its own (--prefix)"
-        )
     if history:
         published = history[-1].settings
-        return continued(replace(learning, dim=published.dim), published)
+        return continued(replace(learning, dim=dim or published.dim), published)
     return replace(learning, dim=dim or 0)
 
 
@@ -181,12 +176,10 @@ class PublishedParameters:
 
     def _check_size(self, first: Parameters) -> None:
         """Raise if another worker began with a model of another size; another catalogue or other settings may be."""
-        mine, theirs = self._configured.settings.dim, first.settings.dim
-        if mine != theirs:
-            raise UnfitError(
-                f"--dim is {mine}, but another worker has published version {first.version} with {theirs}: give this "
-                "worker the same settings, or topics of its own (--prefix)"
-            )
+        try:
+            check_same_model(self._configured.settings, first.settings)
+        except InputError as error:
+            raise UnfitError(f"another worker has published version {first.version}: {error}") from None
         ours, published = (
             one.features.context if one.features else () for one in (self._configured.settings, first.settings)
         )

@@ -108,8 +108,7 @@ def plot_regret(runs: Sequence[Run], settings: ExperimentSettings, path: str) ->
             figure,
             f"Regret in the “{settings.environment}” environment",
             f"d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}, T = {settings.episodes} · "
-            f"{settings.model} model, {settings.estimator} estimator, β = {settings.beta} · "
-            f"mean of {seeds} seeds, band: 10 % to 90 % of them",
+            f"{settings.model}, {settings.estimator}, β = {settings.beta} · mean of {seeds} seeds, band: 10 % to 90 %",
         )
         return rendered(figure, path)
 

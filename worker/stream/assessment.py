@@ -22,6 +22,7 @@ import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
+from worker.stream.answering import answering
 from worker.stream.contexts import stack_packed
 from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
@@ -46,6 +47,8 @@ class Assessment:
     regret_posterior: float | None
     parameter_norm: float | None
     smallest_eigenvalue: float | None
+    lowest_answer_rate: float | None
+    unanswered_arms: tuple[str, ...] | None
 
 
 def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: Mapping[int, Parameters]) -> Assessment:
@@ -56,6 +59,7 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
         bound, posterior = _tried(lambda: _regrets(window, current), nothing)
         norm = _tried(lambda: current.model.norm, None)
         eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
+        answered = _tried(lambda: answering(current), None)
     return Assessment(
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
@@ -64,6 +68,8 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
         regret_posterior=_finite(posterior),
         parameter_norm=_finite(norm),
         smallest_eigenvalue=_finite(eigenvalue),
+        lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
+        unanswered_arms=answered.unanswered or None if answered else None,
     )
 
 

@@ -164,7 +164,8 @@ def _rare_document(event: msgspec.Struct) -> dict[str, Any]:
         elif isinstance(event, ArmChange | ArmEntry) and field.name == "features":
             _refuse_not_finite([number for number in value.values() if isinstance(number, float)], field.name)
         elif isinstance(value, float | tuple):
-            _refuse_not_finite(value if isinstance(value, tuple) else (value,), field.name)
+            several = value if isinstance(value, tuple) else (value,)
+            _refuse_not_finite([number for number in several if isinstance(number, float)], field.name)
         record[field.name] = value
     return record
 

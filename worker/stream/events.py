@@ -70,6 +70,7 @@ Position: TypeAlias = Annotated[int, Meta(ge=1, le=MOST)]
 Partitions: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_PARTITIONS)]
 Identifier: TypeAlias = Annotated[str, Meta(min_length=1)]
 Probability: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0)]
 #: A tag begins with a letter, so that it is never taken for a version.
 TAG_PATTERN: Final = "^[A-Za-z][A-Za-z0-9._-]{0,63}$"
@@ -227,7 +228,9 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     `rejected` with the reason). `reward` is the revenue, `expected_reward` the revenue expected by the versions that
     served. `explored` is the number of sessions that explored, as a mean over the positions, to be compared with
     `explore_budget`. `late` counts records for windows already closed. `regret_bound` and `regret_posterior` are per
-    session, null where they could not be computed. The last five are the state of the estimate, if there is one.
+    session, null where they could not be computed. `folds` and what
+    follows are the state of the estimate, if there is one. `unanswered_arms` names the first ten active arms whose
+    displays are hardly ever answered, `lowest_answer_rate` is the lowest rate of an active arm.
     """
 
     version: Count
@@ -252,6 +255,8 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     newton_steps: Count | None = None
     parameter_norm: Amount | None = None
     smallest_eigenvalue: float | None = None
+    lowest_answer_rate: Rate | None = None
+    unanswered_arms: tuple[Identifier, ...] | None = None
 
 
 #: Orders to the learner; each takes effect at its position in the journal.

@@ -319,6 +319,6 @@ def _in_order(parameters: Parameters, planner: Planner, context: Floats, eligibl
             chances = bonus.optimistic(odds, parameters.beta * batch.widths(0, 1, everything))
         rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
         rates = planner.answers.arms[planner.shown][columns].astype(planner.dtype)
-        columns = columns[by_worth(chances.T[columns], rewards, rates)[:, 0]]
+        columns = columns[by_worth(chances.T[columns], rewards, rates, planner.answers.positions)[:, 0]]
     arms = planner.shown[columns]
     return arms[np.isin(arms, eligible)]

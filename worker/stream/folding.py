@@ -90,7 +90,7 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
                 folds=parent.folds + 1,
                 observations=parent.observations + len(data),
                 expected_sessions=len(window.plans),
-                explore_budget=explore_budget(len(window.plans), parent.folds + 2, settings.horizon_episodes),
+                explore_budget=_budget(parent, len(window.plans)),
                 answers=_answers(parent, window),
             )
             folded = replace(folded, radius=_radius(folded, data))
@@ -118,6 +118,14 @@ def _standardisation(parameters: Parameters, sessions: ObservedSessions) -> Stan
     features = parameters.settings.features
     numbers = features.number_columns if features is not None and features.context else None
     return Standardisation.estimate(sessions.contexts, numbers)
+
+
+def _budget(parent: Parameters, sessions: int) -> int:
+    """Return M_t of the episode that comes after this fold."""
+    settings = parent.settings
+    # The first release counted one episode less. Its versions carry the budget whatever the policy is.
+    t = parent.folds + (1 if settings.are_of_the_first_release else 2)
+    return explore_budget(sessions, t, settings.horizon_episodes)
 
 
 def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final, TypeAlias
 
-from worker.errors import EstimationError, FailedError, InputError
+from worker.errors import EstimationError, FailedError
 from worker.stream.assessment import Assessment, assess
 from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import Rejected, decode_journal
@@ -114,7 +114,6 @@ class Learner:
             self._start(self._known[base_version(self._known)])
 
     def _start(self, loaded: Parameters) -> None:
-        check_compatible(self._configured, loaded)
         self._configured = continued(self._configured, loaded.settings)
         self._current = loaded
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
@@ -374,17 +373,6 @@ class _LowerCount:
             self._count, self._since = event.partitions, {}
         self._since.setdefault(event.partition, event.time)
         return len(self._since) == self._count and event.time - max(self._since.values()) >= span
-
-
-def check_compatible(settings: LearningSettings, loaded: Parameters) -> None:
-    """Raise `InputError` if a version cannot be learned on under these settings."""
-    for name in ("dim", "model", "intercept"):
-        wanted, there = getattr(settings, name), getattr(loaded.settings, name)
-        if wanted != there:
-            raise InputError(
-                f"{name} is {wanted} in the settings, but parameters version {loaded.version} has {there}: keep that "
-                "(as an option or in the file), or give another model topics (or a state folder) of its own"
-            )
 
 
 def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:

@@ -112,6 +112,11 @@ class LearningSettings:
     features: Features | None = None
 
     @property
+    def are_of_the_first_release(self) -> bool:
+        """Whether the first release could have had these settings: its logs are replayed to the bit."""
+        return all(getattr(self, name) == first for name, first in LATER_SETTINGS.items())
+
+    @property
     def grace(self) -> int:
         """How long after its arrival a session is needed: no record of it counts later."""
         return self.session_timeout + self.lateness
@@ -202,11 +207,29 @@ SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name not in LATER
 KEPT_BY_MODEL: Final = ("standardise", "features")
 
 
+def check_same_model(settings: LearningSettings, published: LearningSettings) -> None:
+    """Raise `InputError` if these settings are for another model than the published parameters are of."""
+    for name, option in (("dim", "--dim"), ("model", "--model"), ("intercept", "--intercept")):
+        mine, theirs = getattr(settings, name), getattr(published, name)
+        if mine == theirs:
+            continue
+        if name == "intercept":
+            option, mine, theirs = "the intercept", *("on" if one else "off" for one in (mine, theirs))
+        keep = "" if published.intercept else " --no-intercept"
+        raise InputError(
+            f"{option} is {mine}, but the published parameters have {theirs}: go on with theirs (--dim "
+            f"{published.dim} --model {published.model}{keep}), or give another model topics (--prefix) or a state "
+            "folder of its own"
+        )
+
+
 def continued(settings: LearningSettings, published: LearningSettings) -> LearningSettings:
     """Return settings for a model that exists: what its contexts and ads mean, and their scale, stay as they are.
 
-    Raise `InputError` if other features are declared. A declaration may leave out either part.
+    Raise `InputError` if they are for another model, or if other features are declared. A declaration may leave out
+    either part.
     """
+    check_same_model(settings, published)
     ours, theirs = settings.features, published.features
     for part in ("context", "ads"):
         mine = getattr(ours.declared, part) if ours is not None else ()

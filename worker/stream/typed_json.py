@@ -90,6 +90,12 @@ def read(reader: Reader[E], value: bytes | None, most: float) -> E:
         raise _rejected(error) from None
 
 
+def reader_of(kind: type[E]) -> Callable[[bytes | None, int], E]:
+    """Return a function that decodes structs of one kind, of at most so many bytes, by the rules of this file."""
+    reader = Reader[E](kind)
+    return lambda value, most: read(reader, value, most)
+
+
 def _no_bytes(value: bytes | None) -> Rejected:
     if isinstance(value, UnreadableBatch):
         return Rejected("unreadable", value.error)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
-from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean
+from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, of_kubernetes
 from worker.console import read_file
 from worker.errors import InputError
 
@@ -285,7 +285,11 @@ def resolve(
         if given is not _UNSET and given is not None:
             where = _metavar(option) if option.positional else f"--{option.name}"
             values[option.attribute] = _parse(option, given, where)
-        elif not option.positional and option.variable in environ:
+        elif (
+            not option.positional
+            and option.variable in environ
+            and not of_kubernetes(option.variable, environ[option.variable])
+        ):
             text: Any = environ[option.variable]
             text = [part.strip() for part in text.split(",")] if option.repeatable else text
             values[option.attribute] = _parse(option, text, option.variable)
