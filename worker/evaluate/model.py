@@ -233,7 +233,7 @@ def answer_leverage(counts: AnswerCounts, rates: AnswerRates, by_display: Floats
     pull = by_position / expected  # per answer at the position
     by_arm = rates.positions @ gradient - (pull * rates.positions) @ counts.displayed
     per_arm = by_arm / (counts.displayed.sum(axis=0) + PRIOR_DISPLAYS)
-    overall = PRIOR_DISPLAYS * per_arm.sum() / max(1.0, float(counts.displayed.sum()))
+    overall = PRIOR_DISPLAYS * per_arm.sum() / (float(counts.displayed.sum()) + 1)
     return np.asarray(pull[:, None] + per_arm[None, :] + overall)
 
 
