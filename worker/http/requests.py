@@ -11,10 +11,10 @@ from typing import Final, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
-from msgspec import DecodeError, Raw, Struct, ValidationError, json
+from msgspec import Raw, Struct
 
 from worker.http.service import ArriveRequest, FeedbackRequest
-from worker.stream.decoding import Rejected
+from worker.stream.decoding import Rejected, reader_of
 
 #: Most requests in a batch.
 MOST_BATCH: Final = 1_000
@@ -43,38 +43,21 @@ class _Batch(Struct):
     requests: list[Raw]
 
 
-_decode_arrive: Final = json.Decoder(_Arrive).decode
-_decode_feedback: Final = json.Decoder(_Feedback).decode
-_decode_batch: Final = json.Decoder(_Batch).decode
-
-
-def _read(decode: Callable[[bytes], _T], body: bytes, most: int) -> _T:
-    """Decode a body of at most so many bytes; raise `Rejected` for everything else."""
-    if len(body) > most:
-        raise Rejected("too-large", f"the request has {len(body)} bytes, more than {most}")
-    try:
-        return decode(body)
-    except ValidationError as error:
-        text, _, path = str(error).rpartition(" - at ")
-        raise Rejected("invalid", f"{text} at {path.strip('`')}" if text else path) from None
-    except UnicodeDecodeError as error:
-        raise Rejected("undecodable", f"not UTF-8 (byte {error.start})") from None
-    except DecodeError as error:
-        raise Rejected("undecodable", str(error)) from None
-    except (RecursionError, MemoryError) as error:
-        raise Rejected("undecodable", f"not readable ({type(error).__name__})") from None
+_read_arrive: Final = reader_of(_Arrive)
+_read_feedback: Final = reader_of(_Feedback)
+_read_batch: Final = reader_of(_Batch)
 
 
 def read_arrive(body: bytes, most: int) -> ArriveRequest:
     """Read the body of an arrival of at most so many bytes; one without a session id gets a new one."""
-    given = _read(_decode_arrive, body, most)
+    given = _read_arrive(body, most)
     session_id = uuid4().hex if given.session_id is None else given.session_id
     return ArriveRequest(session_id, bytes(given.context), bytes(given.exclude), _time(given.occurred_at))
 
 
 def read_feedback(body: bytes, most: int, session_id: str | None = None) -> FeedbackRequest:
     """Read the body of feedback of at most so many bytes; `session_id` is that of the path, if it has one."""
-    given = _read(_decode_feedback, body, most)
+    given = _read_feedback(body, most)
     session_id = given.session_id if session_id is None else session_id
     if session_id is None:
         raise Rejected("invalid", "Object missing required field `session_id`")
@@ -84,7 +67,7 @@ def read_feedback(body: bytes, most: int, session_id: str | None = None) -> Feed
 
 def read_batch(body: bytes, most: int, read: Callable[[bytes, int], _T], each: int) -> list[_T | Rejected]:
     """Read a batch, each of its requests with `read` and of at most `each` bytes; rejections take their places."""
-    given = _read(_decode_batch, body, most).requests
+    given = _read_batch(body, most).requests
     if len(given) > MOST_BATCH:
         raise Rejected("too-large", f"$.requests has {len(given)} requests, more than {MOST_BATCH}")
     return [_read_one(bytes(raw), read, each) for raw in given]

@@ -192,6 +192,12 @@ _DECISION: Final = _Reader[Decision](Decision)
 _EPISODE: Final = _Reader[Episode](Episode)
 
 
+def reader_of(kind: type[E]) -> Callable[[bytes | None, int], E]:
+    """Return a function that decodes other structs, of at most so many bytes, by the rules of this file."""
+    reader = _Reader[E](kind)
+    return lambda value, most: _read(reader, value, most)
+
+
 def _read(reader: _Reader[E], value: bytes | None, most: float) -> E:
     if type(value) is not bytes:
         raise _no_bytes(value)
