@@ -81,6 +81,8 @@ def test_a_session_id_may_have_any_printable_character(client):
         ("/v1/sessions", b"{", 400, "undecodable"),
         ("/v1/sessions", b"\xff\xfe", 400, "undecodable"),
         ("/v1/sessions", b"", 400, "undecodable"),
+        ("/v1/sessions", b'{"context":' + b"[" * 60_000, 400, "undecodable"),
+        ("/v1/sessions", b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b',"context":[1,2]}', 400, "undecodable"),
         ("/v1/sessions", [1], 400, "invalid"),
         ("/v1/sessions", {"session_id": "s"}, 400, "invalid"),
         ("/v1/sessions", {"session_id": 5, "context": [1, 2]}, 400, "invalid"),
