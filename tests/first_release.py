@@ -9,6 +9,7 @@ FIRST_RELEASE: dict[str, Any] = {
     "intercept": False,
     "answers": "all",
     "standardise": False,
+    "policy": "ucbbp",
     "bonus": "value",
     "beta": 2.5,
     "ridge": 0.5,

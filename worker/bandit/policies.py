@@ -258,10 +258,9 @@ class Random(Policy):
 class RoundRobin(Policy):
     """The warm-up of an experiment (Algorithm 1): one active arm after the other, position by position.
 
-    At each position the turns go over the users who are still there, from such a user on that most see the arm after
-    their last one. `stays` says who is there: slates so far, (n, h) → (n,); everybody by default. Users who are gone
-    see nothing of the rest of their slate, and take no turn. Without repeats nobody's turn is left out, so that nobody
-    sees an arm twice.
+    At each position the turns go over the users who are still there. `stays` says who is there: slates so far, (n, h) →
+    (n,); everybody by default. Users who are gone see nothing of the rest of their slate, and take no turn. Without
+    repeats nobody's turn is left out, so that nobody sees an arm twice.
     """
 
     name: ClassVar[str] = "round-robin"
@@ -284,10 +283,8 @@ class RoundRobin(Policy):
             if not planner.repeats:
                 arms[:, h] = planner.shown[(self.start + h + np.arange(count)) % known]
                 continue
-            # If the first of them took the next turn, fifty users and ten arms would mean one arm for each user.
             rest, gone = np.flatnonzero(there), np.flatnonzero(~there)
-            order = np.roll(rest, (self.start + h - turn) % known)
-            arms[order, h] = planner.shown[(turn + np.arange(len(rest))) % known]
+            arms[rest, h] = planner.shown[(turn + np.arange(len(rest))) % known]
             arms[gone, h] = planner.shown[(self.start + h + gone) % known]
             turn += len(rest)
         return Slates.certain(arms, arms != NO_ARM)

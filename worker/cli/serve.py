@@ -12,7 +12,7 @@ from worker.cli import log_format
 from worker.cli.options.brokers import secret
 from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.http import HTTP, api_settings
-from worker.cli.options.learning import LEARNING, LIMITS, learning_settings, limits
+from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
 from worker.cli.options.parser import CommandSpec, Option, count
 from worker.cli.options.times import time_option
 from worker.cli.worker import CLOCK
@@ -55,6 +55,7 @@ class ServeOptions:
 
     folder: Path
     learning: LearningSettings  # its dimension is found later
+    dim: int | None
     arms: tuple[Arm, ...]
     limits: Limits
     secret: Secret | None
@@ -66,10 +67,12 @@ def read(options: argparse.Namespace) -> ServeOptions:
     signing = secret(options, "token-secret")
     if options.record is not None and (options.record == "-" or options.record.endswith(".gz")):
         raise InputError("--record needs a plain file, which a restart can continue; compress it when it is complete")
+    dim = context_dim(options)
     checked = ServeOptions(
         folder=Path(options.state),
-        learning=learning_settings(options, options.dim or 1),
-        arms=read_arms(options.catalog),
+        learning=learning_settings(options, dim or 1),
+        dim=dim,
+        arms=read_arms(options.catalog, declared=declared_ads(options)),
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
         record=None if options.record is None else Path(options.record),
@@ -103,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
             host=options.host,
             port=options.port,
             clock=clock_of(os.environ.get(CLOCK)),
-            dim=options.dim,
+            dim=checked.dim,
             arms=checked.arms,
             limits=checked.limits,
             secret=checked.secret,

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
             str(checked.folder),
             int(arguments[-1]),
             topics=Topics(),
-            learning=replace(checked.learning, dim=dimension(options.dim, newest)),
+            learning=replace(checked.learning, dim=dimension(checked.dim, newest)),
             arms=checked.arms,
             record=checked.record,
         )

@@ -26,6 +26,7 @@ from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.encoders import context_encoder
 from worker.stream.events import Arrival, Decision, Feedback
 from worker.stream.session import Session
 from worker.stream.slates import SlatePlanner
@@ -61,7 +62,15 @@ class KafkaAdService:
         planner, now = self._planner(), self._clock()
         settings = planner.parameters.settings
         record = request.record(now)
-        arrival = decode_arrival(record, limits=self._limits, dim=settings.dim, timestamp=now, grace=settings.grace)
+        arrival = decode_arrival(
+            record,
+            limits=self._limits,
+            dim=settings.dim,
+            timestamp=now,
+            grace=settings.grace,
+            encoder=context_encoder(settings.features),
+            standardise=settings.standardise,
+        )
         key = arrival.session_id.encode()
         same = orjson.dumps((arrival.context, arrival.exclude))
         known = await self._exchange.arrive(Keyed("arrivals", key, record), same, deadline)

@@ -33,6 +33,7 @@ from worker.bandit.policies import (
     EpsilonGreedy,
     Exploration,
     Policy,
+    Random,
     RoundRobin,
     Slates,
     check_combination,
@@ -285,7 +286,9 @@ class _Experiment:
     def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:
         settings = self.settings
         if t <= settings.warmup:
-            return self._round_robin(contexts, moods)
+            # The first episode of digits is random by its definition. Its users see few ads, and with turns always the
+            # same one: fifty users take turns at ten.
+            return Random() if settings.environment == "digits" else self._round_robin(contexts, moods)
         return policy_named(self.task.policy).under(
             Exploration(
                 beta=self._beta(),

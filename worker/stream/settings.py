@@ -90,7 +90,7 @@ class LearningSettings:
     dim: int
     horizon: int = 5
     repeats: bool = True
-    policy: str = "ucbbp"
+    policy: str = "aucbbp"
     epsilon: float = 0.1
     bonus: str = "curve"
     beta: float | str = 1.5
