@@ -229,7 +229,7 @@ def test_the_examples_of_events_are_valid(block: Block) -> None:
 def test_the_tokens_of_the_examples_are_those_of_their_displays() -> None:
     (decision,) = (json.loads(block.text) for block in SCHEMAS if block.name == "decision")
     feedback = [json.loads(block.text) for block in SCHEMAS if block.name == "click"]
-    assert len(feedback) == 2
+    assert len(feedback) == 1
     for event in feedback:
         assert event["token"] == decision["tokens"][event["position"] - 1]
         display = {"session_id": event["session_id"], "position": event["position"], "arm": event["arm"]}
