@@ -159,7 +159,8 @@ def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: 
     capsys.readouterr()
     assert main(["arms", "list", *where, "--json", "-"]) == 0
     listed = orjson.loads(capsys.readouterr().out)["arms"]
-    assert listed[2] == {"arm": "c", "reward": 4.0, "active": True, "features": {"price": 7.0, "brand": "n"}}
+    added = {"arm": "c", "reward": 4.0, "active": True, "features": {"price": 7.0, "brand": "n"}}
+    assert listed[2] == {**added, "answer_rate": 1.0, "displays": 0.0}
     assert listed[0]["features"] == {"price": 10.5, "brand": "n"}
     assert main(["arms", "list", *where]) == 0
     assert "price" in capsys.readouterr().out

@@ -256,7 +256,7 @@ def test_without_a_place_arrivals_get_fallback_ads_and_feedback_is_refused() -> 
     ("request_", "reason"),
     [
         ({"context": "[1]"}, "dimension"),
-        ({"context": "[1e3,1]"}, "norm"),
+        ({"context": "[1e16,1]"}, "norm"),
         ({"context": '"x"'}, "invalid"),
         ({"context": "[1,"}, "undecodable"),
         ({"session_id": ""}, "invalid"),

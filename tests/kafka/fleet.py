@@ -28,7 +28,8 @@ TIMES = ("window", "session_timeout", "lateness")
 def flags(learning: LearningSettings) -> list[str]:
     given = {"dim": learning.dim, "horizon": learning.horizon, "warmup": learning.warmup}
     given |= {name: f"{getattr(learning, name)}ms" for name in TIMES}
-    return [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    texts = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    return texts if learning.standardise else [*texts, "--no-standardise"]
 
 
 class Running(WorkerProcess):

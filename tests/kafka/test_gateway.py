@@ -138,7 +138,7 @@ def test_mistakes_are_problems_with_the_reasons_of_dead_letters_and_leave_no_dea
     wrong = {"position": 1, "arm": shown["arm"], "clicked": True}
     for path, body, status, reason in (
         ("/v1/sessions", {"context": [1, 2]}, 400, "dimension"),
-        ("/v1/sessions", {"context": [1, 2, 1e9]}, 400, "norm"),
+        ("/v1/sessions", {"context": [1, 2, 1e16]}, 400, "norm"),
         ("/v1/sessions", {"session_id": "mistakes", "context": [1, 2, 3]}, 409, "session-reused"),
         ("/v1/sessions/mistakes/feedback", wrong, 403, "token"),
         ("/v1/sessions/mistakes/feedback", {**wrong, "arm": "ad-x"}, 409, "arm-mismatch"),

@@ -275,7 +275,7 @@ def test_with_nothing_eligible_the_slate_is_empty_and_its_mode_is_none():
         ({"warmup": 9}, "warmup", "draws any eligible arm at random"),
         ({"policy": "random"}, "random", "draws any eligible arm"),
         ({"policy": "epsilon-greedy", "epsilon": 0.25}, "exploit", "with probability 0.25"),
-        ({"random_share": 0.05}, "explore", "5.0% of sessions"),
+        ({"policy": "ucbbp", "random_share": 0.05}, "explore", "5.0% of sessions"),
         ({"policy": "aucbbp", "horizon": 2}, "explore", "no exploration thresholds"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.first_release import FIRST_RELEASE
 from worker.errors import InputError
 from worker.stream.contexts import MISSING, pack_context
 from worker.stream.decoding import LARGEST_NUMBER, Limits, Rejected, decode_arrival, decode_journal
@@ -21,7 +22,7 @@ from worker.stream.hashing import hashed_column
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 from worker.stream.serving import Serving
 from worker.stream.session import Session, decode_state, encode_state
-from worker.stream.settings import Arm, LearningSettings, continued
+from worker.stream.settings import LATER_SETTINGS, Arm, LearningSettings, continued
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
@@ -140,8 +141,8 @@ def test_a_version_carries_the_declaration_and_one_without_keeps_its_hash() -> N
     again = decode_parameters(encode_parameters(declared))
     assert again.settings.features == DECLARED
     assert again.sha256 == declared.sha256
-    plain = json.loads(encode_parameters(Parameters.first(LearningSettings(dim=2, standardise=False), ARMS)))
-    assert not {"features", "standardise", "standardisation", "pending", "model"} & set(plain)
+    plain = json.loads(encode_parameters(Parameters.first(LearningSettings(dim=2, **FIRST_RELEASE), ARMS)))
+    assert not {*LATER_SETTINGS, "standardisation", "pending", "answer_counts", "ties"} & set(plain)
     assert "features" not in plain["arms"][0]
 
 

@@ -712,7 +712,7 @@ def test_new_settings_hold_from_the_next_version_on_and_the_journal_can_be_folde
 
 
 def test_a_model_of_another_size_is_refused() -> None:
-    with pytest.raises(InputError, match="dim is 3 in the settings, but parameters version 0 has 2"):
+    with pytest.raises(InputError, match="--dim is 3, but the published parameters have 2"):
         learner(learner().begin().versions, dim=3)
 
 

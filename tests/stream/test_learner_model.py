@@ -58,7 +58,7 @@ SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "1600"))
 
 # The cheaper model: tens of thousands of folds are made, and what they learn does not matter here.
 SETTINGS = LearningSettings(
-    dim=1, horizon=3, window=50, session_timeout=40, lateness=10, standardise=False, model="additive"
+    dim=1, horizon=3, window=50, session_timeout=40, lateness=10, standardise=False, model="additive", intercept=False
 )
 ARMS = tuple(Arm(arm=name, reward=1.0) for name in "abc")
 LAST_ARRIVAL = 350

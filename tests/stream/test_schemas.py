@@ -341,7 +341,7 @@ def asyncapi() -> Any:
 
 def test_there_is_a_schema_per_event_and_nothing_else() -> None:
     assert sorted(path.name for path in FOLDER.iterdir()) == sorted(
-        [*(f"{name}.json" for name in NAMES), "asyncapi.yaml"]
+        [*(f"{name}.json" for name in NAMES), "asyncapi.yaml", "openapi.json"]
     )
 
 

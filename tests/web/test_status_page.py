@@ -119,7 +119,7 @@ async def figures_match_the_run(tab: Tab, scene: Scene) -> None:
     assert "balanced" in text
     assert "NaN" not in text
     assert "undefined" not in text
-    assert "demo · simulated users · aucbbp" in text
+    assert "demo · simulated users · personal model · aucbbp" in text
 
 
 async def page_is_live(tab: Tab, scene: Scene) -> None:

@@ -153,7 +153,8 @@ class Hierarchy:
     @property
     def _pairs(self) -> Floats:
         """a_k a_kᵀ, (K, m²)."""
-        return (self.features[:, :, None] * self.features[:, None, :]).reshape(self.arms, -1)
+        columns = self.features.shape[1]
+        return (self.features[:, :, None] * self.features[:, None, :]).reshape(self.arms, columns * columns)
 
     @cached_property
     def reach(self) -> Floats:

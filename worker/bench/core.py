@@ -302,7 +302,7 @@ def _versions(*sizes: Size) -> Iterator[Figure]:
     for size in sizes:
         scene = Scene.of(size)
         arms = tuple(scene.world.catalogue())
-        settings = LearningSettings(dim=size.dim, horizon=size.horizon)
+        settings = LearningSettings(dim=size.dim, horizon=size.horizon, model=scene.belief.name)
         version = Parameters(version=1, settings=settings, arms=arms, model=scene.belief)
         held = sum(array.nbytes for array in scene.belief.pack().values())
         dense = 8 * (size.dim + size.arms) ** 2
