@@ -39,6 +39,9 @@ class Echo:
         if b"bad" in self.restored[-1]:
             raise ZeroDivisionError("boom")
 
+    def take_over(self, start: int, end: int) -> None:
+        self.taken_over = start, end
+
     def handle(self, records: Sequence[Record]) -> Emits:
         self.calls += 1
         if any(self._explosive(record) for record in records):
@@ -134,8 +137,6 @@ async def test_nothing_is_acknowledged_before_all_before_it_in_whatever_order_ba
             topic: {record.key for tp, log in bench.kafka.durable.items() if tp.topic == topic for record in log}
             for topic in OUTPUTS
         }
-        decided = set(bench.kafka.written(TOPICS.decisions))
-        assert decided <= durable[TOPICS.journal] & durable[TOPICS.changelog], "no decision before its facts"
         acknowledged = bench.pipelines.committable()[ARRIVALS]
         owed = {b"%s@%d" % (ARRIVALS.topic.encode(), offset) for offset in range(acknowledged)}
         assert all(owed <= keys for keys in durable.values()), "no offset before its outputs"
@@ -197,20 +198,20 @@ async def test_no_more_is_taken_than_may_be_in_flight() -> None:
 
 
 @in_loop
-async def test_facts_are_durable_before_the_decisions_are() -> None:
+async def test_decisions_are_written_together_with_their_facts() -> None:
     bench = await Bench.opened()
-    await bench.pipelines.facts_durable(60)
     await bench.take(0, 1)
-    waiting = asyncio.ensure_future(bench.pipelines.facts_durable(60))
-    await settle()
-    facts = list(bench.kafka.batches)
-    for batch in facts:
-        assert not waiting.done()
-        await bench.kafka.persist(batch)
-    await waiting
-    (decisions,) = [batch for batch in bench.kafka.batches if batch not in facts]
-    assert decisions.tp.topic == TOPICS.decisions
-    assert not decisions.future.done()
+    assert {batch.tp.topic for batch in bench.kafka.pending()} == set(OUTPUTS)
+
+
+@in_loop
+async def test_a_task_that_takes_a_partition_over_learns_which_arrivals_may_have_been_answered() -> None:
+    bench = Bench()
+    for offset in range(3):
+        bench.kafka.append(ARRIVALS, b"", b"%d" % offset)
+    bench.kafka.committed[ARRIVALS] = 1
+    await bench.kafka.rebalance(bench.pipelines, [0])
+    assert bench.task.taken_over == (1, 3)
 
 
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -366,7 +367,8 @@ async def test_tables_are_restored_in_pieces_between_which_the_loop_turns(monkey
         await asyncio.sleep(0)
         seen.append(sum(map(len, bench.tasks[0].restored)) if bench.tasks else 0)
     assert {3, 6, 7} <= set(seen)
-    bench.pipelines.open(1, "me", {ARRIVALS: 0, TopicPartition(TOPICS.arrivals, 1): 0}, owns_journal=False)
+    starts = {ARRIVALS: 0, TopicPartition(TOPICS.arrivals, 1): 0}
+    bench.pipelines.open(1, "me", starts, ends=starts, owns_journal=False)
     assert {p: one.changelog_end for p, one in bench.pipelines.by_partition.items()} == {0: 9, 1: -1}
     assert [len(some) for some in bench.tasks[0].restored] == [3, 3, 1]
 
@@ -383,7 +385,7 @@ async def test_partitions_assigned_anew_during_a_restore_are_restored_anew(monke
     assert bench.tasks[0].released
     assert len(bench.tasks[0].restored) < 3
     await bench.pipelines.restore({0: table(1)}, {0: 0})
-    bench.pipelines.open(2, "me", {ARRIVALS: 0}, owns_journal=False)
+    bench.pipelines.open(2, "me", {ARRIVALS: 0}, ends={ARRIVALS: 0}, owns_journal=False)
     assert bench.pipelines.by_partition[0].task is bench.task
     assert bench.task.restored == [{b"0": b"v"}]
 

@@ -48,6 +48,8 @@ class PartitionPipelines:
         Lets several tasks handle their records, with the same results as one by one.
     parameters_ready
         Says whether the parameters are known; nothing is read before.
+    refresh_parameters
+        Called in every generation: the parameters are not ready again before all that are published now are known.
     assign_journal
         Called in every generation with whether the journal is assigned to this worker.
     limit
@@ -65,6 +67,7 @@ class PartitionPipelines:
         make_task: Callable[[int], PartitionTask],
         handle_together: HandleTogether,
         parameters_ready: Callable[[], bool] = lambda: True,
+        refresh_parameters: Callable[[], None] = lambda: None,
         assign_journal: Callable[[bool], None] = lambda mine: None,
         limit: int = 4_096,
         most_bytes: int = MOST_BYTES,
@@ -78,6 +81,7 @@ class PartitionPipelines:
         self._make_task = make_task
         self._handle_together = handle_together
         self._parameters_ready = parameters_ready
+        self._refresh_parameters = refresh_parameters
         self._assign_journal = assign_journal
         self._limit = limit
         self._most_bytes = most_bytes
@@ -124,8 +128,16 @@ class PartitionPipelines:
         except Exception as error:
             self.fail(error)  # Faust ignores exceptions here
 
-    def open(self, generation: int, member: str, starts: Mapping[TopicPartition, int], *, owns_journal: bool) -> None:
-        """Start reading at the committed positions of all assigned input partitions."""
+    def open(
+        self,
+        generation: int,
+        member: str,
+        starts: Mapping[TopicPartition, int],
+        *,
+        ends: Mapping[TopicPartition, int],
+        owns_journal: bool,
+    ) -> None:
+        """Start reading at the committed positions of all assigned input partitions, which end at `ends` now."""
         restored, self._restored = self._restored, {}
         for partition in sorted({tp.partition for tp in starts}):
             own = {tp: offset for tp, offset in starts.items() if tp.partition == partition}
@@ -133,6 +145,8 @@ class PartitionPipelines:
                 kept.rewind(own)
                 continue
             task, changelog_end = restored[partition]
+            arrivals = TopicPartition(self._topics.arrivals, partition)
+            task.take_over(own[arrivals], ends[arrivals])
             self.by_partition[partition] = PartitionPipeline(
                 partition=partition,
                 task=task,
@@ -146,6 +160,7 @@ class PartitionPipelines:
         self.generation, self._member = generation, member
         self._reading_again.clear()
         self._open = True
+        self._refresh_parameters()
         self._assign_journal(owns_journal)
 
     def _writers(self, partition: int) -> PipelineWriters:
@@ -241,13 +256,6 @@ class PartitionPipelines:
         self._reading_again.pop(tp, None)
         pipeline.expected[tp] = offset
         pipeline.write(Emits(), {tp: offset}, 0)
-
-    async def facts_durable(self, timeout: float) -> None:  # noqa: ASYNC109 (running out of time is no error)
-        """Wait until all facts are acknowledged and the decisions are on their way.
-
-        Handling the next records would delay these decisions.
-        """
-        await self._until(lambda: not any(one.writing_facts for one in self.by_partition.values()), timeout)
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait for a condition that changes only when a list moves on; at most so many seconds, if given."""

@@ -58,6 +58,10 @@ class PartitionServing:
         """Take over the sessions of the changelog."""
         self._metrics.add(self.serving.restore(records))
 
+    def take_over(self, start: int, end: int) -> None:
+        """Note that other workers may have answered the arrivals between these offsets, the end excluded."""
+        self.serving.take_over(start, end)
+
     def handle(self, records: Sequence[Record]) -> Emits:
         """Handle records; without any, delete the sessions that have ended."""
         if records:

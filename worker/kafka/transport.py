@@ -100,17 +100,22 @@ class PartitionOwner(Protocol):
         A table has the last changelog record of each session.
         """
 
-    def open(self, generation: int, member: str, starts: Mapping[TopicPartition, int], *, owns_journal: bool) -> None:
-        """Start reading at the committed positions of all assigned input partitions."""
+    def open(
+        self,
+        generation: int,
+        member: str,
+        starts: Mapping[TopicPartition, int],
+        *,
+        ends: Mapping[TopicPartition, int],
+        owns_journal: bool,
+    ) -> None:
+        """Start reading at the committed positions of all assigned input partitions, which end at `ends` now."""
 
     def accepts(self, generation: int) -> bool:
         """Whether records of this generation may be read now."""
 
     async def take(self, lists: Sequence[RecordList]) -> None:
         """Handle the records of one poll; return when there is room for more."""
-
-    async def facts_durable(self, timeout: float) -> None:  # noqa: ASYNC109 (running out of time is no error)
-        """Wait until all facts are acknowledged and the decisions are on their way."""
 
     def skip(self, tp: TopicPartition, offset: int) -> None:
         """Continue at `offset`: the records before it were deleted from the topic."""

@@ -107,6 +107,7 @@ class Worker:
             make_task=processors.make_task,
             handle_together=processors.handle_together,
             parameters_ready=lambda: self.parameters_reader.ready,
+            refresh_parameters=self.parameters_reader.catch_up,
             assign_journal=self.learner.assign,
             limit=settings.in_flight,
             most_bytes=most_bytes,

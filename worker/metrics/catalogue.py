@@ -180,6 +180,11 @@ CATALOGUE: Final = (
     ),
     _counter("adcascade_decisions_total", "Decisions sent, including repeated ones.", mode=MODES, position=POSITIONS),
     _counter("adcascade_clicks_total", "Clicked sessions by position of the click.", position=POSITIONS),
+    _counter(
+        "adcascade_replanned_sessions_total",
+        "Sessions that were planned again after the crash of a worker, under a version that came late, while the user "
+        "saw the first slate. Their feedback is learned from as far as it is certain, but no further decision follows.",
+    ),
     _counter("adcascade_dead_letters_total", "Records written to the dead letters.", reason=DEAD_LETTER_REASONS),
     _counter("adcascade_troubles_total", "Reports of trouble, by kind.", kind=tuple(TROUBLES)),
     _gauge(

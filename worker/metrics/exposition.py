@@ -77,6 +77,7 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
         "parked_records": {(): parked_records(tally)},
         "parked_recovered_total": {(): tally.recovered_parked},
         "parked_handed_over_total": {(): tally.handed_over_parked},
+        "replanned_sessions_total": {(): tally.replanned},
         "decisions_total": {
             (mode, position): value
             for mode, counts in by_mode.items()

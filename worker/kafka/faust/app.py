@@ -42,6 +42,7 @@ class WorkerApp(faust.App):
                 self.consumer_generation_id,
                 consumer.member(),
                 {tp: start for tp, start in consumer.starts.items() if tp in assignment},
+                ends=consumer.ends,
                 owns_journal=TP(self.link.options.topics.journal, ONLY_PARTITION) in assignment,
             )
         except Exception as error:

@@ -118,8 +118,6 @@ class Client(SameLoopConsumer):
                     if self._is_small(lists):
                         if found_waiting:
                             await self._await_fetch(fetcher, options.second_fetch_timeout)
-                        # Else the decisions of the list before would be sent only after these records are handled.
-                        await link.owner.facts_durable(options.facts_timeout)
                         if self._still_in(subscriptions, assignment):
                             lists = self._joined(lists, await self._drain(fetcher, assignment, active_partitions))
                     self._paused_until = loop.time() + options.poll_pause

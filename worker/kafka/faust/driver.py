@@ -45,6 +45,8 @@ class BatchConsumer(stock.Consumer):
         self._link = link_of(self.app)
         #: Where this generation starts to read each input partition.
         self.starts: dict[TP, int] = {}
+        #: Where each of them ended when this generation began.
+        self.ends: Mapping[TP, int] = {}
 
     def _new_consumer_thread(self) -> Client:
         return Client(self, loop=self.loop, beacon=self.beacon)
@@ -134,7 +136,7 @@ class BatchConsumer(stock.Consumer):
             starts[tp] = offsets[tp] = start
         # Also where nothing is committed: aiokafka would find the position only later, and not report it.
         self._thread.seek_to(starts)
-        self.starts = starts
+        self.starts, self.ends = starts, last
         return offsets
 
     def read_again(self, tp: TP, offset: int) -> None:

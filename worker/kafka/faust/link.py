@@ -31,8 +31,6 @@ class FaustOptions:
     poll_pause: float = 0.006
     #: For a second fetch, when a poll finds records that have waited.
     second_fetch_timeout: float = 0.004
-    #: For the facts of the list before, when a poll finds few records.
-    facts_timeout: float = 0.010
     fetch_wait_ms: int = 100
     fetch_bytes: int = 1 << 20
     poll_records: int = 2048
