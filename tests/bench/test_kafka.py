@@ -20,7 +20,7 @@ from worker.bench.kafka.live import LiveRun
 from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.reader import FirstDecisions
 from worker.bench.kafka.recording import learned, live_arrival, live_click, record
-from worker.bench.kafka.sender import LOOK, Sender, SentTicks
+from worker.bench.kafka.sender import LOOK, Play, Sender, SentTicks
 from worker.bench.kafka.soak import Sample
 from worker.bench.kafka.topics import inputs
 from worker.bench.stream import DIM, HORIZON
@@ -177,15 +177,16 @@ def test_with_the_codec_the_records_can_be_decoded(recording):
 def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recording):
     script = max(recording.scripts, key=lambda one: len(one.clicks))
     names = Topics("t")
-    sender = Sender(names, 5, [script])
+    play = Play(broker="", prefix="t", partitions=5, scripts="", first=1, last=1, seconds=1, tick=0.02)
+    sender, look = Sender(play, [script]), round(LOOK / play.tick)
     first = sender.due(0, 2, START)
     assert {topic for topic, _ in first} == {names.arrivals}
-    assert not sender.due(LOOK - 1, 2, START)
+    assert not sender.due(look - 1, 2, START)
     for index in range(len(script.clicks)):
-        due = sender.due(LOOK * (index + 1), 2, START)
+        due = sender.due(look * (index + 1), 2, START)
         assert [key[0] for key in due] == [names.clicks] * 2
         assert all(script.clicks[index] in value for pairs in due.values() for _, value in pairs)
-    assert not sender.due(LOOK * 10, 2, START)
+    assert not sender.due(look * 10, 2, START)
 
 
 class Answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from worker.errors import FailedError
 from worker.kafka import pipelines as pipelines_module
 from worker.kafka.pipelines import MEMBERSHIP_CHECK, PartitionPipelines
 from worker.kafka.transport import RecordList
+from worker.metrics.catalogue import STAGES
 from worker.stream.topology import Emits, Record, Topics
 
 TOPICS = Topics("t")
@@ -69,6 +71,7 @@ class Bench:
         self.kafka = FakeTransport(TOPICS)
         self.tasks: list[Echo] = []
         self.journal: list[bool] = []
+        self.spent: list[tuple[str, float]] = []
 
         def make_task(partition: int) -> Echo:
             self.tasks.append(Echo(explosive))
@@ -81,6 +84,7 @@ class Bench:
             handle_together=lambda work: [task.handle(records) for task, records in work],
             assign_journal=self.journal.append,
             limit=limit,
+            on_stages=self.spent.extend,
         )
 
     @classmethod
@@ -202,6 +206,22 @@ async def test_decisions_are_written_together_with_their_facts() -> None:
     bench = await Bench.opened()
     await bench.take(0, 1)
     assert {batch.tp.topic for batch in bench.kafka.pending()} == set(OUTPUTS)
+
+
+@in_loop
+async def test_every_stage_of_a_list_is_measured() -> None:
+    bench = await Bench.opened()
+    fetched, sent = time.monotonic() - 2, time.time() - 5
+    records = [Record(ARRIVALS.topic, 0, offset, int(1000 * sent), b"", b"") for offset in range(3)]
+    taken = RecordList(tp=ARRIVALS, generation=1, start=0, end=3, records=records, fetched=fetched)
+    await bench.pipelines.take([taken])
+    assert [stage for stage, _ in bench.spent] == ["fetch", "queue", "handle"]
+    await bench.kafka.persist_all()
+    spent = dict(bench.spent)
+    assert list(spent) == list(STAGES)
+    assert spent["fetch"] == pytest.approx(3, abs=0.5)
+    assert spent["queue"] >= 2
+    assert spent["handle"] >= 0 <= spent["write"]
 
 
 @in_loop

@@ -28,6 +28,9 @@ from worker.stream.topology import Emits, Record, dead_letter
 
 log = logging.getLogger(__name__)
 
+#: Takes the seconds that a list of records spent in stages (see `metrics.catalogue.STAGES`).
+OnStages = Callable[[Sequence[tuple[str, float]]], None]
+
 
 class PartitionTask(Protocol):
     """Serves one assigned partition, arrivals and clicks together. Synchronous; called from one thread only."""
@@ -97,6 +100,8 @@ class PartitionPipeline:
         Called with the error when a write fails.
     most_bytes
         The largest record that all output topics take.
+    on_stages
+        Called with the seconds that a list waited for its acknowledgement.
     """
 
     def __init__(
@@ -110,6 +115,7 @@ class PartitionPipeline:
         on_moved: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
         most_bytes: int,
+        on_stages: OnStages = lambda spent: None,
     ) -> None:
         self.partition = partition
         self.changelog_end = changelog_end
@@ -121,6 +127,7 @@ class PartitionPipeline:
         self._writers = writers
         self._on_moved = on_moved
         self._on_failure = on_failure
+        self._on_stages = on_stages
         self._most_bytes = most_bytes
         self._in_flight: deque[_InFlight] = deque()
         self._target: tuple[int, Mapping[TopicPartition, int], bytes, ConfirmProgress] | None = None
@@ -205,6 +212,8 @@ class PartitionPipeline:
         while self._in_flight and not self._in_flight[0].waiting:
             flight = self._in_flight.popleft()
             self.acknowledged.update(flight.ends)
+            if flight.size:
+                self._on_stages([("write", asyncio.get_running_loop().time() - flight.since)])
             self._on_moved(flight.size)
         self._check_target()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -18,7 +19,7 @@ from typing import Any
 from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
-from worker.kafka.pipeline import PartitionPipeline, PartitionTask, PipelineWriters
+from worker.kafka.pipeline import OnStages, PartitionPipeline, PartitionTask, PipelineWriters
 from worker.kafka.transport import RecordList, Transport
 from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics
 
@@ -57,6 +58,8 @@ class PartitionPipelines:
         memory, and the number of records that are repeated after a crash.
     most_bytes
         The largest record that all output topics take.
+    on_stages
+        Called with the seconds that lists of records spent in stages.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class PartitionPipelines:
         assign_journal: Callable[[bool], None] = lambda mine: None,
         limit: int = 4_096,
         most_bytes: int = MOST_BYTES,
+        on_stages: OnStages = lambda spent: None,
     ) -> None:
         self.by_partition: dict[int, PartitionPipeline] = {}
         self.failure: BaseException | None = None
@@ -85,6 +89,7 @@ class PartitionPipelines:
         self._assign_journal = assign_journal
         self._limit = limit
         self._most_bytes = most_bytes
+        self._on_stages = on_stages
         self._open = False
         self._drained = False
         self._restored: dict[int, tuple[PartitionTask, int]] = {}
@@ -156,6 +161,7 @@ class PartitionPipelines:
                 on_moved=self._on_moved,
                 on_failure=self.fail,
                 most_bytes=self._most_bytes,
+                on_stages=self._on_stages,
             )
         self.generation, self._member = generation, member
         self._reading_again.clear()
@@ -206,8 +212,22 @@ class PartitionPipelines:
                 pipeline.expected[taken.tp] = taken.end
                 work.setdefault(pipeline, []).append(fresh)
         if work:
+            began = time.monotonic()
             self._handle(work)
+            self._measure([fresh for some in work.values() for fresh in some], began, time.monotonic())
         await self._until(lambda: self._in_flight <= self._limit or not self._open)
+
+    def _measure(self, lists: Sequence[RecordList], began: float, ended: float) -> None:
+        """Report how long lists waited to be fetched and to be handled, and how long that took."""
+        wall = time.time() - (ended - began)
+        spent: list[tuple[str, float]] = []
+        for taken in lists:
+            if taken.records and taken.fetched:
+                queued = began - taken.fetched
+                waited = wall - queued - abs(taken.records[0].timestamp) / 1000
+                spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
+        if spent:
+            self._on_stages(spent)
 
     def _pipeline_of(self, taken: RecordList) -> PartitionPipeline | None:
         """Return the pipeline that has to handle a list; None if nothing in it can be handled now."""

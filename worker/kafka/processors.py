@@ -180,6 +180,10 @@ class StreamProcessors:
         """Let several tasks handle their records, with the same results as one by one."""
         return handle_partitions(work)
 
+    def on_stages(self, spent: Sequence[tuple[str, float]]) -> None:
+        """Count the seconds that lists of records spent in stages."""
+        self._metrics.stages(spent)
+
     def on_learner_status(self, status: LearnerStatus) -> None:
         """Count episodes, late records and troubles, and note the watermark."""
         if status.late:

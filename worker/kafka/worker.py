@@ -108,6 +108,7 @@ class Worker:
             handle_together=processors.handle_together,
             parameters_ready=lambda: self.parameters_reader.ready,
             refresh_parameters=self.parameters_reader.catch_up,
+            on_stages=processors.on_stages,
             assign_journal=self.learner.assign,
             limit=settings.in_flight,
             most_bytes=most_bytes,

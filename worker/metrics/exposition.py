@@ -26,15 +26,16 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
     for spec in CATALOGUE:
         name = spec.name.removeprefix("adcascade_")
         if spec.kind == "histogram":
-            histogram = HistogramMetricFamily(spec.name, spec.help)
-            histogram.add_metric([], snapshot.histograms[name].buckets(), snapshot.histograms[name].sum)
-            yield histogram
+            family = HistogramMetricFamily(spec.name, spec.help, labels=list(spec.labels))
+            for labels, histogram in snapshot.histograms[name].items():
+                family.add_metric(list(labels), histogram.buckets(), histogram.sum)
+            yield family
             continue
         kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-        family = kind(spec.name, spec.help, labels=list(spec.labels))
+        numbers = kind(spec.name, spec.help, labels=list(spec.labels))
         for labels, value in series.get(name, {}).items():
-            family.add_metric(list(labels), float(value))
-        yield family
+            numbers.add_metric(list(labels), float(value))
+        yield numbers
 
 
 def _labelled(snapshot: Snapshot) -> dict[str, Series]:
