@@ -42,6 +42,8 @@ SMALL = {
     "rounds": 1,
     "rising_seconds": 2.0,
     "live_seconds": 1.0,
+    "rate_rounds": 1,
+    "rate_share": 0.2,
 }
 
 
@@ -386,7 +388,8 @@ def test_a_worker_that_does_not_catch_up_misses_the_target():
 
 def test_bench_kafka_measures_every_figure(monkeypatch, address, tmp_path, capsys):  # noqa: F811
     # Here other tests run beside it, so nobody keeps up.
-    monkeypatch.setattr("worker.bench.kafka.live.LONG", 60_000.0)
+    for module in ("live", "rates"):
+        monkeypatch.setattr(f"worker.bench.kafka.{module}.LONG", 60_000.0)
     measure = comparison.measure
     monkeypatch.setattr(comparison, "measure", lambda given, scale: measure(given, replace(scale, **SMALL)))
     flags = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]
@@ -401,6 +404,11 @@ def test_bench_kafka_measures_every_figure(monkeypatch, address, tmp_path, capsy
         "(c) adcascade worker, live": 25,
         "(c) / (a), live p99": 5,
         "recovery of 200 open sessions": 15,
+        **{f"(c) / (a) at {rate} arrivals/s, p50": bar for rate, bar in (("20", 1.5), ("200", 1.7), ("1,000", 2))},
+        **{f"(c) / (a) at {rate} arrivals/s, p99": 2 for rate in ("20", "200", "1,000")},
+        **{f"(c) / (b) at {rate} arrivals/s, p50": 1.1 for rate in ("20", "200", "1,000")},
+        "(c) at 5,000 arrivals/s": 15,
+        "(c) at 5,000 arrivals/s, p99": 60,
     }
     out = capsys.readouterr().out
     assert all(figure["name"] in out for figure in figures)

@@ -24,8 +24,10 @@ from worker.stream.versions import RoundedError, Versions, check_same, keep, sho
 
 log = logging.getLogger(__name__)
 
-#: Milliseconds that a read waits for the next version.
-_IDLE = 200
+#: Milliseconds that a read waits for the next version; it returns as soon as there is one.
+_IDLE = 5_000
+#: Milliseconds between a version and its record that show two clocks.
+_ANOTHER_TIME = 86_400_000
 #: Seconds until the end of the topic is asked for again.
 _RETRY = 0.2
 
@@ -85,7 +87,7 @@ class Decoded:
 
     def __init__(self, record: Record) -> None:
         self.offset = record.offset
-        self.timestamp = record.timestamp
+        self._timestamp = record.timestamp
         self.parameters: Parameters | None = None
         self.planner: SlatePlanner | None = None
         self.error: AdcascadeError | None = None
@@ -95,6 +97,18 @@ class Decoded:
                 self.parameters.sha256  # noqa: B018 - computed here, once
             except AdcascadeError as error:
                 self.error = error
+
+    @property
+    def published_at(self) -> int:
+        """The time of publication, on the clock of the events; 0 if there is no version.
+
+        The timestamp of the record is that. But where the events are of another time than the brokers, as in traffic of
+        last year that is sent again, only `made_at` can be compared with them.
+        """
+        if self.parameters is None:
+            return 0
+        made_at = self.parameters.made_at
+        return self._timestamp if abs(self._timestamp - made_at) < _ANOTHER_TIME else made_at
 
 
 class PublishedParameters:
@@ -158,7 +172,7 @@ class PublishedParameters:
                 if record.error is not None:
                     raise record.error
                 if record.parameters is not None:
-                    self._take(record.parameters, record.planner, published_at=record.timestamp)
+                    self._take(record.parameters, record.planner, published_at=record.published_at)
             except UnfitError:
                 raise
             except RoundedError as error:

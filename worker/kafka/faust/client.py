@@ -68,8 +68,6 @@ class Client(SameLoopConsumer):
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=options.fetch_bytes,
-            # Faust has 1500 ms. A fetch is for the partitions without unread data when it is sent; one that has just
-            # been read waits for the next fetch, so up to this long if the others are silent.
             fetch_max_wait_ms=options.fetch_wait_ms,
             request_timeout_ms=int(conf.broker_request_timeout * 1000),
             check_crcs=conf.broker_check_crcs,

@@ -25,7 +25,8 @@ class FaustOptions:
     drain_timeout: float = 8.0
     #: To end after a signal or a failure; then the process is killed.
     stop_timeout: float = 10.0
-    fetch_wait_ms: int = 100
+    #: Most that a fetch waits for a record. A silent worker sends so few requests; a record ends the wait at once.
+    fetch_wait_ms: int = 200
     fetch_bytes: int = 1 << 20
     poll_records: int = 2048
     batch_bytes: int = 512 << 10
