@@ -19,6 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from worker.bench.figures import Figure
 from worker.bench.kafka import open_sessions, rates
 from worker.bench.kafka.baselines import BaselineTask
 from worker.bench.kafka.broker import running_broker
-from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, live, play_live, serves
+from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, TooSlowError, live, play_live, serves
 from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.recording import LATENESS, TIMEOUT, WINDOW, Recording, record
 from worker.bench.kafka.topics import Usage, delete, end_offsets, fill, inputs, partitions, prepare
@@ -325,25 +326,27 @@ class Comparison:
     def _live(self, kind: str, rates: tuple[float, float], seconds: float) -> LiveRun:
         return run_client(self._connection, self._serve_live(kind, rates, seconds))
 
-    def play_rates(self, kind: str, played: Sequence[rates.Rate]) -> list[LiveRun]:
-        """Start one of the three and play all rates, one after the other."""
+    def play_rates(self, kind: str, played: Sequence[rates.Rate]) -> list[LiveRun | None]:
+        """Start one of the three and play all rates, one after the other; None from the first that is too high on."""
         return run_client(self._connection, self._play_rates(kind, played))
 
-    async def _play_rates(self, kind: str, played: Sequence[rates.Rate]) -> list[LiveRun]:
+    async def _play_rates(self, kind: str, played: Sequence[rates.Rate]) -> list[LiveRun | None]:
         names, count = self._names(), self._scale.partitions
         await self._created(names, self._recording)
-        runs = []
+        runs: list[LiveRun | None] = [None] * len(played)
         with self._child(kind, names) as child:
             await serves(self._connection, names, child, self._recording, count)
-            for number, rate in enumerate(played):
-                runs.append(
-                    await play_live(
+            with suppress(TooSlowError):
+                for number, rate in enumerate(played):
+                    run = await play_live(
                         *(self._connection, names, child, self._recording, (rate.arrivals, rate.arrivals)),
                         *(rates.WARM + rate.seconds * self._scale.rate_share, self._folder, count),
                         tick=rate.tick,
                         name=f"live-{number}-",
                     )
-                )
+                    if not rates.keeps_up(run):
+                        break  # it would begin the next rate with a backlog
+                    runs[number] = run
         return runs
 
     def _child(self, kind: str, names: Topics) -> ChildProcess:

@@ -35,6 +35,10 @@ LOOK = 0.1  # seconds between two checks of the progress
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
+class TooSlowError(FailedError):
+    """Most arrivals were not answered in time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
     """Answered sessions with the times of the answers, in nanoseconds of the monotonic clock."""
@@ -59,7 +63,7 @@ class LiveRun:
         """Return the waits after the warm-up."""
         sent, waits = self.waits()
         if not np.any(sent > warm):
-            raise FailedError(f"no session after the first {warm:g} s was answered: no measurement")
+            raise TooSlowError(f"no session after the first {warm:g} s was answered: no measurement")
         seconds = (self.sent.times[-1] - self.sent.times[0]) / 1e9
         return Latency(waits=waits[sent > warm], rate=self.sent.events[-1] / seconds)
 
@@ -170,7 +174,7 @@ async def _answers(decisions: FirstDecisions, child: ChildProcess, sender: Child
     finally:
         reading.cancel()
     if len(decisions.sessions) < sent.sessions[-1] / 10:
-        raise FailedError(
+        raise TooSlowError(
             f"{child.name} answered {len(decisions.sessions)} of {sent.sessions[-1]} arrivals: {child.last_error()}"
         )
     return LiveRun(sent=sent, sessions=decisions.sessions, times=decisions.times)

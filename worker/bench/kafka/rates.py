@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,8 +46,13 @@ RATES = (
 )
 FIGURES = sum(len(rate.kinds) + (3 if rate.is_ratio else 1) for rate in RATES)
 
-#: Plays all rates against one of the three; returns the runs in the order of the rates.
-PlayRates = Callable[[str, Sequence[Rate]], Awaitable[list[LiveRun]]]
+#: Plays all rates against one of the three; returns the runs in the order of the rates, None where it was too slow.
+PlayRates = Callable[[str, Sequence[Rate]], Sequence[LiveRun | None]]
+
+
+def keeps_up(run: LiveRun) -> bool:
+    """Whether half of the clients wait for less than `LONG`."""
+    return float(np.median(run.latency(WARM).waits)) <= LONG
 
 
 @dataclass(slots=True)
@@ -56,10 +61,9 @@ class Waits:
 
     rounds: dict[str, list[np.ndarray | None]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, kind: str, run: LiveRun) -> None:
+    def add(self, kind: str, run: LiveRun | None) -> None:
         """Add a round."""
-        waits = run.latency(WARM).waits
-        self.rounds[kind].append(None if np.median(waits) > LONG else waits)
+        self.rounds[kind].append(run.latency(WARM).waits if run is not None and keeps_up(run) else None)
 
     def quantile(self, kind: str, share: float) -> float | None:
         """Return the median over the rounds of a quantile; None if it did not keep up in one of them."""
@@ -76,7 +80,7 @@ class Waits:
         return (statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
 
 
-def measure_rates(play: Callable[[str, Sequence[Rate]], list[LiveRun]], rounds: int = ROUNDS) -> Iterator[Figure | str]:
+def measure_rates(play: PlayRates, rounds: int = ROUNDS) -> Iterator[Figure | str]:
     """Yield the figures of all rates, and before each part the step that follows."""
     waits = {rate: Waits() for rate in RATES}
     for turn in range(rounds):
@@ -114,7 +118,8 @@ def _figures(rate: Rate, seen: Waits) -> Iterator[Figure]:
         name = f"(c) / {NAMES[other]} {where}, p{share * 100:.0f}"
         found = seen.ratio("worker", other, share)
         if found is None:
-            yield Figure(name, 0.0, "×", most=most, detail=f"{NAMES[other]} does not keep up")
+            mine = seen.quantile("worker", share) or LONG
+            yield Figure(name, mine / LONG, "×", most=most, detail=f"at most: {NAMES[other]} does not keep up")
             continue
         middle, low, high = found
         yield Figure(
