@@ -6,6 +6,7 @@ The comment above a shell block says how the block is tested:
 - ``<!-- run -->``: run in order; needs nothing.
 - ``<!-- kafka -->``, ``<!-- service: NAME -->``: run in order with a broker; a service runs until the end.
 - ``<!-- kcat -->``: the same, where kcat is installed.
+- ``<!-- client: NAME -->``: a cascade, in any language; run by tests/kafka/test_clients_page.py.
 - ``<!-- elsewhere -->``: not run: needs Docker, Kubernetes, a network, or more time than a test has.
 
 Whatever its mark, every `adcascade …` in a block must be accepted by the command's own parser.
@@ -126,8 +127,9 @@ def test_the_two_commands_are_there_verbatim() -> None:
 
 
 def test_every_block_is_marked_with_how_it_is_tested() -> None:
-    shell = {"command", "run", "kafka", "service", "kcat", "elsewhere"}
+    shell = {"command", "run", "kafka", "service", "kcat", "client", "elsewhere"}
     kinds = {"sh": shell, "json": {"schema"}, "text": {""}, "toml": {""}}
+    kinds |= {language: {"client"} for language in ("js", "go", "java", "python")}
     assert [str(block) for block in BLOCKS if block.kind not in kinds[block.language]] == []
 
 
@@ -149,7 +151,8 @@ def test_the_settings_files_are_accepted(tmp_path: Path) -> None:
     for number, text in enumerate(files):
         path = tmp_path / f"{number}.toml"
         path.write_text(text, encoding="utf-8")
-        for name in (name for name, value in tomllib.loads(text).items() if isinstance(value, dict)):
+        tables = {name for name, value in tomllib.loads(text).items() if isinstance(value, dict)}
+        for name in {"worker" if name == "features" else name for name in tables}:
             resolve(build_parser(load(name), name).parse_args(["--config", str(path)]), environ={})
     assert len(files) >= 2
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
 from worker.kernels import THREADS, X86_64_V3, pin, wanted
@@ -52,12 +53,32 @@ def test_the_tests_run_with_the_pinned_kernels():
         assert (fingerprint()["simd"], fingerprint()["kernel"]) == ("X86_V3", "Haswell")
 
 
-def test_the_demo_has_the_golden_hash():
-    """The hash of a machine without AVX-512; the numpy that gives it is pinned in pyproject.toml."""
+#: What the first release did, as options.
+FIRST_RELEASE = (
+    *("--environment", "opposite", "--model", "additive", "--no-intercept", "--answers", "all", "--no-standardise"),
+    *("--policy", "aucbbp", "--bonus", "value", "--beta", "2.5", "--ridge", "0.5"),
+)
+
+
+def summary_of_a_demo(*options: str) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name not in {*THREADS, *X86_64_V3}}
     command = [sys.executable, "-W", "error", "-m", "worker", "demo", "--episodes", "20", "--report", "none"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    sha256 = re.search(r"parameters +v20 +sha256 (\w+)", ended.stdout)
-    assert sha256, ended.stdout
+    ended = subprocess.run([*command, *options, "--json", "-"], env=environment, capture_output=True, check=True)
+    numbers: dict[str, Any] = orjson.loads(ended.stdout)
+    return numbers
+
+
+def test_the_demo_and_the_run_beside_it_have_the_golden_hashes():
+    """The hashes of a machine without AVX-512; the numpy that gives them is pinned in pyproject.toml."""
+    numbers = summary_of_a_demo()
+    assert (numbers["settings"]["model"], numbers["parameters_version"]) == ("personal", 20)
     if wanted(CPUINFO):
-        assert sha256[1] == "29d126b089fd4787"
+        assert numbers["sha256"][:16] == "985ce6f0ccdbd183"
+        assert numbers["additive"]["sha256"][:16] == "5ac3e4294f5ab09d"
+
+
+def test_with_the_settings_of_the_first_release_the_demo_has_the_hash_of_the_first_release():
+    numbers = summary_of_a_demo(*FIRST_RELEASE)
+    assert numbers["parameters_version"] == 20
+    if wanted(CPUINFO):
+        assert numbers["sha256"][:16] == "29d126b089fd4787"

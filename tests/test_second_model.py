@@ -39,11 +39,13 @@ class ConstantRate:
     dim: int
 
     @classmethod
-    def prior(cls, *, dim: int, arms: int, ridge: float) -> ConstantRate:
+    def prior(
+        cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, intercept: bool = True
+    ) -> ConstantRate:
         return cls(clicks=np.full(arms, 0.5), passes=np.full(arms, 0.5), dim=dim)
 
     @classmethod
-    def unpack(cls, arrays: Mapping[str, Floats]) -> ConstantRate:
+    def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = True) -> ConstantRate:
         clicks, passes, dim = (arrays[name] for name in cls.fields)
         return cls(clicks=clicks, passes=passes, dim=int(dim))
 
@@ -95,12 +97,20 @@ class ConstantRate:
     def forget(self, keep: float, *, ridge: float) -> ConstantRate:
         return ConstantRate(clicks=keep * self.clicks, passes=keep * self.passes, dim=self.dim)
 
-    def with_arms(self, count: int, *, ridge: float) -> ConstantRate:
+    def with_arms(self, count: int, *, ridge: float, features: Floats | None = None) -> ConstantRate:
         new = np.full(count, 0.5)
         return ConstantRate(clicks=np.append(self.clicks, new), passes=np.append(self.passes, new), dim=self.dim)
 
+    def with_features(self, features: Floats) -> ConstantRate:
+        return self
+
     def choose_arms(self, arms: Sequence[int]) -> ConstantRate:
         return ConstantRate(clicks=self.clicks[list(arms)], passes=self.passes[list(arms)], dim=self.dim)
+
+    def head(self, arm: int) -> tuple[Floats, Floats]:
+        covariance = np.zeros((self.dim + 1, self.dim + 1))
+        covariance[0, 0] = self.bias_deviations[arm] ** 2
+        return np.append(self.biases[arm], np.zeros(self.dim)), covariance
 
     @property
     def effects(self) -> Floats:

@@ -138,5 +138,5 @@ def probabilities(model: ClickModel, contexts: Any) -> Any:
     return sigmoid(model.log_odds(contexts))
 
 
-def make_policy(name: str, *, bonus: str = "value", **numbers: Any) -> Policy:
+def make_policy(name: str, *, bonus: str = "curve", **numbers: Any) -> Policy:
     return policy_named(name).under(Exploration(bonus=bonus_named(bonus), **numbers))

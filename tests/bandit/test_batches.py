@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from worker.bandit.answers import AnswerRates
 from worker.bandit.bonuses import BONUSES
+from worker.bandit.click_model import BLOCK, ClickModel
 from worker.bandit.ordering import greedy_slates, optimistic_slates
-from worker.bandit.planning import BLOCK, Masked, Planner
+from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import POLICIES, exploration_scores
 
 from .beliefs import belief, excluded_arms, make_policy, seeds
+from .tastes import taste
 
 Contexts = NDArray[np.float64]
 Results = Mapping[str, NDArray[Any]]
@@ -36,7 +40,7 @@ def with_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) ->
     plan = planner.greedy(contexts, masked)
     optimistic = {
         bonus: planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=BONUSES[bonus], masked=masked)
-        for bonus in ("value", "paper")
+        for bonus in BONUSES
     }
     batch, count, arms = planner.batch(contexts), len(contexts), len(planner.shown)
     blocks = [slice(first, min(first + BLOCK, arms)) for first in range(0, arms, BLOCK)]
@@ -62,6 +66,16 @@ def without_repeats(planner: Planner, contexts: Contexts, masked: Masked | None)
     }
 
 
+def known_clicks(kind: str, dim: int, arms: int, generator: np.random.Generator) -> ClickModel:
+    if kind == "additive":
+        return belief(dim, arms, generator)
+    return taste(dim, arms, generator, features=int(generator.integers(0, 3)))
+
+
+def some_rates(arms: int, horizon: int, generator: np.random.Generator) -> AnswerRates:
+    return AnswerRates(arms=generator.uniform(0.2, 1, arms), positions=generator.uniform(0.5, 1.1, horizon))
+
+
 def check(
     compute: Callable[[Planner, Contexts, Masked | None], Results],
     planner: Planner,
@@ -76,17 +90,20 @@ def check(
 
 
 @pytest.mark.parametrize("compute", [with_repeats, without_repeats])
-@given(seeds, st.integers(1, 40), arm_counts, st.integers(1, 100), st.booleans(), st.data())
+@pytest.mark.parametrize("kind", ["additive", "personal"])
+@given(seeds, st.integers(1, 40), arm_counts, st.integers(1, 100), st.booleans(), st.booleans(), st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_row_does_not_depend_on_its_batch(compute, seed, dim, arms, count, single, data) -> None:
+def test_a_row_does_not_depend_on_its_batch(kind, compute, seed, dim, arms, count, single, leaving, data) -> None:
     generator = np.random.default_rng(seed)
     planner = Planner(
-        belief(dim, arms, generator),
+        known_clicks(kind, min(dim, 40 if arms < 100 else 9), arms, generator),
         generator.uniform(0.1, 1, arms),
         horizon=3,
         repeats=compute is with_repeats,
+        answers=some_rates(arms, 3, generator) if leaving else None,
         dtype=np.float32 if single else np.float64,
     )
+    dim = planner.model.dim
     contexts = generator.normal(size=(count, dim))
     share = data.draw(st.sampled_from([0.0, 0.0, 0.2, 0.8]))
     excluded = excluded_arms(generator, arms, *[share] * count)
@@ -96,11 +113,46 @@ def test_a_row_does_not_depend_on_its_batch(compute, seed, dim, arms, count, sin
     check(compute, planner, contexts, excluded, np.array([generator.integers(count)]))
 
 
+@pytest.mark.parametrize("remembered", [0, 1 << 24])
+@given(seeds, st.sampled_from([1, BLOCK, BLOCK + 1, BLOCK + 17]), st.booleans())
+@settings(max_examples=10, deadline=None)
+def test_a_large_batch_that_remembers_no_probabilities_is_planned_to_the_same_bits(
+    remembered, seed, arms, single
+) -> None:
+    generator = np.random.default_rng(seed)
+    known, rewards = taste(3, arms, generator), generator.uniform(0.1, 1, arms)
+    planner = Planner(known, rewards, horizon=3, dtype=np.float32 if single else np.float64)
+    contexts = generator.normal(size=(20, 3))
+    expected = with_repeats(planner, contexts, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.bandit.heads.REMEMBERED", remembered)
+        for name, values in with_repeats(planner, contexts, None).items():
+            assert values.tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@given(seeds, st.sampled_from([0.0, 1.0, 60.0]))
+@settings(max_examples=20, deadline=None)
+def test_arms_that_a_plan_drops_never_matter(dtype, seed: int, steep: float) -> None:
+    # Many arms, and rows with probabilities of exactly 1 or 0 beside others: dropping must change no bit.
+    generator = np.random.default_rng(seed)
+    known, rewards = taste(3, 400, generator), generator.choice([0.1, 0.4, 0.5, 0.6, 1.0], 400)
+    planner = Planner(known, rewards, horizon=4, dtype=dtype)
+    contexts = generator.normal(size=(30, 3)) * np.where(generator.random((30, 1)) < 0.3, 1 + steep, 1)
+    plan = planner.greedy(contexts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.bandit.planning.NARROWED", 10**9)
+        whole = planner.greedy(contexts)
+    assert np.array_equal(plan.arms, whole.arms)
+    assert plan.continuations.tobytes() == whole.continuations.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["additive", "personal"])
 @given(seeds, st.integers(1, 40), st.integers(2, 60))
 @settings(max_examples=20, deadline=None)
-def test_how_the_contexts_lie_in_memory_does_not_matter(seed: int, dim: int, count: int) -> None:
+def test_how_the_contexts_lie_in_memory_does_not_matter(kind: str, seed: int, dim: int, count: int) -> None:
     generator = np.random.default_rng(seed)
-    planner = Planner(belief(dim, 20, generator), generator.uniform(0.1, 1, 20), horizon=3)
+    planner = Planner(known_clicks(kind, dim, 20, generator), generator.uniform(0.1, 1, 20), horizon=3)
     contexts = generator.normal(size=(count, dim))
     spread = np.zeros((count, 2 * dim))
     spread[:, ::2] = contexts
@@ -110,11 +162,13 @@ def test_how_the_contexts_lie_in_memory_does_not_matter(seed: int, dim: int, cou
             assert values.tobytes() == expected[name].tobytes(), name
 
 
+@pytest.mark.parametrize("kind", ["additive", "personal"])
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
-def test_no_policy_depends_on_the_other_sessions_of_a_batch(name: str, repeats: bool) -> None:
+def test_no_policy_depends_on_the_other_sessions_of_a_batch(name: str, repeats: bool, kind: str) -> None:
     generator = np.random.default_rng(7)
-    planner = Planner(belief(5, 30, generator), generator.uniform(0.1, 1, 30), horizon=4, repeats=repeats)
+    known = known_clicks(kind, 5, 30, generator)
+    planner = Planner(known, generator.uniform(0.1, 1, 30), horizon=4, repeats=repeats)
     contexts, uniforms = generator.normal(size=(50, 5)), generator.random((50, 4, 2))
     excluded = excluded_arms(generator, 30, *[0.2] * 50)
     policy = make_policy(name, thresholds=(0.2, 0.2, 0.25, 0.3))
@@ -141,8 +195,9 @@ def check_many_shapes() -> None:
     generator = np.random.default_rng(1)
     for dim in (1, 3, 8, 16, 26, 33, 40):
         for arms in (1, 2, 9, 50, BLOCK - 1, BLOCK + 1):
-            known = belief(dim, arms, generator)
-            for dtype in (np.float32, np.float64):
+            kinds = ["additive", "personal"] if arms < BLOCK or dim < 9 else ["additive"]
+            beliefs = [known_clicks(kind, dim, arms, generator) for kind in kinds]
+            for known, dtype in product(beliefs, (np.float32, np.float64)):
                 planner = Planner(known, generator.uniform(0.1, 1, arms), horizon=2, dtype=dtype)
                 contexts = generator.normal(size=(70, dim))
                 for _ in range(8 if arms > BLOCK else 1):  # a last column on its own differs rarely, and only just

@@ -160,7 +160,14 @@ def with_unanswered_sessions(data: Observations) -> Observations:
 @lawful
 def test_displays_teach_the_same_however_they_are_arranged(rearranged, rtol, estimator, seed, shape) -> None:
     prior, data = case(seed, shape)
-    one, other = (update(prior, d, estimator=estimator).model for d in (data, rearranged(data)))
+    try:
+        one = update(prior, data, estimator=estimator).model
+    except EstimationError:  # a single step from a bad estimate may go too far; then it does so in any arrangement
+        assert estimator != "laplace"
+        with pytest.raises(EstimationError):
+            update(prior, rearranged(data), estimator=estimator)
+        return
+    other = update(prior, rearranged(data), estimator=estimator).model
     np.testing.assert_allclose(dense_theta(one), dense_theta(other), rtol=rtol, atol=rtol / 10)
     np.testing.assert_allclose(
         dense_matrix(one.precision), dense_matrix(other.precision), rtol=min(rtol, 1e-11), atol=rtol / 100
@@ -197,12 +204,12 @@ def test_an_arm_that_was_not_shown_in_a_context_of_zeros_stays_as_it_was(estimat
 # ── a model that is never corrupt ────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_usable(posterior: AdditiveModel, before: AdditiveModel) -> None:
-    theta = dense_theta(posterior)
-    assert np.isfinite(theta).all()
+def check_usable(posterior: AdditiveModel, before: AdditiveModel, data: Observations) -> None:
+    assert np.isfinite(dense_theta(posterior)).all()
     assert np.isfinite(dense_matrix(posterior.precision)).all()
     assert posterior.precision.is_positive_definite
-    assert np.abs(theta - dense_theta(before)).max() <= LARGEST_STEP
+    then, now = (all_features(data, before.arms) @ dense_theta(model) for model in (before, posterior))
+    assert np.minimum(np.abs(now - then), np.abs(now)).max() <= LARGEST_STEP + 1e-6 * np.abs(then).max()
     values = np.linalg.eigvalsh(dense_matrix(posterior.precision))
     assert values[0] > -1e-12 * values[-1]
 
@@ -223,11 +230,12 @@ def test_an_update_is_usable_or_it_is_an_error(estimator, seed, shape, kind, rid
             "never": np.zeros(25),
             "separable": contexts[sessions, 0] > contexts[:, 0].mean(),
         }[answers]
+        data = observations(contexts, sessions, shown, clicked)
         try:
-            fit = update(known, observations(contexts, sessions, shown, clicked), estimator=estimator)
+            fit = update(known, data, estimator=estimator)
         except EstimationError:
             continue
-        check_usable(fit.model, known)
+        check_usable(fit.model, known, data)
         known = fit.model
 
 
@@ -247,7 +255,7 @@ def test_laplace_converges_on_any_contexts_under_an_ordinary_ridge(seed, shape, 
     for _ in range(5):
         data = episode(truth, contexts_of(kind, 40, dim, generator), 120, generator)
         after = update(known, data).model
-        check_usable(after, known)
+        check_usable(after, known, data)
         known = after
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import BONUSES
-from worker.bandit.planning import BLOCK, Planner, optimal_values, values_of_slates
+from worker.bandit.click_model import BLOCK
+from worker.bandit.planning import Planner, optimal_values, values_of_slates
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 

@@ -279,14 +279,39 @@ def test_a_policy_that_draws_is_refused_without_uniforms(policy: Any) -> None:
 # ── the warm-up ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_round_robin_goes_through_the_active_arms_over_all_displays() -> None:
+def test_round_robin_goes_through_the_active_arms_position_by_position() -> None:
     planner, _ = planner_of(0, 4, 3, active=[True, False, True, True])
     slates = RoundRobin().slates(planner, np.zeros((2, 2)))
-    assert slates.arms.tolist() == [[0, 2, 3], [0, 2, 3]]
-    assert RoundRobin(start=1).slates(planner, np.zeros((2, 2))).arms.tolist() == [[2, 3, 0], [2, 3, 0]]
-    planner, _ = planner_of(0, 4, 3)
-    assert RoundRobin().slates(planner, np.zeros((2, 2))).arms.tolist() == [[0, 1, 2], [3, 0, 1]]
+    assert slates.arms[:, 0].tolist() == [0, 2]
+    assert sorted(slates.arms[:, 1].tolist()) == [0, 3]
+    assert sorted(slates.arms[:, 2].tolist()) == [2, 3]
+    assert RoundRobin(start=1).slates(planner, np.zeros((2, 2))).arms[:, 0].tolist() == [2, 3]
     assert slates.explored.all()
+
+
+def test_round_robin_gives_no_turn_to_users_who_are_gone() -> None:
+    planner, _ = planner_of(0, 10, 3)
+    gone = {1: [False, True, True], 2: [False, True, False]}
+    slates = RoundRobin(stays=lambda shown: np.array(gone[shown.shape[1]])).slates(planner, np.zeros((3, 2)))
+    assert slates.arms[:, 0].tolist() == [0, 1, 2]
+    assert sorted(slates.arms[1:, 1].tolist()) == [3, 4]
+    assert slates.arms[1, 2] == 5
+
+
+def test_round_robin_shows_every_arm_as_often_to_the_users_who_are_there() -> None:
+    planner, _ = planner_of(0, 5, 3)
+    left = {1: np.arange(10) % 3 > 0, 2: np.arange(10) % 2 > 0}
+    slates = RoundRobin(start=2, stays=lambda shown: left[shown.shape[1]]).slates(planner, np.zeros((10, 2)))
+    seen = np.concatenate([slates.arms[:, 0], slates.arms[left[1], 1], slates.arms[left[2], 2]])
+    counts = np.bincount(seen, minlength=5)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_round_robin_without_repeats_shows_nobody_an_arm_twice() -> None:
+    planner, _ = planner_of(0, 5, 4, repeats=False)
+    slates = RoundRobin(start=3).slates(planner, np.zeros((20, 2)))
+    assert all(len(set(slate)) == 4 for slate in slates.arms.tolist())
+    assert np.bincount(slates.arms.ravel()).tolist() == [16] * 5
 
 
 def test_round_robin_without_repeats_ends_when_the_arms_do() -> None:
@@ -345,7 +370,7 @@ def test_a_policy_is_made_by_its_name(name: str, options: dict[str, Any], expect
     ("name", "options", "message"),
     [
         ("ucb", {}, "unknown policy 'ucb'; one of ucbbp"),
-        ("ucbbp", {"bonus": "none"}, "unknown bonus 'none'; one of value, paper"),
+        ("ucbbp", {"bonus": "none"}, "unknown bonus 'none'; one of curve, value, paper"),
         ("aucbbp", {}, "either a budget"),
         ("aucbbp", {"budget": 1, "thresholds": (0.0,)}, "either a budget"),
     ],
@@ -360,3 +385,37 @@ def test_thresholds_have_to_fit_the_horizon(thresholds: tuple[float, ...]) -> No
     planner, _ = planner_of(0, 3, 3)
     with pytest.raises(InputError, match="thresholds for a horizon of 3"):
         Aucbbp(beta=1.0, thresholds=thresholds).slates(planner, np.zeros((1, 2)))
+
+
+# ── ties ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.06, 0.5, 1.0])
+def test_of_sessions_with_equal_contexts_the_share_of_ties_explores(share: float, repeats: bool) -> None:
+    planner, _ = planner_of(8, 6, 3, repeats=repeats)
+    count = 400
+    contexts = np.tile([[0.4, -1.0]], (count, 1))
+    optimistic = Ucbbp(beta=2.0).slates(planner, contexts[:1]).arms
+    thresholds = tuple(exploration_scores(planner, contexts[:1], optimistic)[0].tolist())
+    policy = Aucbbp(beta=2.0, thresholds=thresholds, ties=(share,) * 3)
+    assert policy.needs_chance == (share < 1)
+    coins = np.zeros((count, 3, 2))
+    coins[:, :, 0] = ((np.arange(count) + 0.5) / count)[:, None]
+    slates = policy.slates(planner, contexts, None, coins)
+    assert slates.explored.sum(axis=0).tolist() == [round(share * count)] * 3
+    without = Aucbbp(beta=2.0, thresholds=thresholds).slates(planner, contexts)
+    assert without.explored.all()
+
+
+def test_ties_decide_only_at_the_threshold_itself() -> None:
+    planner, generator = planner_of(9, 6, 2)
+    contexts = generator.normal(size=(30, 2))
+    scores = exploration_scores(planner, contexts, Ucbbp(beta=2.0).slates(planner, contexts).arms)
+    thresholds = tuple(np.median(scores, axis=0).tolist())  # between two scores, so no score is equal
+    certain = Aucbbp(beta=2.0, thresholds=thresholds).slates(planner, contexts)
+    never = Aucbbp(beta=2.0, thresholds=thresholds, ties=(0.0, 0.0))
+    drawn = never.slates(planner, contexts, None, generator.random((30, 2, 2)))
+    assert np.array_equal(certain.explored, drawn.explored)
+    with pytest.raises(InputError, match="give it uniforms"):
+        never.slates(planner, contexts)

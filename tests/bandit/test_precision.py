@@ -207,11 +207,11 @@ def test_new_arms_start_at_the_prior_and_change_nothing_else(scene: Scene, count
 @lawful
 def test_forgetting_fades_towards_the_prior(scene: Scene, keep: float) -> None:
     before = dense_matrix(scene.precision)
-    expected = keep * before + (1 - keep) * scene.ridge * np.eye(len(before))
-    np.testing.assert_allclose(
-        dense_matrix(scene.precision.forget(keep, ridge=scene.ridge)), expected, rtol=1e-14, atol=0
-    )
-    assert keep != 1 or scene.precision.forget(1.0, ridge=scene.ridge) == scene.precision
+    context = scene.generator.uniform(0.5, 2, scene.precision.dim) * scene.ridge
+    prior = np.diag(np.concatenate([context, np.full(len(scene.precision.arms), scene.ridge)]))
+    after = scene.precision.forget(keep, context=context, arms=scene.ridge)
+    np.testing.assert_allclose(dense_matrix(after), keep * before + (1 - keep) * prior, rtol=1e-14, atol=0)
+    assert keep != 1 or after == scene.precision
 
 
 # ── a value ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -22,8 +22,9 @@ def test_bench_core_measures_every_figure(quickly, capsys, tmp_path):
     names = [figure["name"] for figure in result["figures"]]
     assert len(names) == core.FIGURES
     assert names[0] == "planning, d=16 K=50 H=5"
-    assert sum(name.startswith("planning") for name in names) == 3
-    assert sum(name.startswith("closing") for name in names) == 3
+    assert sum(name.startswith("planning") for name in names) == 7
+    assert sum(name.startswith("closing") for name in names) == 5
+    assert sum("personal" in name for name in names) == 6
     assert all(figure["value"] > 0 for figure in result["figures"])
     out = capsys.readouterr().out
     assert "on one thread" in out

@@ -55,6 +55,18 @@ def test_json_on_standard_output_is_alone_there_and_complete(capsys):
     assert len(err.splitlines()) <= 5
 
 
+def test_the_additive_model_serves_the_same_users_beside(capsys):
+    _, out, _ = call(capsys, "--json", "-")
+    numbers = json.loads(out)
+    alone = json.loads(call(capsys, "--json", "-", "--model", "additive")[1])
+    assert numbers["additive"]["sha256"] == alone["sha256"] != numbers["sha256"]
+    assert numbers["additive"]["revenue_share"] == alone["revenue_share"]
+    assert alone["oracle_reward"] == numbers["oracle_reward"]
+    assert alone["additive"] is None
+    without = json.loads(call(capsys, "--json", "-", "--no-beside")[1])
+    assert (without["additive"], without["sha256"]) == (None, numbers["sha256"])
+
+
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(capsys, tmp_path: Path):
     def numbers(*more: str) -> dict[str, object]:
         file = tmp_path / "numbers.json"
@@ -65,7 +77,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(capsys, tm
     assert numbers()["sha256"] != numbers("--seed", "1")["sha256"]
 
 
-@pytest.mark.parametrize("environment", ["uniform", "rare"])
+@pytest.mark.parametrize("environment", ["uniform", "rare", "tastes", "leaving"])
 @pytest.mark.parametrize(
     "policy",
     [("--policy", "ucbbp", "--no-repeats"), ("--policy", "epsilon-greedy"), ("--policy", "ucbbp", "--beta", "theory")],
@@ -99,7 +111,7 @@ def test_the_log_has_the_records_of_every_topic(capsys, tmp_path: Path, name):
 def test_a_pipe_gets_the_summary_and_a_few_lines(capsys):
     code, out, err = call(capsys)
     assert code == 0
-    assert out.startswith("adcascade demo: opposite, aucbbp, seed 0\n\nsessions")
+    assert out.startswith("adcascade demo: tastes, personal model, aucbbp, seed 0\n\nsessions")
     assert max(map(len, out.splitlines())) <= 80
     assert err.startswith("metrics: http://127.0.0.1:")
     assert len(err.splitlines()) <= 5
@@ -124,12 +136,12 @@ def test_the_report_is_one_page_that_contains_its_plots(capsys, tmp_path: Path):
     folder = tmp_path / "report"
     assert code == 0
     assert out.splitlines()[-1] == f"report: {folder / 'report.html'}"
-    names = ["clicks", "estimates", "exploration", "regret", "revenue"]
+    names = ["clicks", "estimates", "exploration", "regret", "revenue", "tastes"]
     assert sorted(path.name for path in folder.iterdir()) == sorted([*(f"{name}.png" for name in names), "report.html"])
     assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
     page = Page()
     page.feed((folder / "report.html").read_text())
-    assert len(page.images) == 5
+    assert len(page.images) == len(names)
     assert all(source.startswith("data:image/png;base64,") for source in page.images)
     assert page.outside == []
 
@@ -228,6 +240,7 @@ def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Pat
     assert re.search(r"continuing after [3-6] episodes", err)
     assert numbers["sessions"] == sum(row.score.sessions for row in golden.rows)
     assert numbers["sha256"] == golden.parameters.sha256
+    assert numbers["additive"]["episodes"] == numbers["episodes"]
     assert numbers["imbalances"] == {}
 
 

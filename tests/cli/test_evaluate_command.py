@@ -55,7 +55,7 @@ def test_the_table_has_a_line_for_each_answer(log: Path, capsys: pytest.CaptureF
         assert "…" in table[name]
     assert "95 % interval" in table["per session"]
     assert "matching" in table["ips"]
-    assert "a model of" in table["direct"]
+    assert "the personal model" in table["direct"]
     assert "revenue/expected" in out
     assert "arms × features" in table
     assert err == ""
@@ -72,6 +72,7 @@ def test_the_json_has_every_number(log: Path, capsys: pytest.CaptureFixture[str]
         assert revenue["low"] < revenue["estimate"] < revenue["high"]
         assert estimate["sessions"] > 0
         assert estimate["refused"] is None
+    assert found["model"]["kind"] == "personal"
     assert found["model"]["clicks"] == pytest.approx(found["model"]["expected_clicks"], rel=0.05)
     assert found["sessions"] == found["served"]["sessions"]
     assert found["model_check"]["passed"] is True

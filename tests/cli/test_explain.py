@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from worker.bandit.additive import AdditiveModel
+from worker.bandit.answers import AnswerCounts
+from worker.bandit.click_model import Observations
 from worker.cli.main import main
+from worker.stream.features import Features
 from worker.stream.parameters import Parameters, encode_parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.standardising import Standardisation
 
 BY_HAND = {
     "horizon": 2,
@@ -23,7 +27,8 @@ BY_HAND = {
 
 
 def version(**changes):
-    settings = LearningSettings(dim=2, horizon=3, **changes)
+    plain = {"model": "additive", "intercept": False, "answers": "all", "standardise": False}
+    settings = LearningSettings(dim=2, horizon=3, **plain, **changes)
     arms = tuple(Arm(arm=name, reward=reward) for name, reward in (("a", 1.0), ("b", 2.0), ("c", 0.5)))
     belief = replace(AdditiveModel.prior(dim=2, arms=3, ridge=1.0), theta_arms=np.array([0.0, -2.0, 1.0]))
     return Parameters(version=4, settings=settings, arms=arms, model=belief, folds=4, thresholds=(0.0,) * 3)
@@ -56,7 +61,95 @@ def test_json_has_exactly_the_fields_of_the_contract(call):
         assert position["choice"] == result["slate"][number - 1]
         assert position["mode"] == "explore"
         assert [one["arm"] for one in position["arms"]] == ["a", "b", "c"]
-        assert all(set(one) == {"arm", "probability", "q", "width", "bonus", "score"} for one in position["arms"])
+        fields = {"arm", "probability", "q", "width", "bonus", "score", "contributions"}
+        assert all(set(one) == fields for one in position["arms"])
+        for one in position["arms"]:
+            for part in one["contributions"]:
+                assert set(part) == {"feature", "value", "standardised", "coefficient", "contribution"}
+            assert {part["feature"] for part in one["contributions"]} == {"base rate", "x[1]", "x[2]"}
+
+
+# ── which ad for whom ────────────────────────────────────────────────────────────────────────────────────────────────
+
+FEATURES = {"context": {"age": "number", "device": ["mobile", "desktop"], "city": {"hashed": 4}}}
+
+
+def personal(seed=0):
+    """A version that has learned from users with tastes, some of whom leave."""
+    declared = Features.of_table(FEATURES)
+    settings = LearningSettings(dim=declared.dim, horizon=2, warmup=0, features=declared)
+    arms = tuple(Arm(arm=name, reward=reward) for name, reward in (("car", 3.0), ("toy", 1.0)))
+    rng = np.random.default_rng(seed)
+    contexts = np.zeros((400, declared.dim))
+    contexts[:, 0] = rng.standard_normal(400)
+    contexts[np.arange(400), 1 + rng.integers(0, 2, 400)] = 1.0
+    shown = rng.integers(0, 2, 400)
+    clicked = (contexts[:, 1] == shown).astype(float)
+    seen = Observations(contexts=contexts, sessions=np.arange(400), arms=shown, clicked=clicked)
+    first = Parameters.first(settings, arms)
+    counts = AnswerCounts(displayed=np.full((2, 2), 100.0), answered=np.array([[90.0, 50.0], [80.0, 40.0]]))
+    return replace(
+        first,
+        version=7,
+        model=first.model.fold(seen, estimator="laplace").model,
+        folds=1,
+        answers=counts,
+        standardisation=Standardisation(centre=np.array([40.0, *[0.0] * 6]), scale=np.array([10.0, *[1.0] * 6])),
+    )
+
+
+def test_the_features_that_carried_the_choice_are_named(call, tmp_path):
+    (tmp_path / "tastes.json").write_bytes(encode_parameters(personal()))
+    context = '{"age": 25, "device": "mobile", "city": "Rome"}'
+    code, out, err = call("--parameters", "tastes.json", "--context", context)
+    assert (code, err) == (0, "")
+    line = next(line for line in out.splitlines() if line.startswith("   log-odds of"))
+    assert all(name in line for name in ("base rate", "device=mobile", "age=25", "city=Rome"))
+    assert "answered" in out
+    _, out, _ = call("--parameters", "tastes.json", "--context", context, "--json", "-")
+    for one in json.loads(out)["positions"][0]["arms"]:
+        parts = {part["feature"]: part["contribution"] for part in one["contributions"]}
+        assert set(parts) == {"base rate", "age", "device=mobile", "city=Rome"}
+        assert 1 / (1 + np.exp(-sum(parts.values()))) == pytest.approx(one["probability"])
+        assert (parts["device=mobile"] > 0) == (one["arm"] == "toy")
+        assert 0 < one["answer_rate"] < 1
+
+
+def test_a_context_without_names_may_have_gaps_where_features_are_declared(call, tmp_path):
+    (tmp_path / "tastes.json").write_bytes(encode_parameters(personal()))
+    code, out, _ = call("--parameters", "tastes.json", "--context", "[null, 1, 0, 0, 0, 1, 0]")
+    assert code == 0
+    assert "age missing +0.00" in out
+    assert "city#3" in out
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [
+        ('{"height": 3}', "context.height is not declared; declared are age, device, city"),
+        ('{"age": "old"}', "context.age: a number is declared, not a text"),
+        ("[1]", "has 1 numbers, the parameters need 7"),
+        ("3", "must be a JSON list of numbers, or an object of declared features"),
+        ("{", "must be a JSON list of numbers, or an object of declared features"),
+    ],
+)
+def test_a_context_that_is_not_as_declared_is_refused(call, tmp_path, context, said):
+    (tmp_path / "tastes.json").write_bytes(encode_parameters(personal()))
+    check_refused(call("--parameters", "tastes.json", "--context", context), said)
+
+
+def test_a_matrix_that_is_symmetric_up_to_rounding_is_accepted(call, tmp_path):
+    hand = {
+        **BY_HAND,
+        "theta_context": [0.1, -0.2],
+        "precision": {"context": [[1.0, 0.3], [0.3 + 1e-15, 1.0]], "cross": [[0.1, 0.0], [0.0, 0.2]], "arms": [4, 4]},
+    }
+    (tmp_path / "rounded.json").write_text(json.dumps(hand))
+    code, _, err = call("--parameters", "rounded.json", "--context", "[0, 1]")
+    assert (code, err) == (0, "")
+    hand["precision"]["context"][1][0] = 0.5
+    (tmp_path / "wrong.json").write_text(json.dumps(hand))
+    check_refused(call("--parameters", "wrong.json", "--context", "[0, 1]"), "symmetric")
 
 
 def test_a_record_written_by_hand_is_enough(call):

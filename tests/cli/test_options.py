@@ -182,7 +182,9 @@ def test_every_command_has_a_summary_examples_and_options_with_help(path, comman
     assert command.summary
     for option in command.options:
         assert not option.help.startswith(("of ", "how ", "what ", "who ")), "a noun phrase"
-        assert option.positional or option.secret or f"--{option.name}" in shown
+        assert (
+            option.positional or option.secret or (f"[{option.name}]" if option.table else f"--{option.name}") in shown
+        )
     for example in re.split(r"[&|;\\\n]+", "\n".join(command.examples)):
         if "adcascade" in (words := shlex.split(example, comments=True)):
             name, *arguments = words[words.index("adcascade") + 1 :]

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
+from worker.bandit.answers import AnswerCounts
 from worker.cli.arms import in_force
 from worker.cli.main import main
 from worker.embedded.runner import Embedded
@@ -20,12 +22,12 @@ from worker.stream.parameters import Parameters, decode_parameters, encode_param
 from worker.stream.settings import Arm
 
 
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state folder with some versions in it."""
+@pytest.fixture(scope="module", params=["personal", "additive"])
+def learned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state folder with some versions in it, of either model."""
     folder = tmp_path_factory.mktemp("state")
     with StateFolder(folder) as state:
-        runner = Embedded(settings(), ARMS, partitions=2, state=state)
+        runner = Embedded(settings(model=request.param), ARMS, partitions=2, state=state)
         deliver(runner, arrivals(120, seconds=40), live=True)
         finish(runner)
     return folder
@@ -135,16 +137,17 @@ def test_an_import_adds_the_arms_that_are_missing_and_refuses_what_does_not_fit(
 ) -> None:
     other = tmp_path / "other"
     arms = (Arm(arm="extra", reward=7.0), *reversed(ARMS[1:]))
-    with StateFolder(other) as state:
-        Embedded(settings(), arms, partitions=1, state=state)
     file = str(tmp_path / "backup.json")
     assert main(["parameters", "export", "--state", folder, "--output", file]) == 0
     exported = decode_parameters(Path(file).read_bytes())
+    with StateFolder(other) as state:
+        Embedded(exported.settings, arms, partitions=1, state=state)
     assert answer(capsys, "parameters", "import", file, "--state", str(other))["version"] == 1
     shown = answer(capsys, "parameters", "show", "--state", str(other))
     assert [arm["arm"] for arm in shown["arms"]] == [arm.arm for arm in (*arms, ARMS[0])]
     learned = {arm.arm: bias for arm, bias in zip(exported.arms, exported.model.biases.tolist(), strict=True)}
-    assert {arm["arm"]: arm["log_odds"] for arm in shown["arms"]} == {**learned, "extra": 0.0}
+    base_rate = exported.model.with_arms(1, ridge=1.0).biases[-1]
+    assert {arm["arm"]: arm["log_odds"] for arm in shown["arms"]} == pytest.approx({**learned, "extra": base_rate})
     # A rollback leaves the arms as they are.
     assert main(["parameters", "export", "--state", str(other), "--output", file]) == 0
     answer(capsys, "parameters", "rollback", "0", "--state", folder)
@@ -153,12 +156,93 @@ def test_an_import_adds_the_arms_that_are_missing_and_refuses_what_does_not_fit(
     names = [arm["arm"] for arm in answer(capsys, "arms", "list", "--state", folder)["arms"]]
     assert names == [arm.arm for arm in ARMS]
     wide = tmp_path / "wide.json"
-    wide.write_bytes(encode_parameters(Parameters.first(replace(settings(), dim=9), ARMS)))
+    wide.write_bytes(encode_parameters(Parameters.first(replace(exported.settings, dim=9), ARMS)))
     assert main(["parameters", "import", str(wide), "--state", folder]) == 1
     assert "refused: these parameters have dim 9, the present ones 3" in capsys.readouterr().err
     wide.write_bytes(wide.read_bytes().replace(b'"folds":0', b'"folds":1'))
     assert main(["parameters", "import", str(wide), "--state", folder]) == 2
     assert "does not fit its content" in capsys.readouterr().err
+
+
+def test_show_names_the_model_and_all_that_it_has_learned(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    details = answer(capsys, "parameters", "show", "--state", folder)
+    kind = details["settings"]["model"]
+    assert (details["tastes"] is not None) == (kind == "personal")
+    assert details["context"] == ["x[1]", "x[2]", "x[3]"]
+    assert len(details["position_answer_rates"]) == details["settings"]["horizon"]
+    assert details["standardisation"] is None
+    assert all(0 < arm["answer_rate"] <= 1 and arm["displays"] > 0 for arm in details["arms"])
+    assert main(["parameters", "show", "--state", folder]) == 0
+    shown = capsys.readouterr().out
+    assert f"model {kind}" in shown
+    assert ("strength of tastes λ_t" in shown) == (kind == "personal")
+    assert "answers learned" in shown
+    assert "contexts as they come" in shown
+
+
+def test_an_ad_is_shown_with_the_users_that_it_works_for(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    version = pick_newest(folder, capsys)
+    profile = answer(capsys, "parameters", "show", "--arm", "ad-1", "--state", folder)
+    mean, covariance = version.model.head(1)
+    assert (profile["arm"], profile["version"]) == ("ad-1", version.version)
+    assert profile["log_odds"] == pytest.approx(mean[0])
+    assert profile["low"] < mean[0] < profile["high"]
+    assert profile["displays"] == version.answers.displayed[:, 1].sum()
+    assert profile["answer_rate"] == version.rates.arms[1]
+    heads = np.array([version.model.head(index)[0] for index in range(len(ARMS))])
+    for taste in profile["tastes"]:
+        column = int(taste["feature"][2:-1])
+        assert taste["coefficient"] == pytest.approx(mean[column])
+        assert taste["average"] == pytest.approx(heads[:, column].mean())
+        assert taste["high"] - taste["low"] == pytest.approx(2 * 1.96 * covariance[column, column] ** 0.5, rel=1e-3)
+    sizes = [abs(taste["difference"]) for taste in profile["tastes"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert main(["parameters", "show", "--arm", "ad-1", "--state", folder]) == 0
+    shown = capsys.readouterr().out
+    assert "click before features count" in shown
+    assert ("has no tastes" in shown) == (version.settings.model == "additive")
+    assert main(["parameters", "show", "--arm", "hat", "--state", folder]) == 2
+    assert "--arm hat: version" in capsys.readouterr().err
+
+
+def pick_newest(folder: str, capsys: pytest.CaptureFixture[str]) -> Parameters:
+    assert main(["parameters", "export", "--state", folder]) == 0
+    return decode_parameters(capsys.readouterr().out.encode())
+
+
+def test_the_parameters_of_another_model_are_refused(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    present = pick_newest(folder, capsys)
+    other = {"personal": "additive", "additive": "personal"}[present.settings.model]
+    file = tmp_path / "other.json"
+    file.write_bytes(encode_parameters(Parameters.first(replace(present.settings, model=other), ARMS)))
+    for command in ("import", "rollback"):
+        assert main(["parameters", command, str(file), "--state", folder]) == 1
+        error = capsys.readouterr().err
+        assert "model" in error
+        assert error.count("\n") == 1
+    assert pick_newest(folder, capsys).sha256 == present.sha256
+
+
+def test_arms_are_listed_with_answer_rates_and_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = Parameters.first(settings(), tuple(replace(arm, features={"size": k}) for k, arm in enumerate(ARMS)))
+    displayed = np.full((3, 4), 50.0)
+    mute = AnswerCounts(displayed=displayed, answered=displayed * [1.0, 1.0, 0.0, 1.0])
+    file = tmp_path / "mute.json"
+    file.write_bytes(encode_parameters(replace(first, answers=mute)))
+    folder = tmp_path / "state"
+    with StateFolder(folder) as state:
+        Embedded(first.settings, first.arms, partitions=1, state=state)
+    answer(capsys, "parameters", "import", str(file), "--state", str(folder))
+    listed = answer(capsys, "arms", "list", "--state", str(folder))["arms"]
+    assert [arm["features"] for arm in listed] == [{"size": float(k)} for k in range(4)]
+    rates = [arm["answer_rate"] for arm in listed]
+    assert min(rates) == rates[2] < 0.2
+    assert {arm["displays"] for arm in listed} == {150.0}
+    assert main(["arms", "list", "--state", str(folder)]) == 0
+    (marked,) = [line for line in capsys.readouterr().out.splitlines() if "(lowest)" in line]
+    assert marked.startswith("ad-2")
 
 
 def test_an_arm_is_added_priced_retired_and_brought_back(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +290,7 @@ def test_the_difference_is_a_table_and_every_order_says_from_when_it_serves(fold
     rows = {tuple(line.split()) for line in out.splitlines()}
     assert {("+", "coat", "1.5"), ("−", ARMS[0].arm, f"{ARMS[0].reward:g}")} <= rows
     assert ("~", ARMS[1].arm, f"{ARMS[1].reward:g}", "→", "9.5") in rows
-    assert "1 added, 1 retired, 1 priced" in out
+    assert "1 added, 1 retired, 1 changed" in out
     assert "serves sessions that arrive from " in out
     assert main(["arms", "retire", "coat", "--state", folder]) == 0
     out = capsys.readouterr().out

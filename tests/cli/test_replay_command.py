@@ -131,7 +131,10 @@ def test_relearn_from_arrivals_and_clicks_needs_settings_and_arms(lines, written
     for form in (arms, {"version": 0, "arms": arms}):
         (tmp_path / "arms.json").write_bytes(orjson.dumps(form))
         given = {**SETTINGS, "window": "10s", "session_timeout": "6s", "lateness": "2s"}
-        flags = [text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        flags = []
+        for name, value in given.items():
+            flag = name.replace("_", "-")
+            flags += [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
         assert main(["replay", path, "--relearn", "--catalog", str(tmp_path / "arms.json"), *flags]) == 0
         assert "versions 0 to 8: 9 of 9 learned" in capsys.readouterr().out
 

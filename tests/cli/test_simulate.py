@@ -1,8 +1,10 @@
 import json
+import sys
 
 import pytest
 
 from worker.cli.main import main
+from worker.simulation import digits
 
 QUICK = ["simulate", "--episodes", "6", "--seeds", "2", "--jobs", "1", "--dim", "2", "--arms", "4", "--horizon", "3"]
 
@@ -86,3 +88,38 @@ def test_options_may_come_from_the_environment_and_from_a_file(capsys, tmp_path,
     monkeypatch.setenv("ADCASCADE_RIDGE", "3.5")
     settings = json.loads(call(capsys, "--config", str(config), "--json", "-")[1])["settings"]
     assert (settings["policy"], settings["users"], settings["ridge"]) == (["greedy", "random"], [7], 3.5)
+
+
+def test_the_table_and_the_runs_say_which_share_of_the_oracle_was_lost(capsys):
+    _, out, _ = call(capsys, "--policy", "random", "--environment", "tastes", "--model", "personal")
+    assert "lost  lost, last 6" in out
+    run = json.loads(call(capsys, "--policy", "random", "--environment", "tastes", "--json", "-")[1])["runs"][0]
+    assert len(run["oracle"]) == 6
+    assert all(0 < regret < best for regret, best in zip(run["regret"], run["oracle"], strict=True))
+
+
+def test_the_table_has_the_share_lost_after_new_arms(capsys):
+    more = ["--environment", "tastes", "--model", "personal", "--features", "2", "--new-arms", "3", "--new-at", "3"]
+    code, out, _ = call(capsys, "--policy", "ucbbp", *more)
+    assert code == 0
+    assert "K = 4 + 3 from episode 3" in out
+    assert "lost, 3–6" in out
+
+
+def test_settings_that_depend_on_others_are_in_the_result(capsys):
+    def settings(*more):
+        return json.loads(call(capsys, "--policy", "greedy", *more, "--json", "-")[1])["settings"]
+
+    plain, paper = settings(), settings("--estimator", "paper")
+    assert (plain["model"], plain["intercept"], plain["answers"]) == ("additive", True, "all")
+    assert paper["intercept"] is False
+    assert settings("--environment", "leaving")["answers"] == "learned"
+
+
+def test_without_scikit_learn_one_line_names_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    digits._loaded.cache_clear()
+    code = main(["simulate", "--environment", "digits", "--episodes", "2", "--jobs", "1"])
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, "")
+    assert err.endswith("adcascade: the environment digits needs scikit-learn: pip install scikit-learn\n")

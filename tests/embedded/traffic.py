@@ -26,6 +26,7 @@ def settings(**changes: Any) -> LearningSettings:
         "window": 10 * SECOND,
         "session_timeout": 8 * SECOND,
         "lateness": 4 * SECOND,
+        "standardise": False,  # windows have a few sessions each
     }
     return LearningSettings(**{**values, **changes})
 

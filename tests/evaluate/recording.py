@@ -28,7 +28,8 @@ class Chancy(DemoSettings, frozen=True, kw_only=True):
     epsilon: float = 0.1
 
     def learning(self) -> LearningSettings:
-        return replace(super().learning(), random_share=self.random_share, epsilon=self.epsilon)
+        # The contexts are N(0, I), and `true_value` takes them as they are.
+        return replace(super().learning(), random_share=self.random_share, epsilon=self.epsilon, standardise=False)
 
 
 SMALL = Chancy(
@@ -48,14 +49,17 @@ def record(path: Path, habits: Habits = TIDY, **changes: Any) -> Demo:
 def true_value(demo: Demo, assembled: Assembled) -> float:
     """Return the revenue of the target per session after the warm-up."""
     sessions, truth, habits = assembled.sessions.part(~assembled.warmup), demo.world.truth, demo.users.habits
+    scale = demo.parameters.standardisation
+    contexts = sessions.contexts if scale is None else sessions.contexts * scale.scale + scale.centre
+    stay = np.append(np.ones(truth.arms) if demo.world.stay is None else demo.world.stay, 1.0)
     total = 0.0
     for slates in sessions.target_slates:
-        odds = truth.log_odds_of(sessions.contexts, slates)
+        odds = truth.log_odds_of(contexts, slates)
         chances = np.where(slates == NO_ARM, 0.0, sigmoid(odds))
         value = np.zeros(len(slates))
         for h in range(slates.shape[1] - 1, -1, -1):
             ahead = value + chances[:, h] * (demo.world.rewards[slates[:, h]] - value)
-            value = (1 - habits.leaving) * ahead
+            value = (1 - habits.leaving) * stay[slates[:, h]] * ahead
         total += float(value.mean())
     return (1 - habits.silent) * total / len(sessions.target_slates)
 

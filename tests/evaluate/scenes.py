@@ -10,11 +10,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from worker.bandit.additive import AdditiveModel
+from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
+from worker.bandit.click_model import ClickModel
+from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import EpsilonGreedy, greedy_arms, random_slates
 from worker.evaluate.estimators import METHODS, Estimate
-from worker.evaluate.model import CrossFit, FittedModel, cross_fit
+from worker.evaluate.model import CrossFit, FittedModel, ModelForm, cross_fit
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.support import Support
 from worker.simulation.environments import Environment, make_environment
@@ -28,7 +31,8 @@ class Scene:
 
     A `share` of the sessions is drawn uniformly. The rest is served greedily by an estimate with errors of size `off`.
     The target is greedy by another such estimate, or draws a share `epsilon`. Users leave with probability `leaving` at
-    each display. The first kinds of users, `excluding` of them, exclude an arm each.
+    each display, or if they are `choosy` more at later positions, and at some arms twice as often as at others. The
+    first kinds of users, `excluding` of them, exclude an arm each.
     """
 
     environment: str = "opposite"
@@ -39,6 +43,7 @@ class Scene:
     off: float = 0.4
     repeats: bool = True
     leaving: float = 0.0
+    choosy: bool = False
     excluding: int = 0
     seed: int = 3
 
@@ -74,6 +79,13 @@ class Scene:
     def chances(self, contexts: Floats, slates: Ints) -> Floats:
         """True click probabilities."""
         return sigmoid(self.world().truth.log_odds_of(contexts, slates))
+
+    def stays(self, slates: Ints) -> Floats:
+        """True probabilities that displays are answered."""
+        if not self.choosy:
+            return np.full(slates.shape, 1 - self.leaving)
+        arms = 1 - self.leaving * (1 + np.arange(self.arms) / max(1, self.arms - 1))
+        return arms[slates] * 0.9 ** np.arange(slates.shape[1])
 
     def rules(self, kinds: Ints) -> dict[str, Rule]:
         """The rule that served users of some kinds, and the rule of the target."""
@@ -118,7 +130,7 @@ class Scene:
         anything = random_slates(planner, count, generator.random((count, self.horizon)), masked).arms
         slates = np.where(drawn[:, None], anything, self.plans(0)[kinds])
         moods = generator.random((count, self.horizon, 2))
-        leaves = (moods[:, :, 0] < self.leaving) & (slates != NO_ARM)
+        leaves = (moods[:, :, 0] >= self.stays(slates)) & (slates != NO_ARM)
         clicks = (moods[:, :, 1] < self.chances(contexts, slates)) & ~leaves
         ends = leaves | clicks
         displayed = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, (slates != NO_ARM).sum(axis=1))
@@ -137,12 +149,13 @@ class Scene:
         probabilities: list[float] = []
         for slates, _, eligible in self.every_slate():
             shown, f = served.chances(slates, eligible)[:, -1], self.chances(contexts, slates)
+            s = self.stays(slates)
             for kind, end in product(range(KINDS), range(self.horizon)):
-                arrive = shown[kind] * np.prod((1 - f[kind, :end]) * (1 - self.leaving)) / KINDS
-                stay = arrive * (1 - self.leaving)
+                arrive = shown[kind] * np.prod((1 - f[kind, :end]) * s[kind, :end]) / KINDS
+                stay = arrive * s[kind, end]
                 for left, clicked, probability in (
                     (False, True, stay * f[kind, end]),
-                    (True, False, arrive * self.leaving),
+                    (True, False, arrive - stay),
                     (False, False, stay * (1 - f[kind, end]) if end == self.horizon - 1 else 0.0),
                 ):
                     rows.append((kind, tuple(slates[kind].tolist()), end + 1, left, clicked))
@@ -159,9 +172,9 @@ class Scene:
         total = 0.0
         for slates, possible, eligible in self.every_slate():
             chance = np.where(possible, rule.chances(slates, eligible)[:, -1], 0.0)
-            f, value = self.chances(contexts, slates), np.zeros(KINDS)
+            f, s, value = self.chances(contexts, slates), self.stays(slates), np.zeros(KINDS)
             for h in range(self.horizon - 1, -1, -1):
-                value = (1 - self.leaving) * (f[:, h] * rewards[slates[:, h]] + (1 - f[:, h]) * value)
+                value = s[:, h] * (f[:, h] * rewards[slates[:, h]] + (1 - f[:, h]) * value)
             total += float((chance * value).mean())
         return total
 
@@ -187,6 +200,7 @@ scenes = st.builds(
     epsilon=st.sampled_from([0.0, 0.3, 1.0]),
     repeats=st.booleans(),
     leaving=st.sampled_from([0.0, 0.2]),
+    choosy=st.booleans(),
     seed=st.integers(0, 1000),
 )
 
@@ -198,18 +212,24 @@ def weighted(sessions: Sessions) -> Support:
     return Support(sessions=sessions, weights=np.divide(*chances), counts=ones, effective=(), clicks=(), beyond=0.0)
 
 
-def fitted(sessions: Sessions, seed: int | np.random.Generator = 0) -> CrossFit:
-    return cross_fit(sessions, model="additive", generator=np.random.default_rng(seed))
+PLAIN = ModelForm(name="additive", intercept=False)
+PERSONAL = ModelForm(name="personal")
+
+
+def fitted(sessions: Sessions, seed: int | np.random.Generator = 0, model: ModelForm = PLAIN) -> CrossFit:
+    return cross_fit(sessions, model=model, generator=np.random.default_rng(seed))
 
 
 def any_model(scene: Scene, seed: int) -> FittedModel:
     """A click model that has nothing to do with the truth."""
     generator = np.random.default_rng(seed)
-    return FittedModel(
-        clicks=AdditiveModel.certain(generator.standard_normal(3), generator.standard_normal(scene.arms)),
-        leaving=generator.uniform(0, 0.5, scene.horizon),
-        reached=np.full(scene.horizon, 100.0),
-    )
+    displayed = generator.integers(1, 200, (scene.horizon, scene.arms)).astype(float)
+    counts = AnswerCounts(displayed=displayed, answered=generator.uniform(0.3, 1, displayed.shape) * displayed)
+    if seed % 2:
+        clicks: ClickModel = PersonalModel.certain(generator.standard_normal((scene.arms, 4)))
+    else:
+        clicks = AdditiveModel.certain(generator.standard_normal(3), generator.standard_normal(scene.arms))
+    return FittedModel(clicks=clicks, counts=counts, rates=counts.rates())
 
 
 def answer(scene: Scene, count: int, method: str) -> Estimate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 import orjson
 import pytest
 
+from worker.bandit.additive import INTERCEPT_PRECISION
+from worker.bandit.personal import PersonalModel
 from worker.errors import FailedError, InputError
 from worker.evaluate import evaluation as module
 from worker.evaluate.estimators import METHODS, Estimate
@@ -23,7 +25,7 @@ from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
 from worker.simulation.demo.run import Demo
 from worker.simulation.users import Habits
-from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 from worker.stream.settings import Arm
 from worker.stream.topology import Topics
 
@@ -115,11 +117,39 @@ def test_the_intervals_contain_the_value_of_the_target(demo, log, checked, setti
 def test_the_intervals_are_right_if_users_leave(tmp_path: Path, checked: Callable[..., Evaluation]) -> None:
     """Three in ten users never answer, and one in ten displays is left."""
     path = tmp_path / "log.jsonl"
-    demo = record(path, Habits(silent=0.3, leaving=0.1, prefetching=0.2))
+    demo = record(path, Habits(silent=0.3, leaving=0.1, prefetching=0.2), random_share=0.6)
     evaluation = checked(demo, str(path), {"policy": "greedy"}, (*WEIGHTED, "direct"))
     for estimate in evaluation.estimates:
         if estimate.revenue is not None and estimate.method != "replay":
             assert estimate.revenue.high - estimate.revenue.low < estimate.revenue.low  # a third would be noticed
+
+
+@pytest.mark.parametrize("policy", ["greedy", "epsilon-greedy"])
+def test_the_intervals_are_right_if_users_leave_at_some_ads_more_than_at_others(tmp_path, checked, policy) -> None:
+    """Ads differ in how many displays are answered, and in whom they are for; one never gets an answer."""
+    path = tmp_path / "log.jsonl"
+    demo = record(path, Habits(leaving=0.05), environment="leaving", arms=4, episodes=20, users=150)
+    assert demo.world.stay is not None
+    assert demo.world.stay.min() == 0
+    evaluation = checked(demo, str(path), {"policy": policy}, ("direct", "dr"))
+    found = by_method(evaluation)["direct"].revenue
+    assert found is not None
+    assert found.high - found.low < found.low
+
+
+def test_ties_with_a_threshold_are_broken_by_the_session(tmp_path: Path, assembled: list[Assembled]) -> None:
+    path = tmp_path / "log.jsonl"
+    record(path, policy="aucbbp", random_share=0.0, episodes=6)
+    tied = lines_of(path)
+    for line in tied:
+        if line["topic"] == "ads.parameters":
+            version = decode_parameters(line["payload"].encode())
+            line["payload"] = encode_parameters(replace(version, ties=(0.5,) * 2)).decode()
+    evaluation = evaluate_log(write(path, tied), Change(), methods=["direct"])
+    assert by_method(evaluation)["direct"].refused is None
+    again = evaluate_log(str(path), Change(), methods=["direct"])
+    np.testing.assert_array_equal(assembled[0].sessions.target.best, assembled[1].sessions.target.best)
+    assert asdict(again) == asdict(evaluation)
 
 
 def test_a_policy_that_draws_needs_no_random_share(tmp_path: Path, checked: Callable[..., Evaluation]) -> None:
@@ -302,12 +332,15 @@ def test_the_same_seed_gives_the_same_answer(log: str) -> None:
 
 
 def test_removed_arms_are_integrated_out(lines: list[Line]) -> None:
-    """The belief about the others stays the same, and new ones are at the prior."""
-    model = parameters_of(lines, 15).model
+    """The belief about the others stays the same, and new ones are at the base rate."""
+    newest = parameters_of(lines, 15)
+    model, settings = newest.model, replace(newest.settings, ridge=2.0)
     arms = [Arm(arm=name, reward=1.0) for name in ("a", "b", "c")]
-    aligned = align(model, arms, [arms[2], Arm(arm="new", reward=1.0), arms[0]], ridge=2.0)
+    aligned = align(model, arms, [arms[2], Arm(arm="new", reward=1.0), arms[0]], settings=settings)
     contexts = np.random.default_rng(0).standard_normal((5, 3))
     np.testing.assert_allclose(aligned.widths(contexts)[:, [0, 2]], model.widths(contexts)[:, [2, 0]], rtol=1e-9)
-    np.testing.assert_array_equal(aligned.log_odds(contexts)[:, [0, 2]], model.log_odds(contexts)[:, [2, 0]])
-    assert (aligned.biases[1], aligned.bias_deviations[1]) == (0.0, pytest.approx(np.sqrt(1 / 2)))
-    assert align(model, arms, arms, ridge=2.0) is model
+    np.testing.assert_allclose(aligned.log_odds(contexts)[:, [0, 2]], model.log_odds(contexts)[:, [2, 0]], rtol=1e-12)
+    assert isinstance(model, PersonalModel)
+    assert aligned.biases[1] == pytest.approx(model.shared[0, 0])
+    assert aligned.bias_deviations[1] > np.sqrt(1 / INTERCEPT_PRECISION)
+    assert align(model, arms, arms, settings=settings) is model

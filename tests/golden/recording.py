@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from tests.first_release import FIRST_RELEASE
 from worker.embedded.runner import Embedded
 from worker.logs.format import LogWriter
 from worker.stream.encoding import encode_arrival, encode_feedback
@@ -36,6 +37,7 @@ SETTINGS: dict[str, Any] = {
     "session_timeout": 6_000,
     "lateness": 2_000,
     "random_share": 0.1,
+    **FIRST_RELEASE,  # the log was recorded by it
 }
 #: A new arm, a retired arm, a pause of learning, and two rollbacks: (milliseconds, order).
 ORDERS: Sequence[tuple[int, Order]] = (

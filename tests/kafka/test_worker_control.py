@@ -58,7 +58,7 @@ def test_orders_are_carried_out_by_the_learner_and_shown(fleet: Fleet, command: 
     file = tmp_path / "arms.csv"
     file.write_text("arm;reward\nad-0;1.5\nad-new;4\ncoat;2\n")
     shown = command("arms", "sync", str(file), "--dry-run")[1]
-    assert "2 added, 2 retired, 1 priced" in shown
+    assert "2 added, 2 retired, 1 changed" in shown
     synced = command.json("arms", "sync", str(file), "--yes")
     assert (synced["version"], len(synced["changes"])) == (7, 5)
     assert {arm["arm"] for arm in command.json("arms", "list")["arms"] if arm["active"]} == {"ad-0", "ad-new", "coat"}

@@ -39,7 +39,7 @@ def run(metrics: Metrics, *, episodes: int = 3, state: StateFolder | None = None
 def ran() -> tuple[Metrics, Demo]:
     metrics = Metrics()
     metrics.learning(here=True)
-    return metrics, run(metrics)
+    return metrics, run(metrics, episodes=5)  # so long that some ad has displays enough for an answer rate
 
 
 def samples(metrics: Metrics) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

@@ -5,14 +5,41 @@ from hypothesis import strategies as st
 
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.errors import InputError
-from worker.simulation.environments import ENVIRONMENTS, Chance, seeded_environment
+from worker.simulation.environments import WITH_TASTES, WITHOUT_TASTES, Chance, seeded_environment
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 20)
 
 
-def world(name, seed=0, dim=5, arms=10):
-    return seeded_environment(name, dim=dim, arms=arms, seed=seed)
+def world(name, seed=0, dim=5, arms=10, **more):
+    return seeded_environment(name, dim=dim, arms=arms, seed=seed, **more)
+
+
+#: Context effects, biases and revenues for seed 7, as the first release drew them.
+GOLDEN = {
+    "opposite": (
+        [-1.3935245699492937, -1.811980999371261, -3.4925167359879215],
+        [0.22232974447120218, 0.44413598264429827, 1.0],
+    ),
+    "uniform": (
+        [2.13635728361371, 0.9334620369300807, 0.6751928519270304],
+        [0.5441462038892708, 0.8655131217566783, 0.5303603308561256],
+    ),
+    "rare": (
+        [-2.3935245699492937, -2.811980999371261, -4.4925167359879215],
+        [0.1794631670006876, 0.757923619162021, 0.154648595541026],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_TASTES)
+def test_the_worlds_of_the_first_release_are_the_same_for_a_seed(name):
+    made = world(name, 7, dim=3, arms=3)
+    biases, rewards = GOLDEN[name]
+    assert made.truth.effects.tolist() == [-0.363769885863307, 0.8458670080687513, -0.2536257171409665]
+    assert made.truth.biases.tolist() == biases
+    assert made.rewards.tolist() == rewards
+    assert (made.stay, made.features) == (None, None)
 
 
 @given(seed=seeds, dim=sizes, arms=sizes)
@@ -40,7 +67,7 @@ def test_biases_and_context_weights_have_the_stated_spread():
     assert np.mean(world("opposite", arms=4_000).truth.biases) == pytest.approx(-2.5, abs=0.05)
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", WITHOUT_TASTES + WITH_TASTES)
 def test_the_same_seed_gives_the_same_world_and_another_seed_another(name):
     assert world(name, 3).truth == world(name, 3).truth
     assert world(name, 3).truth != world(name, 4).truth
@@ -82,3 +109,88 @@ def test_an_unknown_or_empty_world_is_refused():
         world("mars")
     with pytest.raises(InputError, match="at least one arm"):
         world("rare", arms=0)
+
+
+@pytest.mark.parametrize("more", [{"features": 2}, {"stay": 0}, {"stay": 1.5}, {"dim": 0}])
+def test_a_world_that_cannot_be_is_refused(more):
+    with pytest.raises(InputError):
+        world("opposite", **more)
+
+
+# ── tastes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", WITH_TASTES)
+def test_a_world_with_tastes_has_the_revenues_biases_and_shared_effects_of_opposite(name):
+    made, base = world(name, 4), world("opposite", 4)
+    assert made.rewards.tolist() == base.rewards.tolist()
+    assert made.truth.biases.tolist() == base.truth.biases.tolist()
+    assert made.truth.effects.tolist() == base.truth.effects.tolist()
+
+
+def test_tastes_vary_by_one_in_the_log_odds_of_a_typical_user():
+    made = world("tastes", dim=20, arms=500)
+    assert np.linalg.norm(made.truth.own[:, 1:], axis=1).mean() == pytest.approx(1, rel=0.05)
+
+
+def test_users_differ_in_the_arm_that_they_like_best():
+    contexts = Chance.of(0).contexts.standard_normal((200, 5))
+    likeliest = {name: set(world(name).truth.log_odds(contexts).argmax(axis=1)) for name in ("opposite", "tastes")}
+    assert len(likeliest["opposite"]) == 1
+    assert len(likeliest["tastes"]) > 3
+
+
+def test_features_of_arms_explain_most_of_the_tastes():
+    made = world("tastes", dim=4, arms=400, features=3)
+    tastes = made.truth.own[:, 1:]
+    assert np.var(tastes) * 4 == pytest.approx(1, rel=0.4)
+    fitted = made.features @ np.linalg.lstsq(made.features, tastes, rcond=None)[0]
+    assert 1 - np.var(tastes - fitted) / np.var(tastes) == pytest.approx(0.9, abs=0.05)
+    unrelated = np.random.default_rng(1).standard_normal(made.features.shape)
+    fitted = unrelated @ np.linalg.lstsq(unrelated, tastes, rcond=None)[0]
+    assert 1 - np.var(tastes - fitted) / np.var(tastes) < 0.05
+
+
+# ── users who leave ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_leaving_has_one_mute_ad_and_rates_from_three_tenths_on():
+    stay = np.concatenate([world("leaving", seed, arms=40).stay for seed in range(10)])
+    assert (stay == 0).sum() == 10
+    assert stay[stay > 0].min() >= 0.3
+    assert stay[stay > 0].mean() == pytest.approx(0.65, abs=0.03)
+
+
+def test_stay_multiplies_the_rates_of_the_arms():
+    assert world("opposite", stay=0.5).stay.tolist() == [0.5] * 10
+    assert world("leaving", 3, stay=0.5).stay == pytest.approx(world("leaving", 3).stay / 2)
+
+
+def test_displays_are_answered_at_the_rate_of_their_arm():
+    made = world("leaving", 3)
+    count = 20_000
+    contexts, slates = np.zeros((count, 5)), np.tile([0, 2, 1], (count, 1))
+    clicked, answered = made.answers(contexts, slates, Chance.of(0).clicks.random((count, 3)))
+    assert (answered >= 1).mean() == pytest.approx(made.stay[0], abs=0.02)
+    passed = (answered >= 1) & (clicked != 0)
+    assert (answered[passed] >= 2).mean() == pytest.approx(made.stay[2], abs=0.02)
+    # Of those who answer, as many click as the click model says.
+    chance = sigmoid(made.truth.log_odds(contexts[:1]))[0, 0]
+    assert (clicked[answered >= 1] == 0).mean() == pytest.approx(chance, abs=0.02)
+
+
+def test_a_mute_ad_gets_no_answer_and_ends_the_session():
+    made = world("leaving", 3)
+    mute = int(made.stay.argmin())
+    slates = np.tile([mute, 0, 0], (50, 1))
+    clicked, answered = made.answers(np.zeros((50, 5)), slates, Chance.of(0).clicks.random((50, 3)))
+    assert (clicked == -1).all()
+    assert (answered == 0).all()
+
+
+def test_where_everybody_stays_a_mood_means_the_same_as_before():
+    slates, moods = np.tile(np.arange(3), (100, 1)), Chance.of(1).clicks.random((100, 3))
+    contexts = Chance.of(1).contexts.standard_normal((100, 5))
+    clicked, _ = world("uniform").answers(contexts, slates, moods)
+    almost, _ = world("uniform", stay=1 - 1e-12).answers(contexts, slates, moods)
+    assert clicked.tolist() == almost.tolist()

@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.policies import POLICIES
+from worker.errors import InputError
 from worker.simulation import experiment
 from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_all, run_task
 
@@ -85,3 +87,138 @@ def test_a_run_is_stuck_if_it_has_regret_at_its_end():
     assert replace(run, regret=(90.0,) * 10 + (0.29,) * 50).stuck is False
     assert replace(run, regret=(0.0,) * 10 + (0.31,) * 50).stuck is True
     assert replace(run, regret=(1.0, 2.5)).cumulative == 3.5
+
+
+def test_the_share_lost_is_that_of_the_revenue_of_the_best_slates():
+    run = run_task(SHORT, ExperimentTask(policy="ucbbp", users=50, seed=0))
+    made = replace(run, regret=(2.0, 1.0) + (0.5,) * 20, oracle=(4.0,) * 22)
+    assert made.lost() == 13 / 88
+    assert made.lost(1, 2) == 3 / 8
+    assert made.lost_at_end == 0.5 / 4
+
+
+@pytest.mark.parametrize("environment", ["opposite", "leaving"])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_no_slates_are_worth_more_than_the_oracle_s_and_revenue_is_what_they_are_worth(environment, repeats):
+    settings = replace(SHORT, environment=environment, repeats=repeats, model="personal", episodes=40)
+    run = run_task(settings, ExperimentTask(policy="random", users=200, seed=3))
+    assert min(run.regret) >= -1e-12
+    expected = sum(run.oracle) - sum(run.regret)
+    assert sum(run.reward) == pytest.approx(expected, rel=0.05)
+    assert expected < 0.9 * sum(run.oracle)
+
+
+# ── the warm-up ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("environment", ["uniform", "rare", "tastes"])
+def test_the_warm_up_displays_all_arms_equally_often(environment, monkeypatch):
+    shown = []
+    count = experiment._Experiment._count
+
+    def counted(self, slates, clicked, answered):
+        before = self.answers.displayed.sum(axis=0)
+        count(self, slates, clicked, answered)
+        shown.append(self.answers.displayed.sum(axis=0) - before)
+
+    monkeypatch.setattr(experiment._Experiment, "_count", counted)
+    settings = ExperimentSettings(environment=environment, episodes=4, warmup=3)
+    run_task(settings, ExperimentTask(policy="greedy", users=50, seed=0))
+    for displays in np.cumsum(shown[:3], axis=0):
+        assert displays.max() - displays.min() <= 1
+
+
+def test_the_radius_of_the_theorem_is_above_zero_without_a_warm_up():
+    settings = replace(SHORT, warmup=0, beta="theory")
+    first = experiment._Experiment(settings, ExperimentTask(policy="ucbbp", users=5, seed=0))
+    assert first._beta() > 1
+
+
+# ── users who leave ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_answer_rates_are_learned_where_users_leave_unless_told_otherwise():
+    assert ExperimentSettings().answers == "all"
+    assert ExperimentSettings(stay=0.9).answers == "learned"
+    assert ExperimentSettings(environment="leaving").answers == "learned"
+    assert ExperimentSettings(environment="leaving", answers="all").answers == "all"
+
+
+def test_learned_answer_rates_are_those_of_the_world():
+    settings = ExperimentSettings(environment="leaving", episodes=60)
+    made = experiment._Experiment(settings, ExperimentTask(policy="random", users=100, seed=1))
+    made.run()
+    rates = made.answers.rates()
+    assert rates.arms * rates.positions[0] == pytest.approx(made.world.stay, abs=0.06)
+
+
+def test_a_mute_ad_takes_over_unless_answer_rates_are_learned():
+    def lost(answers):
+        settings = ExperimentSettings(environment="leaving", model="personal", episodes=80, answers=answers)
+        return run_task(settings, ExperimentTask(policy="ucbbp", users=50, seed=1000)).lost(41)
+
+    assert lost("learned") < 0.1
+    assert lost("all") > 0.2
+
+
+# ── tastes, features and new arms ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_personal_model_learns_tastes_and_the_additive_one_cannot():
+    def lost(model):
+        settings = ExperimentSettings(environment="tastes", model=model, episodes=60)
+        return run_task(settings, ExperimentTask(policy="ucbbp", users=50, seed=1000)).lost(41)
+
+    assert lost("personal") < 0.05
+    assert lost("additive") > 0.2
+
+
+def test_new_arms_with_features_start_where_arms_like_them_are():
+    def lost(features):
+        settings = ExperimentSettings(
+            environment="tastes", model="personal", features=3, arms=20, new_arms=10, new_at=61, episodes=65
+        )
+        made = experiment._Experiment(settings, ExperimentTask(policy="ucbbp", users=100, seed=1000))
+        if not features:
+            made.whole = replace(made.whole, features=None)
+            made.world = replace(made.world, features=None)
+            made.belief = type(made.belief).prior(dim=5, arms=20, ridge=1.0)
+        return made.run().lost(61)
+
+    assert lost(features=True) < 0.8 * lost(features=False)
+
+
+def test_new_arms_are_neither_shown_nor_missed_before_they_come():
+    settings = replace(SHORT, environment="tastes", model="personal", new_arms=4, new_at=8)
+    made = experiment._Experiment(settings, ExperimentTask(policy="random", users=50, seed=0))
+    whole = replace(settings, arms=10, new_arms=0, new_at=None)
+    best = run_task(whole, ExperimentTask(policy="random", users=50, seed=0)).oracle
+    for t in range(1, 13):
+        _, oracle, _, _ = made._episode(t)
+        assert made._slates.arms.max() < settings.arms_at(t)
+        assert made.belief.arms == made.answers.arms == settings.arms_at(t)
+        assert oracle == pytest.approx(best[t - 1]) if t >= 8 else oracle < best[t - 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "personal", "intercept": False}, "personal has an intercept"),
+        ({"new_arms": 3}, "go together"),
+        ({"new_at": 3}, "go together"),
+        ({"new_arms": 3, "new_at": 500}, "2 to 300"),
+        ({"features": 2}, "opposite has none"),
+        ({"environment": "digits"}, "has 64 context features"),
+        ({"stay": 0.0}, "stay"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        ExperimentSettings(**changes)
+
+
+def test_the_estimator_of_the_paper_runs_on_the_paper_s_model_unless_told_otherwise():
+    assert ExperimentSettings(estimator="paper").intercept is False
+    assert ExperimentSettings(estimator="paper", intercept=True).intercept is True
+    assert ExperimentSettings(estimator="paper", model="personal").intercept is True
+    assert ExperimentSettings().intercept is True

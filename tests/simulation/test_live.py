@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from worker.simulation.demo.run import Demo, DemoSettings
+from worker.simulation.demo.run import Demo, DemoSettings, additive
 from worker.simulation.demo.view import DemoView
 from worker.simulation.live import PlainView, RichView, Source, Speed, area, live_view, picture
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
@@ -128,3 +128,19 @@ def test_an_area_reaches_as_high_as_its_values_and_as_far_as_they_go():
     assert area([1.0, 1.0], total=4, width=2, height=2, low=0.0, high=1.0) == ["⣿⠀", "⣿⠀"]
     assert area([0.0] * 4, total=4, width=2, height=2, low=0.0, high=1.0) == ["⠀⠀", "⣀⣀"]
     assert area([0.0, 0.0, 1.0, 1.0], total=4, width=2, height=1, low=0.0, high=1.0) == ["⣀⣿"]
+
+
+def test_the_run_beside_is_drawn_on_the_same_scale() -> None:
+    settings = DemoSettings(users=20, episodes=3)
+    other = additive(settings)
+    assert other is not None
+    demo, beside = Demo(settings), Demo(other)
+    while not demo.finished:
+        demo.step()
+        beside.step()
+    frame = DemoView(demo, "http://here", beside).frame(1.0)
+    left, right = frame.curves
+    assert (left.title, right.title) == ("personal: served/oracle", "additive: served/oracle")
+    assert (left.low, left.high) == (right.low, right.high)
+    assert right.values == [row.score.share for row in beside.rows]
+    assert "additive: served/oracle" in "\n".join(drawn(DemoView(demo, "http://here", beside), 100))

@@ -18,7 +18,6 @@ from tests.stream.conftest import encode_decision
 from tests.stream.scenes import decision
 from worker.bandit.arrays import sigmoid
 from worker.errors import InputError
-from worker.simulation.environments import seeded_environment
 from worker.simulation.traffic.accounts import Latencies, WorthHistory
 from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
 from worker.simulation.traffic.metrics import TrafficMetrics
@@ -278,7 +277,7 @@ def test_sessions_without_a_decision_expire_and_are_counted() -> None:
 
 def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
     settings = replace(TIDY, rate=None, sessions=300)
-    world = seeded_environment("opposite", dim=5, arms=10, seed=0)
+    world = settings.world()
     for best in (True, False):
         traffic = Traffic(settings, now=START)
         events = [orjson.loads(record.value) for record in traffic.due(START)]

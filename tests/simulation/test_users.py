@@ -23,8 +23,10 @@ ARMS = ("shoes", "hats", "coats")
 HORIZON = 4
 
 
-def crowd(*, seed: int = 0, rate: float = 40, habits: Habits | None = None, name: str = "user") -> Users:
-    world = make_environment("uniform", dim=3, arms=len(ARMS), generator=np.random.default_rng(seed))
+def crowd(
+    *, seed: int = 0, rate: float = 40, habits: Habits | None = None, name: str = "user", environment: str = "uniform"
+) -> Users:
+    world = make_environment(environment, dim=3, arms=len(ARMS), generator=np.random.default_rng(seed))
     return Users(world, ARMS, horizon=HORIZON, rate=rate, seed=seed, habits=habits, name=name)
 
 
@@ -35,12 +37,12 @@ def feedback_of(records: list[Sent]) -> list[tuple[int, bool]]:
 
 
 def walk(users: Users, session_id: str, slate: tuple[str, ...]) -> list[tuple[int, bool]]:
-    """Show a slate as the worker does: the next position after every pass."""
+    """Show a slate as the worker does: the next position after every pass, nothing without an answer."""
     answered: list[tuple[int, bool]] = []
     for position in range(1, len(slate) + 1):
         answers = feedback_of(users.answer(decision(session_id, slate[position - 1 :], position), BEGINNING))
         answered.extend(answers)
-        if any(clicked for _, clicked in answers):
+        if not answers or any(clicked for _, clicked in answers):
             break
     return answered
 
@@ -97,9 +99,10 @@ def test_arrivals_are_valid_and_have_the_context_of_the_user():
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10_000), data=st.data())
-def test_answers_step_by_step_are_those_of_the_whole_slate(seed: int, data: st.DataObject):
-    users = crowd(seed=seed, rate=12, habits=Habits(silent=0.2, leaving=0.2, prefetching=0.5))
+@given(seed=st.integers(0, 10_000), environment=st.sampled_from(["uniform", "leaving"]), data=st.data())
+def test_answers_step_by_step_are_those_of_the_whole_slate(seed: int, environment: str, data: st.DataObject):
+    habits = Habits(silent=0.2, leaving=0.2, prefetching=0)
+    users = crowd(seed=seed, rate=12, habits=habits, environment=environment)
     slate_of = st.lists(st.sampled_from((*ARMS, "unknown")), min_size=0, max_size=HORIZON).map(tuple)
     served = {users.session_id(0, index): data.draw(slate_of) for index in range(len(users.cohort(0)))}
     indices, slates = users.slates(0, served)
@@ -138,6 +141,14 @@ def test_the_click_rate_is_that_of_the_truth():
     chances = sigmoid(users.world.truth.log_odds(cohort.contexts)[:, 1])
     spread = np.sqrt((chances * (1 - chances)).sum())
     assert abs((clicked == 0).sum() - chances.sum()) < 4 * spread
+
+
+def test_displays_of_a_world_where_users_leave_are_answered_at_the_rate_of_their_arm():
+    users = crowd(rate=6_000, habits=TIDY, environment="leaving")
+    everybody = np.arange(len(users.cohort(0)))
+    for arm, stay in enumerate(users.world.stay):
+        _, answered = users.outcomes(0, everybody, np.full((len(everybody), HORIZON), arm))
+        assert (answered >= 1).mean() == pytest.approx(stay, abs=0.03)
 
 
 def test_unknown_arms_are_never_clicked():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from worker.bandit.arrays import sigmoid
+from worker.simulation.demo.kinds import Kinds
 from worker.simulation.demo.ledger import Score, score
 from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Users
@@ -17,27 +18,31 @@ ARMS = ("a", "b", "c", "d")
 HORIZON = 3
 
 
-def crowd(rate: float = 6) -> Users:
-    world = make_environment("opposite", dim=2, arms=len(ARMS), generator=np.random.default_rng(3))
+def crowd(rate: float = 6, environment: str = "opposite") -> Users:
+    world = make_environment(environment, dim=2, arms=len(ARMS), generator=np.random.default_rng(3))
     return Users(world, ARMS, horizon=HORIZON, rate=rate, habits=TIDY)
 
 
 def scored(users: Users, served: dict[str, tuple[str, ...]], *, repeats: bool = True) -> Score:
-    return score(users, Valuer(users.world, horizon=HORIZON, repeats=repeats), 0, served)
+    valuer = Valuer(users.world, horizon=HORIZON, repeats=repeats)
+    return score(users, valuer, Kinds(users.world.truth), 0, served)
 
 
 def worth(users: Users, user: int, slate: tuple[int, ...]) -> float:
     chances = sigmoid(users.world.truth.log_odds(users.cohort(0).contexts[[user]]))[0]
+    stay = np.ones(len(ARMS)) if users.world.stay is None else users.world.stay
     value, left = 0.0, 1.0
     for arm in slate:
+        left *= stay[arm]
         value += left * chances[arm] * users.world.rewards[arm]
         left *= 1 - chances[arm]
     return float(value)
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_oracle_and_served_agree_with_enumeration(repeats):
-    users = crowd()
+@pytest.mark.parametrize("environment", ["opposite", "leaving"])
+def test_oracle_and_served_agree_with_enumeration(repeats, environment):
+    users = crowd(environment=environment)
     count = len(users.cohort(0))
     every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))
     generator = np.random.default_rng(1)
@@ -48,6 +53,17 @@ def test_oracle_and_served_agree_with_enumeration(repeats):
     assert found.oracle == pytest.approx(sum(max(worth(users, n, slate) for slate in every) for n in range(count)))
     assert found.served == pytest.approx(sum(worth(users, n, slate) for n, slate in enumerate(chosen)))
     assert found.regret >= 0
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("environment", ["opposite", "tastes", "leaving"])
+def test_the_first_arm_is_that_of_the_best_slate(repeats, environment):
+    users = crowd(rate=20, environment=environment)
+    every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))
+    valuer = Valuer(users.world, horizon=HORIZON, repeats=repeats)
+    found = valuer.first_arms(users.cohort(0).contexts)
+    best = [max(every, key=lambda slate, n=n: worth(users, n, slate))[0] for n in range(len(users.cohort(0)))]
+    assert found.tolist() == best
 
 
 def test_only_users_who_were_served_are_scored():
@@ -61,6 +77,14 @@ def test_a_slate_of_unknown_arms_is_worth_nothing():
     users = crowd()
     one = scored(users, {users.session_id(0, 0): ("x", "y")})
     assert (one.served, one.earned, one.answered, one.clicked) == (0.0, 0.0, (1, 1, 0), (0, 0, 0))
+
+
+def test_where_users_leave_revenue_earned_is_close_to_the_expected():
+    users = crowd(rate=8_000, environment="leaving")
+    slate = tuple(ARMS[arm] for arm in np.argsort(-users.world.stay)[:3])
+    many = scored(users, {users.session_id(0, n): slate for n in range(len(users.cohort(0)))})
+    assert many.earned == pytest.approx(many.served, rel=0.1)
+    assert many.answered[0] < many.sessions
 
 
 def test_revenue_earned_is_close_to_the_expected():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import strategies as st
 
 from worker.stream import decoding, encoding
+from worker.stream.contexts import MISSING
+from worker.stream.encoders import context_encoder
 from worker.stream.events import (
     ACTIONS,
     MODES,
@@ -33,6 +36,7 @@ from worker.stream.events import (
     Progress,
     Tag,
 )
+from worker.stream.features import Features
 
 #: Limits and settings so wide that a record is rejected only for its own content.
 WIDE = decoding.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahead_ms=MOST)
@@ -71,8 +75,9 @@ FIELDS = {
     **named(st.booleans(), "clicked active frozen"),
     **named(st.sampled_from(MODES), "mode"),
     **named(st.floats(0, 1, exclude_min=True), "propensity"),
+    **named(st.none() | st.floats(0, 1), "lowest_answer_rate"),
     **named(st.none() | short_ids, "rejected"),
-    **named(st.none() | tuples(short_ids), "tokens"),
+    **named(st.none() | tuples(short_ids), "tokens unanswered_arms"),
     **named(st.from_regex(TAG_PATTERN, fullmatch=True), "name"),
     **named(st.dictionaries(short_ids, numbers | short_ids), "parameters"),
     **named(st.booleans(), "arms"),
@@ -90,7 +95,8 @@ def drawn(event: type[Any], **special: st.SearchStrategy[Any]) -> st.SearchStrat
 def opened(draw: st.DrawFn) -> Opened:
     slate = draw(tuples(short_ids))
     modes = tuple(draw(st.sampled_from(MODES)) for _ in slate)
-    return draw(drawn(Opened, slate=st.just(slate), modes=st.just(modes)))
+    context = tuples(numbers | st.just(MISSING))
+    return draw(drawn(Opened, slate=st.just(slate), modes=st.just(modes), context=context))
 
 
 @st.composite
@@ -106,7 +112,11 @@ def command(draw: st.DrawFn) -> Command:
 
 
 def arrive(value: bytes | None) -> Arrival:
-    """Read an arrival, whatever dimension it has."""
+    """Read an arrival, whatever dimension it has and whatever names its context has."""
+    if (names := _names(value)) is not None:
+        features = Features.of_table({"context": names or {"nothing": "number"}})
+        encoder = context_encoder(features)
+        return decoding.decode_arrival(value, limits=WIDE, dim=features.dim, timestamp=0, encoder=encoder)
     try:
         return decoding.decode_arrival(value, limits=WIDE, dim=-1, timestamp=0)
     except decoding.Rejected as rejected:
@@ -114,6 +124,17 @@ def arrive(value: bytes | None) -> Arrival:
             raise
         found = int(rejected.error.split("has ")[1].split(" ")[0])
         return decoding.decode_arrival(value, limits=WIDE, dim=found, timestamp=0)
+
+
+def _names(value: bytes | None) -> dict[str, Any] | None:
+    """Return the declaration that fits a context object; None if the context is none."""
+    try:
+        context = json.loads(value or b"")["context"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(context, dict):
+        return None
+    return {name: {"hashed": 2} if isinstance(one, str) else "number" for name, one in context.items()}
 
 
 def respond(value: bytes | None) -> Feedback:
@@ -146,11 +167,14 @@ def fact(event: type[Any], tag: str, encode: Callable[[Any], bytes], draw: st.Se
     return Kind(event, "journal", encode, decoding.decode_journal, draw, tag)
 
 
+#: Features of an arm, and numbers of a context that may be missing.
+features = st.none() | st.dictionaries(short_ids, numbers | short_ids, min_size=1, max_size=3)
+
 #: Each number of a context is small enough for the widest norm.
 small = tuples(st.floats(-1e300, 1e300))
 rewards = st.floats(0, exclude_min=True, allow_infinity=False)
 
-entries = tuples(drawn(ArmEntry, reward=rewards))
+entries = tuples(drawn(ArmEntry, reward=rewards, features=features))
 
 KINDS = (
     Kind(Arrival, "arrival", encoding.encode_arrival, arrive, drawn(Arrival, context=small)),
@@ -160,7 +184,7 @@ KINDS = (
     fact(Opened, "opened", encoding.encode_opened, opened()),
     fact(FeedbackFact, "feedback", encoding.encode_feedback_fact, drawn(FeedbackFact)),
     fact(Progress, "progress", encoding.encode_progress, progress()),
-    fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards)),
+    fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards, features=features)),
     fact(CatalogueChange, "arms", encoding.encode_journal, drawn(CatalogueChange, changes=entries)),
     fact(Command, "command", encoding.encode_journal, command()),
     fact(Import, "import", encoding.encode_journal, drawn(Import)),

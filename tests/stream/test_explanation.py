@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -6,15 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bandit.beliefs import belief
+from worker.bandit.answers import AnswerCounts
+from worker.bandit.arrays import sigmoid
+from worker.bandit.bonuses import bonus_named
+from worker.bandit.click_model import Observations
 from worker.bandit.dense import dense_matrix, dense_theta
+from worker.bandit.personal import PersonalModel
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival
 from worker.stream.explanation import explain
+from worker.stream.features import Features
 from worker.stream.parameters import Parameters, with_settings
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
+from worker.stream.standardising import Standardisation
 
 NOBODY = np.array([], dtype=np.intp)
 
@@ -26,17 +34,44 @@ def parameters(seed=0, dim=3, arms=6, **settings):
         Arm(arm=f"arm-{k}", reward=float(reward), active=k != 2 or arms < 4)
         for k, reward in enumerate(rng.uniform(0.2, 3, arms))
     )
-    chosen = LearningSettings(dim=dim, **{"horizon": 4, "warmup": 0, **settings})
+    plain = {
+        "model": "additive",
+        "intercept": settings.get("model") == "personal",
+        "answers": "all",
+        "standardise": False,
+    }
+    chosen = LearningSettings(dim=dim, **{"horizon": 4, "warmup": 0, **plain, **settings})
     thresholds = tuple(rng.uniform(0.2, 1, chosen.horizon).tolist())
+    learned = belief(dim, arms, rng, displayed=40) if chosen.model == "additive" else tasteful(dim, arms, rng)
+    counts = None if chosen.answers == "all" else answers(arms, chosen.horizon, rng)
     return Parameters(
         version=5,
         settings=chosen,
         arms=catalogue,
-        model=belief(dim, arms, rng, displayed=40),
+        model=learned,
         folds=5,
         observations=40,
         thresholds=thresholds,
+        answers=counts,
     )
+
+
+def tasteful(dim, arms, rng):
+    """A personal model after 60 displays of users with tastes."""
+    seen = Observations(
+        contexts=rng.standard_normal((60, dim)),
+        sessions=np.arange(60),
+        arms=rng.integers(0, arms, 60),
+        clicked=rng.integers(0, 2, 60).astype(float),
+    )
+    return PersonalModel.prior(dim=dim, arms=arms, ridge=1.0).fold(seen, estimator="laplace").model
+
+
+def answers(arms, horizon, rng):
+    """Counts of answers, rarer at later positions and for some arms."""
+    displayed = rng.integers(0, 200, (horizon, arms)).astype(float)
+    rates = np.outer(0.9 ** np.arange(horizon), rng.uniform(0.2, 1, arms))
+    return AnswerCounts(displayed=displayed, answered=np.floor(displayed * rates))
 
 
 policies = st.sampled_from(sorted(POLICIES))
@@ -49,8 +84,17 @@ versions = st.builds(
     repeats=st.booleans(),
     policy=policies,
     beta=st.sampled_from([0.0, 0.5, 2.0]),
+    bonus=st.sampled_from(["curve", "value"]),
+    model=st.sampled_from(["additive", "personal"]),
+    answers=st.sampled_from(["all", "learned"]),
 )
-versions |= st.builds(parameters, seed=st.integers(0, 10_000), policy=policies, bonus=st.just("paper"))
+versions |= st.builds(
+    parameters,
+    seed=st.integers(0, 10_000),
+    policy=policies,
+    bonus=st.just("paper"),
+    answers=st.sampled_from(["all", "learned"]),
+)
 versions |= st.builds(parameters, policy=st.just("myopic-ucb"), bonus=st.just("paper"), repeats=st.just(False))
 
 
@@ -85,7 +129,7 @@ def test_the_choice_has_the_highest_score_among_those_that_competed(version, see
 
 @given(seed=st.integers(0, 1000))
 def test_with_repeats_the_numbers_are_those_of_the_definition(seed):
-    version = parameters(seed, policy="ucbbp", beta=1.5)
+    version = parameters(seed, policy="ucbbp", bonus="value", beta=1.5)
     context = np.random.default_rng(seed).standard_normal(3)
     inverse = np.linalg.inv(dense_matrix(version.model.precision))
     ahead = 0.0
@@ -101,6 +145,93 @@ def test_with_repeats_the_numbers_are_those_of_the_definition(seed):
             assert one.width == pytest.approx(np.sqrt(z @ inverse @ z))
             assert one.bonus == pytest.approx(1.5 * one.width * chance * (1 - chance) * max(gain, 0))
         ahead = max(one.q for one in position.arms)
+
+
+@given(seed=st.integers(0, 1000), bonus=st.sampled_from(["curve", "value", "paper"]))
+def test_with_answer_rates_both_q_and_bonus_are_multiplied_by_them(seed, bonus):
+    version = parameters(seed, policy="ucbbp", bonus=bonus, beta=1.5, model="personal", answers="learned")
+    context = np.random.default_rng(seed).standard_normal(3)
+    rates, ahead = version.rates, 0.0
+    for h, position in reversed(list(enumerate(explain(version, context, NOBODY).positions))):
+        assert position.continuation == pytest.approx(ahead)
+        for one in position.arms:
+            k = int(one.arm.removeprefix("arm-"))
+            mean, covariance = version.model.head(k)
+            u = np.concatenate([[1.0], context])
+            chance, width = sigmoid(np.array([u @ mean])), np.sqrt(np.array([u @ covariance @ u]))
+            gain = np.array([version.arms[k].reward - ahead])
+            stays = min(1.0, rates.arms[k] * rates.positions[h])
+            assert one.answer_rate == pytest.approx(stays)
+            assert one.q == pytest.approx(stays * (ahead + chance[0] * gain[0]))
+            assert one.bonus == pytest.approx(stays * bonus_named(bonus).of(chance, 1.5 * width, gain)[0], abs=1e-12)
+        ahead = max(one.q for one in position.arms)
+
+
+@given(seed=st.integers(0, 1000), model=st.sampled_from(["additive", "personal"]))
+def test_without_repeats_the_first_score_is_the_revenue_of_the_best_slate(seed, model):
+    """Brute force over all ordered slates, under the probabilities that the session plans on."""
+    version = parameters(seed, arms=4, horizon=3, policy="ucbbp", model=model, repeats=False, answers="learned")
+    equal = AnswerCounts(displayed=np.full((3, 4), 1e9), answered=np.tile(version.rates.arms * 1e9, (3, 1)))
+    version = replace(version, answers=equal)  # rates of positions are 1, where the order is exact
+    context = np.random.default_rng(seed).standard_normal(3)
+    odds = version.model.log_odds(context[None])[0]
+    chances = bonus_named("curve").optimistic(odds, version.beta * version.model.widths(context[None])[0])
+    best = 0.0
+    for slate in permutations([0, 1, 3], 3):
+        value = 0.0
+        for k in reversed(slate):
+            value = version.rates.arms[k] * (chances[k] * version.arms[k].reward + (1 - chances[k]) * value)
+        best = max(best, value)
+    first = explain(version, context, NOBODY).positions[0]
+    assert max(one.score for one in first.arms) == pytest.approx(best, rel=1e-6)
+
+
+@given(version=versions, seed=st.integers(0, 1000))
+def test_the_contributions_of_an_arm_sum_to_its_log_odds_and_the_largest_is_first(version, seed):
+    context = np.random.default_rng(seed).standard_normal(version.model.dim)
+    for one in explain(version, context, NOBODY).positions[0].arms:
+        parts = [part.contribution for part in one.contributions]
+        assert sigmoid(np.array([sum(parts)]))[0] == pytest.approx(one.probability)
+        assert [abs(part) for part in parts] == sorted(map(abs, parts), reverse=True)
+        names = {part.feature for part in one.contributions}
+        assert names == {"base rate", *(f"x[{number}]" for number in range(1, len(context) + 1))}
+
+
+def test_contributions_have_the_names_of_the_declaration_and_the_values_of_the_user():
+    features = Features.of_table({"context": {"age": "number", "device": ["mobile", "desktop"]}})
+    version = parameters(model="personal", features=features)
+    scale = Standardisation(centre=np.array([40.0, 0.0, 0.0]), scale=np.array([10.0, 1.0, 1.0]))
+    version = replace(version, settings=replace(version.settings, standardise=True), standardisation=scale)
+    for one in explain(version, np.array([25.0, 0.0, 1.0]), NOBODY).positions[0].arms:
+        coefficients = version.model.head(int(one.arm.removeprefix("arm-")))[0]
+        found = {part.feature: part for part in one.contributions}
+        assert set(found) == {"base rate", "age", "device=desktop"}
+        assert (found["age"].value, found["age"].standardised) == (25.0, -1.5)
+        assert found["age"].contribution == pytest.approx(-1.5 * coefficients[1])
+        assert found["device=desktop"].contribution == pytest.approx(coefficients[3])
+    missing = explain(version, np.array([np.nan, 1.0, 0.0]), NOBODY).positions[0].arms[0].contributions
+    age = next(part for part in missing if part.feature == "age")
+    assert (age.value, age.contribution) == (None, 0.0)
+
+
+def test_an_arm_that_fills_a_slate_competes_with_all_that_are_left():
+    """Users leave after the first position: no plan puts a second arm before it, but slates are never short."""
+    version = parameters(arms=3, horizon=3, repeats=False, policy="greedy", answers="learned")
+    fading = np.array([[1e6], [1e6], [1e6]]) * np.ones(3)
+    version = replace(version, answers=AnswerCounts(displayed=fading, answered=fading * [[1.0], [1e-3], [1e-6]]))
+    reasons = explain(version, np.zeros(3), NOBODY)
+    assert sorted(reasons.slate) == ["arm-0", "arm-1", "arm-2"]
+    for shown, position in enumerate(reasons.positions):
+        assert {one.arm for one in position.arms} <= {"arm-0", "arm-1", "arm-2"} - set(reasons.slate[:shown])
+        assert position.choice in {one.arm for one in position.arms}
+
+
+def test_ties_with_a_threshold_explore_and_a_note_says_so():
+    version = parameters(policy="aucbbp", horizon=2)
+    assert not any("ties" in note for note in explain(version, np.ones(3), NOBODY).notes)
+    tied = explain(replace(version, ties=(0.5, 1.0)), np.ones(3), NOBODY)
+    assert tied.positions == explain(version, np.ones(3), NOBODY).positions
+    assert any("here all of them explore" in note for note in tied.notes)
 
 
 def test_the_papers_bonus_is_the_width_alone():

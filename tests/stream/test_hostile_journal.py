@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import worker.stream.folding as folding
 import worker.stream.learner as learner_module
 from tests.stream.scenes import feedback, opened
-from worker.bandit.additive import AdditiveModel
+from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
 from worker.stream import sizes
 from worker.stream.encoding import encode_episode, encode_journal
@@ -26,7 +26,7 @@ from worker.stream.parameters import Parameters, decode_parameters, encode_param
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import keep
 
-SETTINGS = LearningSettings(dim=2, horizon=3, window=100, session_timeout=60, lateness=10, warmup=0)
+SETTINGS = LearningSettings(dim=2, horizon=3, window=100, session_timeout=60, lateness=10, warmup=0, standardise=False)
 ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
 LARGE = (0.0, 1.0, -1.0, 1e-300, 1e154, -1e300, 1.7976931348623157e308)
 TIMES = (0, 1, 99, 100, MOST - 1, MOST)
@@ -47,8 +47,9 @@ def absurd(random: Random) -> bytes | None:
         Parameters.first(SETTINGS, tuple(Arm(arm=one, reward=2.5) for one in random.sample("abcdef", 4))),
         folds=random.choice((0, 3, -5, MOST, 2**63 - 1)),
         observations=random.choice((0, 2**63 - 1)),
-        model=AdditiveModel.certain(
-            np.array([number, 0.0]), np.array([0.0, 1.0, number, 2.0]), ridge=random.choice((1.0, 1e-300, 1e300))
+        model=replace(
+            PersonalModel.prior(dim=2, arms=4, ridge=random.choice((1.0, 1e-300, 1e300))),
+            own=np.outer([0.0, 1.0, number, 2.0], [1.0, number and 1.0, 0.0]),
         ),
     )
     records: tuple[Callable[[], bytes | None], ...] = (
@@ -191,7 +192,7 @@ def test_a_window_whose_estimate_raises_is_rejected_in_every_learner(
 
 def test_a_window_that_cannot_be_assessed_still_gives_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = folded(JOURNAL)
-    monkeypatch.setattr(AdditiveModel, "draws", raising(AdditiveModel.draws, lambda *_: True))
+    monkeypatch.setattr(PersonalModel, "draws", raising(PersonalModel.draws, lambda *_: True))
     outcome, _ = folded(JOURNAL)
     assert [one.sha256 for one in outcome.versions] == [one.sha256 for one in expected.versions]
     assert {episode.regret_posterior for episode in outcome.episodes} == {None}
@@ -221,7 +222,8 @@ def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monke
 
 def test_an_order_that_would_make_a_version_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Parameters.first(SETTINGS, ARMS)
-    monkeypatch.setattr(sizes.too_large, "__defaults__", (sizes.largest_size(first.arms, first.model) + 120,))
+    now = sizes.largest_size(first.arms, first.model, first.settings)
+    monkeypatch.setattr(sizes.too_large, "__defaults__", (now + 300,))
     many = tuple(ArmEntry(arm=f"n{n}", reward=1.0, active=True) for n in range(5))
     orders = [
         ArmChange(arm="x" * 200, reward=1.0, active=True),
@@ -247,6 +249,6 @@ def test_a_catalogue_that_does_not_fit_is_refused_at_the_start() -> None:
 def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: int, reward: float) -> None:
     encodable = [name for name in names if name.isprintable() or name.encode("utf-8", "ignore").decode() == name]
     arms = tuple(Arm(arm=name, reward=reward, active=False) for name in encodable)
-    parameters = Parameters.first(LearningSettings(dim=dim), arms)
-    bound = sizes.largest_size(arms, parameters.model)
+    parameters = Parameters.first(LearningSettings(dim=dim, standardise=False), arms)
+    bound = sizes.largest_size(arms, parameters.model, parameters.settings)
     assert bound - sizes.RESERVE - 1_000 < len(encode_parameters(parameters)) <= bound - sizes.RESERVE + 2_000

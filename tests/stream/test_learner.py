@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
+from tests.first_release import FIRST_RELEASE
 from tests.stream.scenes import feedback, opened
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.schedule import explore_budget
@@ -40,7 +41,7 @@ from worker.stream.slates import SlatePlanner
 from worker.stream.versions import RoundedError, should_publish
 
 # Windows of a second; a session lasts 300 ms, disorder 50 ms: the window [0, 1000) is closed when time reaches 1350.
-SETTINGS = LearningSettings(dim=2, horizon=3, window=1000, session_timeout=300, lateness=50, warmup=0)
+SETTINGS = LearningSettings(dim=2, horizon=3, window=1000, session_timeout=300, lateness=50, warmup=0, **FIRST_RELEASE)
 ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
 
 
@@ -457,7 +458,7 @@ def test_numbers_that_are_not_finite_do_not_pass_the_gate(what, monkeypatch) -> 
     if what == "radius":
         monkeypatch.setattr(folding, "theory_radius", lambda **_: float("nan"))
     else:
-        monkeypatch.setattr(folding, "score_of_rank", lambda *_: float("inf"))
+        monkeypatch.setattr(folding, "score_of_rank", lambda *_: (float("inf"), 1.0))
     sessions = [event for name in "uvwxyz" for event in session(name, 10)]
     outcome = learned(*sessions, progress(1350), policy="aucbbp", beta="theory", horizon_episodes=2)
     assert not outcome.versions
@@ -782,11 +783,12 @@ def test_thresholds_are_the_scores_of_the_rank_that_the_budget_allows() -> None:
     events = served(SlatePlanner(reader.current), generator.normal(size=(100, 2)), 0, lambda *_: False)
     (version,) = reader.handle(written([*events, progress(1350)])).versions
     assert version.expected_sessions == 100
+    # The first release counted the episode that comes as t = 1; see the test below.
     assert version.explore_budget == explore_budget(100, 1, 3) == 40
     planner = version.planner()
     assert planner is not None
     contexts = np.array([event.context for event in events if isinstance(event, Opened)])
-    slates = folding.Ucbbp(beta=version.beta).slates(planner, contexts)
+    slates = folding.Ucbbp(beta=version.beta, bonus=folding.bonus_named("value")).slates(planner, contexts)
     scores = folding.exploration_scores(planner, contexts, slates.arms)
     assert [(scores[:, h] >= version.thresholds[h]).sum() for h in range(3)] == [40, 40, 40]
 

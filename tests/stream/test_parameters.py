@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -15,7 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bandit.beliefs import belief
+from tests.first_release import FIRST_RELEASE
 from worker.bandit.additive import AdditiveModel
+from worker.bandit.answers import AnswerCounts
+from worker.bandit.click_model import Observations
+from worker.bandit.personal import PersonalModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters, with_settings
@@ -31,7 +36,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 def version(**changes: Any) -> Parameters:
     values: dict[str, Any] = {
         "version": 7,
-        "settings": LearningSettings(dim=2, horizon=3, beta=1.5),
+        "settings": LearningSettings(**{**FIRST_RELEASE, "dim": 2, "horizon": 3, "beta": 1.5}),
         "arms": (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.25, active=False), Arm(arm="ç/☃", reward=3.5)),
         "model": belief(2, 3, np.random.default_rng(0), displayed=20),
         "parent_sha256": "ab" * 32,
@@ -49,6 +54,23 @@ def version(**changes: Any) -> Parameters:
         "radius": 1.5,
     }
     return Parameters(**(values | changes))
+
+
+def personal() -> Parameters:
+    """Return a version of the personal model that has learned something, with answer rates."""
+    generator = np.random.default_rng(3)
+    first = Parameters.first(LearningSettings(dim=2, horizon=3), version().arms)
+    arms = generator.integers(0, 3, 40)
+    seen = Observations(
+        contexts=generator.standard_normal((20, 2)),
+        sessions=np.repeat(np.arange(20), 2),
+        arms=arms,
+        clicked=(generator.random(40) < 0.3).astype(float),
+    )
+    answers = AnswerCounts.none(arms=3, horizon=3).plus(
+        positions=np.tile([0, 1], 20), arms=arms, answered=(generator.random(40) < 0.8).astype(float)
+    )
+    return replace(first, version=4, model=first.model.fold(seen, estimator="laplace").model, answers=answers, folds=1)
 
 
 def record_of(parameters: Parameters) -> dict[str, Any]:
@@ -106,8 +128,14 @@ def test_every_number_comes_back_to_the_bit(context, arms, cross, diagonal, bloc
         version(),
         *(version(window_end=None), version(progress={}), version(thresholds=()), version(frozen=True)),
         Parameters.first(LearningSettings(dim=2), ()),
+        personal(),
+        replace(personal(), ties=(0.5, 1.0, 0.25), thresholds=(0.3, 0.2, 0.1)),
+        replace(Parameters.first(LearningSettings(dim=2, model="additive"), version().arms), version=3),
     ],
-    ids=["full", "no window", "no progress", "no thresholds", "frozen", "no arms"],
+    ids=[
+        *("full", "no window", "no progress", "no thresholds", "frozen", "no arms"),
+        *("personal", "ties", "additive with an intercept"),
+    ],
 )
 def test_a_version_comes_back_as_it_was(one: Parameters) -> None:
     back = decode_parameters(encode_parameters(one))
@@ -123,8 +151,9 @@ def test_the_same_version_gives_the_same_bytes_whatever_order_its_progress_came_
 
 
 def test_equal_settings_have_equal_hashes_whether_given_as_whole_numbers_or_not() -> None:
-    whole = LearningSettings(dim=2, horizon=3, beta=2, ridge=1, epsilon=0, forgetting=1, random_share=0)
-    broken = LearningSettings(dim=2, horizon=3, beta=2.0, ridge=1.0, epsilon=0.0, forgetting=1.0, random_share=0.0)
+    given = {**FIRST_RELEASE, "dim": 2, "horizon": 3}
+    whole = LearningSettings(**{**given, "beta": 2, "ridge": 1}, epsilon=0, forgetting=1, random_share=0)
+    broken = LearningSettings(**{**given, "beta": 2.0, "ridge": 1.0}, epsilon=0.0, forgetting=1.0, random_share=0.0)
     one = version(settings=whole, arms=(Arm(arm="a", reward=1), Arm(arm="b", reward=2), Arm(arm="c", reward=3)))
     other = version(
         settings=broken, arms=(Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
@@ -344,6 +373,41 @@ def test_the_error_of_a_contradictory_record_names_the_contradiction(spoil, mess
         decode_parameters(sealed(record))
 
 
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda record: record.update(tastes=[0.0]), "tastes must be above zero"),
+        (lambda record: record.update(own=[[1.0]]), "own must be a row"),
+        (lambda record: record.update(own=[[0.0, 0.0, float("1e999")]] * 3), "finite|numbers"),
+        (lambda record: record.update(shared=[[0.0]]), "shared: shape"),
+        (lambda record: record["precision"].update(features=[[2.0]] * 3), "begins with 1"),
+        (lambda record: record["precision"].update(information=[[-1e6] * 6] * 3), "not positive definite"),
+        (lambda record: record["precision"].update(shared=(-1e6 * np.eye(3)).tolist()), "not positive definite"),
+        (lambda record: record["precision"].pop("information"), "information is missing"),
+        (lambda record: record.update(intercept=False), "has an intercept"),
+        (lambda record: record.update(model="additive"), "theta_context is missing"),
+        (lambda record: record.update(model="best"), "unknown model 'best'"),
+        (lambda record: record["answer_counts"].update(answered=[[9.0] * 3] * 3), "at most answers.displayed"),
+        (lambda record: record["answer_counts"].update(displayed=[[0.0]], answered=[[0.0]]), "answers have the shape"),
+        (lambda record: record.update(answers="some"), "unknown answers 'some'"),
+        (lambda record: record.update(ties=[0.5]), "1 ties for 3 thresholds"),
+        (lambda record: record.update(ties="0.5"), "ties has the wrong type"),
+    ],
+)
+def test_the_error_of_a_contradictory_personal_version_names_the_contradiction(
+    spoil: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    record = record_of(personal())
+    spoil(record)
+    with pytest.raises(ParametersError, match=message):
+        decode_parameters(sealed(record))
+
+
+def test_a_version_has_the_model_that_its_settings_name() -> None:
+    with pytest.raises(ParametersError, match="the model is additive, the settings say personal"):
+        version(settings=LearningSettings(dim=2, horizon=3))
+
+
 # ── files written by hand ────────────────────────────────────────────────────────────────────────────────────────────
 
 BY_HAND: dict[str, Any] = {
@@ -358,7 +422,8 @@ BY_HAND: dict[str, Any] = {
 
 def test_a_file_with_the_fields_of_planning_is_enough_for_explain() -> None:
     decoded = decode_parameters(json.dumps(BY_HAND).encode(), complete=False)
-    assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0)
+    kind = {"model": "additive", "intercept": False, "answers": "all", "standardise": False}
+    assert decoded.settings == LearningSettings(dim=1, horizon=2, beta=1.0, warmup=0, **kind)
     assert decoded.arms == (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0, active=False))
     assert decoded.model.precision == Precision(
         context=np.array([[2.0]]), cross=np.array([[0.5], [0.0]]), arms=np.array([2.0, 1.0])
@@ -388,13 +453,30 @@ def test_bytes_without_a_record_are_refused(value: bytes) -> None:
 def test_the_first_version_is_the_prior_under_which_all_explore() -> None:
     learning = LearningSettings(dim=2, horizon=3, ridge=2.0, beta=1.25)
     first = Parameters.first(learning, (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0)))
-    assert first.model == AdditiveModel.prior(dim=2, arms=2, ridge=2.0)
+    assert first.model == PersonalModel.prior(dim=2, arms=2, ridge=2.0)
+    assert first.answers == AnswerCounts.none(arms=2, horizon=3)
     assert (first.version, first.effective_at, first.thresholds, first.beta) == (0, 0, (0.0,) * 3, 1.25)
     assert first.rewards.tolist() == [1.0, 2.0]
 
 
+def test_the_first_version_has_the_model_of_the_settings() -> None:
+    learning = LearningSettings(dim=2, model="additive", ridge=2.0, answers="all")
+    arms = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0))
+    first = Parameters.first(learning, arms)
+    assert (first.model, first.answers) == (AdditiveModel.prior(dim=2, arms=2, ridge=2.0, intercept=True), None)
+    paper = Parameters.first(replace(learning, intercept=False), arms)
+    assert paper.model == AdditiveModel.prior(dim=2, arms=2, ridge=2.0)
+
+
+def test_under_theory_even_the_first_version_explores() -> None:
+    first = Parameters.first(LearningSettings(dim=2, beta="theory"), (Arm(arm="a", reward=1.0),))
+    assert first.beta > 1
+    assert Parameters.first(LearningSettings(dim=2, beta="theory"), ()).beta == 0
+
+
 def test_beta_is_the_radius_under_theory_and_the_setting_otherwise() -> None:
-    theory = version(settings=LearningSettings(dim=2, horizon=3, beta="theory"), radius=88.0)
+    learning = LearningSettings(**{**FIRST_RELEASE, "dim": 2, "horizon": 3, "beta": "theory"})
+    theory = version(settings=learning, radius=88.0)
     assert theory.beta == 88.0
     assert decode_parameters(encode_parameters(theory)).beta == 88.0
     assert version(radius=88.0).beta == 1.5

@@ -10,22 +10,29 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from tests.first_release import FIRST_RELEASE
+from worker.errors import ParametersError
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS, ArmEntry
+from worker.stream.features import Features
 from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
-from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.observed import ARRAYS, ObservedSessions
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.standardising import Standardisation
 
 FOLDER = Path(__file__).parents[2] / "schemas"
 NAMES = ("arrival", "click", "decision", "episode", "history-index", "journal", "parameters")
@@ -59,7 +66,8 @@ def fits_together(document: dict[str, Any]) -> bool:
 
 def norm_is_measurable(document: dict[str, Any]) -> bool:
     """Return whether an arrival, good by its schema, has a norm below the largest that can be configured."""
-    return sum(abs(number) for number in document.get("context", [])) < 1e308
+    context = document.get("context", [])
+    return isinstance(context, dict) or sum(abs(number) for number in context) < 1e308
 
 
 # ── decoder and schema ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -71,7 +79,7 @@ JUNK: tuple[Any, ...] = (
     *("a\x00", "a\n", "\x7f", "\x80", "\xa0", "\u2028"),
     *("none", "explore", "rollback", "freeze", "opened", "progress", "weather", "1"),
     *([], ["x"], ["none"], [""], [1], [1, 2.5], [None], [[]], ["x"] * 1000, ["x"] * 1001),
-    *({}, {"x": 1}, {"kind": "arm"}),
+    *({}, {"x": 1}, {"kind": "arm"}, {"x": None}, {"x": True}, {"x": [1]}, {"x": "y", "z": -2.5}, {"x": 10**400}),
 )
 
 junk = st.sampled_from(JUNK) | st.integers() | st.floats(-1e300, 1e300) | st.text(max_size=5)
@@ -187,7 +195,9 @@ def test_the_journal_has_a_schema_for_every_kind_and_no_other(kinds: Any) -> Non
 
 
 def parameters_record() -> dict[str, Any]:
-    parameters = Parameters.first(LearningSettings(dim=3), (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0)))
+    parameters = Parameters.first(
+        LearningSettings(dim=3, **FIRST_RELEASE), (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0))
+    )
     record: dict[str, Any] = json.loads(encode_parameters(parameters))
     return record
 
@@ -195,7 +205,63 @@ def parameters_record() -> dict[str, Any]:
 def test_a_version_is_valid_and_has_exactly_the_fields_of_its_schema() -> None:
     record = parameters_record()
     validator("parameters").validate(record)
-    assert set(record) == set(schema("parameters")["properties"]) == set(schema("parameters")["required"])
+    required = schema("parameters")
+    assert set(record) == {*required["required"], *required["else"]["required"]}
+
+
+def full_record() -> dict[str, Any]:
+    """Return the record of a version with everything that a version may have, except sessions that are pending."""
+    declared = Features.of_table(
+        {
+            "context": {"age": "number", "device": ["mobile", "desktop"], "country": {"hashed": 4}},
+            "ads": {"price": "number", "brand": ["x"]},
+        }
+    )
+    arms = tuple(Arm(arm=name, reward=1.0, features={"price": 2.5, "brand": name}) for name in "xy")
+    known = Standardisation(centre=np.zeros(7), scale=np.ones(7))
+    parameters = replace(Parameters.first(LearningSettings(dim=7, features=declared), arms), standardisation=known)
+    record: dict[str, Any] = json.loads(encode_parameters(parameters))
+    return record
+
+
+def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() -> None:
+    record = full_record()
+    validator("parameters").validate(record)
+    empty = ObservedSessions.unpack(
+        dict.fromkeys(ARRAYS[1:], np.zeros(0)) | {"contexts": np.zeros((2, 3))}, dim=3, arms=1
+    )
+    waiting = replace(Parameters.first(LearningSettings(dim=3), (Arm(arm="a", reward=1.0),)), pending=empty)
+    pending = json.loads(encode_parameters(waiting))
+    additive = replace(
+        Parameters.first(LearningSettings(dim=3, model="additive"), (Arm(arm="a", reward=1.0),)), ties=(0.5,) * 5
+    )
+    tied = json.loads(encode_parameters(additive))
+    for made in (pending, tied):
+        validator("parameters").validate(made)
+    assert set(record) | set(pending) | set(tied) | {"intercept"} == set(schema("parameters")["properties"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"standardise": "yes"},
+        {"features": {"context": []}},
+        {"features": {"context": [{"name": "age"}], "ads": []}},
+        {"features": {"context": [{"name": "age", "kind": "text"}], "ads": []}},
+        {"features": {"context": [{"name": "age", "kind": "category", "values": []}], "ads": []}},
+        {"features": {"context": [{"name": "age", "kind": "hashed", "columns": 0}], "ads": []}},
+        {"standardisation": {"centre": [0.0]}},
+        {"pending": {"contexts": [[0.0]]}},
+        {"arms": [{"arm": "x", "reward": 1.0, "active": True, "features": {"price": None}}]},
+    ],
+    ids=str,
+)
+def test_schema_and_decoder_reject_a_version_with_wrong_features(wrong: dict[str, Any]) -> None:
+    record = full_record() | wrong
+    assert not validator("parameters").is_valid(record)
+    del record["sha256"]
+    with pytest.raises(ParametersError):
+        decode_parameters(json.dumps(record).encode(), complete=False)
 
 
 def test_arrays_of_parameters_may_be_nested_lists() -> None:

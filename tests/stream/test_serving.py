@@ -26,7 +26,7 @@ from tests.stream.scenes import (
     serving,
 )
 from worker.secret import Secret
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, with_settings
 from worker.stream.serving import MOST_PARKED, Serving, handle_together
 from worker.stream.session import Session
 from worker.stream.settings import Arm
@@ -144,7 +144,7 @@ def test_warm_up_shows_every_arm_at_every_position_equally_often() -> None:
 
 def test_an_unusable_version_still_answers_with_the_dearest_ad() -> None:
     broken = parameters()
-    huge = replace(broken.model, theta_context=[1e308, 1e308], theta_arms=[-1e308] * 3)
+    huge = replace(broken.model, own=[[-1e308, 1e308, 1e308]] * 3)
     task = serving(replace(broken, model=huge))
     (decision,) = decisions(task.handle([arrival(context=(900.0, -300.0))]))
     assert (decision["mode"], decision["arm"], decision["value"]) == ("fallback", "coat", 0.0)
@@ -384,8 +384,8 @@ def test_a_shorter_horizon_leaves_the_feedback_of_longer_slates_alone() -> None:
     versions = Versions(zero)
     task = Serving(versions, topics=TOPICS)
     slate = decisions(task.handle([arrival()]))[0]["slate"]
-    settings = replace(zero.settings, horizon=2)
-    versions.learn(replace(zero, version=1, effective_at=10**12, settings=settings, thresholds=(0.0, 0.0)))
+    shorter = with_settings(zero, horizon=2)
+    versions.learn(replace(shorter, version=1, effective_at=10**12))
     emits = task.handle([click(position=3, arm=slate[2])])
     assert [fact["kind"] for fact in facts(emits)] == ["feedback"]
     assert emits.tally.clicks == {3: 1}

@@ -83,7 +83,9 @@ def test_a_start_logs_and_passes_on_the_newest_version_and_nothing_that_the_topi
 def test_a_first_version_of_another_size_ends_the_worker_with_a_clear_line() -> None:
     larger = Parameters.first(replace(ZERO.settings, dim=ZERO.settings.dim + 1), ZERO.arms)
     published = PublishedParameters(ZERO, [], Metrics())
-    with pytest.raises(UnfitError, match=r"--dim is \d, but another worker has published version 0 with \d: give"):
+    with pytest.raises(
+        UnfitError, match=r"another worker has published version 0: --dim is \d, but the published parameters have \d"
+    ):
         published.handle(on_topic(larger))
 
 

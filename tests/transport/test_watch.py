@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +15,17 @@ from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.learner_process import LearnerProcess, LearnerStatus
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.processors import StreamProcessors
-from worker.kafka.watch import PATIENCE, SettingsWatch, WatermarkWatch
+from worker.kafka.watch import PATIENCE, SettingsWatch, WatermarkWatch, different
 from worker.kafka.worker import WorkerMonitor
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_journal, encode_progress
 from worker.stream.events import Progress
+from worker.stream.features import Features
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
 
 
@@ -141,3 +144,9 @@ def test_the_monitor_of_a_worker_looks_at_both(
     found = {active.name: active.detail for active in metrics.troubles.active()}
     assert found.keys() == expected.keys()
     assert all(found[kind].startswith(text) for kind, text in expected.items())
+
+
+def test_features_that_the_first_catalogue_completed_are_no_difference() -> None:
+    own = LearningSettings(dim=2)
+    completed = Features.of_table({"ads": {"price": "number"}})
+    assert different(own, replace(own, features=completed, standardise=False)) == []

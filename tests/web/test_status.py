@@ -12,17 +12,21 @@ import numpy as np
 import pytest
 
 from tests.metrics.episodes import an_episode
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
 from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
 from worker.stream.contexts import pack_context
+from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.standardising import Standardisation
 from worker.stream.topology import Emits, Tally
 from worker.stream.troubles import TROUBLES
-from worker.web.figures import MOST_ARMS, lately, positions, top_arms
+from worker.web.figures import MOST_ARMS, lately, positions, recent_users, strength_of_tastes, top_arms
 from worker.web.problems import MOST_LAG, problems
 from worker.web.server import WebServer
 from worker.web.status import FILES, status_routes
@@ -272,3 +276,72 @@ def test_scripts_never_turn_text_into_markup():
     for script in folder.glob("*.js"):
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script.read_text())
     assert not re.search(r"<[^>]+\son\w+=|<script(?![^>]*src=)|style=", (folder / "index.html").read_text())
+
+
+# ── answer rates, features and the model ─────────────────────────────────────────────────────────────────────────────
+
+
+def counted(displays: list[float], answers: list[float]) -> AnswerCounts:
+    return AnswerCounts(displayed=np.array([displays]), answered=np.array([answers])).with_horizon(5)
+
+
+def test_an_ad_that_is_hardly_ever_answered_is_named_everywhere_until_it_is_retired():
+    metrics = Metrics()
+    version = a_version(arms=3, answers=counted([500, 400, 300], [450, 0, 270]))
+    metrics.version(version)
+    shown = document(metrics)
+    assert [ad["arm"] for ad in shown["answered"]["ads"]] == ["a1", "a2", "a0"]
+    assert (shown["answered"]["collapsed"], shown["answered"]["ads"][0]["displays"]) == (1, 400)
+    (problem,) = shown["problems"]
+    assert (problem["kind"], problem["level"]) == ("unanswered-ads", "warn")
+    assert "a1 3% (400 displays)" in problem["detail"]
+    assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == 1
+    assert metrics.registry.get_sample_value("adcascade_answer_rate_lowest") == pytest.approx(20 * 0.6 / 420)
+    retired = tuple(replace(arm, active=arm.arm != "a1") for arm in version.arms)
+    metrics.version(replace(version, version=1, arms=retired))
+    assert document(metrics)["problems"] == []
+    assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == 0
+
+
+@pytest.mark.parametrize(("displays", "collapsed"), [(40, 0), (50, 0), (90, 1)])
+def test_a_rate_is_judged_only_when_enough_displays_are_known(displays, collapsed):
+    metrics = Metrics()
+    metrics.version(a_version(arms=4, answers=counted([500, 500, 500, displays], [500, 500, 500, 0])))
+    assert metrics.registry.get_sample_value("adcascade_unanswered_ads") == collapsed
+
+
+def test_an_ad_without_answers_is_worth_little_on_the_page():
+    version = a_version(arms=2, answers=counted([500, 500], [500, 0]))
+    assert [arm["arm"] for arm in top_arms(version, [])] == ["a0", "a1"]
+    assert [arm["arm"] for arm in top_arms(replace(version, answers=None), [])] == ["a1", "a0"]
+
+
+def test_where_all_displays_count_as_answered_there_are_no_rates():
+    metrics = Metrics()
+    metrics.version(a_version(answers=None))
+    assert document(metrics)["answered"] is None
+    assert metrics.registry.get_sample_value("adcascade_answer_rate_lowest") is None
+
+
+def test_declared_features_have_their_names_on_the_page():
+    features = Features.of_table({"context": {"age": "number", "device": ["mobile", "desktop"]}})
+    settings = LearningSettings(dim=3, features=features)
+    known = Standardisation(centre=np.array([40.0, 0.0, 0.0]), scale=np.array([10.0, 1.0, 1.0]))
+    version = replace(Parameters.first(settings, (Arm(arm="a", reward=1.0),)), standardisation=known, folds=1)
+    users = [pack_context((30.0, 1.0, 0.0)), pack_context((float("nan"), 0.0, 1.0))]
+    shown = recent_users(version, users)
+    assert [(one["name"], one["mean"]) for one in shown] == [
+        ("age", 30.0),
+        ("device=mobile", 0.5),
+        ("device=desktop", 0.5),
+    ]
+    assert (shown[0]["centre"], shown[0]["scale"]) == (40.0, 10.0)
+    assert recent_users(version, []) == recent_users(None, users) == []
+
+
+def test_the_page_says_how_much_users_differ(ran):
+    metrics, _ = ran
+    shown = document(metrics)["parameters"]
+    assert (shown["model"], shown["standardised"], shown["answers"]) == ("personal", True, True)
+    assert shown["tastes"].startswith("users differ")
+    assert strength_of_tastes(AdditiveModel.certain(np.zeros(2), np.zeros(3))) is None

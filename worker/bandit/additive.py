@@ -1,7 +1,11 @@
 """The paper's click model: P(click on arm k | x) = σ(x·θ_x + θ_k), with a Gaussian belief N([θ_x; θ_k], A⁻¹).
 
+With an intercept, u = [1; x] takes the place of x: the shared intercept is the base rate, from which a new arm starts.
+Priors are then as in `personal.py`, without tastes. Without it this is the paper's model to the letter, under λI.
+
 The context moves all arms up or down together and enters through one number, s = x·θ_x. So arms are ordered by θ_k for
-every context, and a context costs one product with θ_x and, for the widths, one with the whitening matrix of A.
+every context, and a context costs one product with θ_x and, for the widths, one with the whitening matrix of A. Costs
+are O(K d) where tastes cost O(K d²): this is the model for very many arms. Features of arms are ignored.
 """
 
 from __future__ import annotations
@@ -15,15 +19,18 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, frozen_array, sigmoid
-from worker.bandit.click_model import ROWS, Displays, Fit, Observations
+from worker.bandit.click_model import ROWS, Displays, Fit, Observations, inputs
 from worker.bandit.estimators import Coefficients, estimate, inner
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
+#: λ_b, the precision of intercepts.
+INTERCEPT_PRECISION = 0.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdditiveModel:
-    """The belief about θ_x (d,) and θ_k (K,); methods are documented in `ClickModel` and `LinearModel`.
+    """The belief about θ_x (d,), or with an intercept (d+1,), and θ_k (K,); see `ClickModel` and `LinearModel`.
 
     Examples
     --------
@@ -44,6 +51,8 @@ class AdditiveModel:
     theta_context: Floats
     theta_arms: Floats
     precision: Precision
+    intercept: bool = False
+    reuses_information: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name, shape in (("theta_context", (self.precision.dim,)), ("theta_arms", self.precision.arms.shape)):
@@ -53,8 +62,13 @@ class AdditiveModel:
                 raise InputError(f"{name}: {error}") from None
 
     @classmethod
-    def prior(cls, *, dim: int, arms: int, ridge: float) -> AdditiveModel:
-        return cls.certain(np.zeros(dim), np.zeros(arms), ridge=ridge)
+    def prior(
+        cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, intercept: bool = False
+    ) -> AdditiveModel:
+        if not intercept:
+            return cls.certain(np.zeros(dim), np.zeros(arms), ridge=ridge)
+        precision = Precision.diagonal(_prior(dim, ridge), np.full(arms, INTERCEPT_PRECISION))
+        return cls(theta_context=np.zeros(dim + 1), theta_arms=np.zeros(arms), precision=precision, intercept=True)
 
     @classmethod
     def certain(cls, theta_context: Floats, theta_arms: Floats, *, ridge: float = 1.0) -> AdditiveModel:
@@ -63,7 +77,7 @@ class AdditiveModel:
         return cls(theta_context=theta_context, theta_arms=theta_arms, precision=precision)
 
     @classmethod
-    def unpack(cls, arrays: Mapping[str, Floats]) -> AdditiveModel:
+    def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = False) -> AdditiveModel:
         context, cross, arms = (arrays[f"precision.{part}"] for part in ("context", "cross", "arms"))
         if cross.size == 0:
             cross = cross.reshape(len(arms), len(context))
@@ -71,6 +85,7 @@ class AdditiveModel:
             theta_context=arrays["theta_context"],
             theta_arms=arrays["theta_arms"],
             precision=Precision(context=context, cross=cross, arms=arms),
+            intercept=intercept,
         )
         if not model.precision.is_positive_definite:
             raise InputError("the precision is not positive definite")
@@ -84,13 +99,18 @@ class AdditiveModel:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AdditiveModel):
             return NotImplemented
-        return all(map(np.array_equal, self.pack().values(), other.pack().values()))
+        same = map(np.array_equal, self.pack().values(), other.pack().values())
+        return self.intercept == other.intercept and all(same)
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def dim(self) -> int:
-        return len(self.theta_context)
+        return len(self.theta_context) - self.intercept
+
+    def _inputs(self, contexts: Floats) -> Floats:
+        """Return what θ_x is multiplied by: x, or u = [1; x]."""
+        return inputs(contexts) if self.intercept else contexts
 
     @property
     def arms(self) -> int:
@@ -99,24 +119,24 @@ class AdditiveModel:
     # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def log_odds(self, contexts: Floats) -> Floats:
-        return np.asarray((contexts @ self.theta_context)[:, None] + self.theta_arms)
+        return np.asarray((self._inputs(contexts) @ self.theta_context)[:, None] + self.theta_arms)
 
     def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        odds = _offsets(contexts, self.theta_context)[:, None] + self.theta_arms.take(arms, mode="clip")
+        odds = _offsets(self._inputs(contexts), self.theta_context)[:, None] + self.theta_arms.take(arms, mode="clip")
         return np.where((arms >= 0) & (arms < self.arms), odds, -np.inf)
 
     def widths(self, contexts: Floats) -> Floats:
-        return self.precision.widths(contexts)
+        return self.precision.widths(self._inputs(contexts))
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
-        return self.precision.squared_widths_of(contexts, arms)
+        return self.precision.squared_widths_of(self._inputs(contexts), arms)
 
     def heads(self, shown: Ints, dtype: DTypeLike) -> AdditiveHeads:
         return AdditiveHeads(self, shown, dtype)
 
     def draws(self, generator: np.random.Generator, count: int) -> Iterator[AdditiveModel]:
         context, arms = self.precision.draw(
-            generator.standard_normal((count, self.dim)), generator.standard_normal((count, self.arms))
+            generator.standard_normal((count, len(self.theta_context))), generator.standard_normal((count, self.arms))
         )
         for theta in zip(self.theta_context + context, self.theta_arms + arms, strict=True):
             yield replace(self, theta_context=theta[0], theta_arms=theta[1])
@@ -142,15 +162,20 @@ class AdditiveModel:
         return self.theta_context, self.theta_arms
 
     def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
-        return np.asarray((data.contexts @ coefficients[0])[data.sessions] + coefficients[1][data.arms])
+        offsets = self._inputs(data.contexts) @ coefficients[0]
+        return np.asarray(offsets[data.sessions] + coefficients[1][data.arms])
 
     def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
         per_session = np.bincount(data.sessions, weights=slopes, minlength=len(data.contexts))
         per_arm = np.bincount(data.arms, weights=slopes, minlength=self.arms)
-        return data.contexts.T @ per_session, np.asarray(per_arm, dtype=np.float64)
+        return self._inputs(data.contexts).T @ per_session, np.asarray(per_arm, dtype=np.float64)
+
+    def information(self, data: Displays, weights: Floats) -> Precision:
+        contexts = self._inputs(data.contexts)
+        return self.precision.plus(contexts, sessions=data.sessions, arms=data.arms, weights=weights)
 
     def updated(self, coefficients: Coefficients, precision: Precision) -> AdditiveModel:
-        return AdditiveModel(theta_context=coefficients[0], theta_arms=coefficients[1], precision=precision)
+        return replace(self, theta_context=coefficients[0], theta_arms=coefficients[1], precision=precision)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
         gradient = self.gradient(shown, slopes)
@@ -158,28 +183,47 @@ class AdditiveModel:
         return inner(gradient, direction), self.predict(direction, seen)
 
     def forget(self, keep: float, *, ridge: float) -> AdditiveModel:
-        return replace(self, precision=self.precision.forget(keep, ridge=ridge))
+        prior = _prior(self.dim, ridge) if self.intercept else np.full(self.dim, ridge)
+        faded = self.precision.forget(keep, context=prior, arms=self._arm_precision(ridge))
+        return replace(self, precision=faded)
 
-    def with_arms(self, count: int, *, ridge: float) -> AdditiveModel:
-        return AdditiveModel(
-            theta_context=self.theta_context,
+    def with_arms(self, count: int, *, ridge: float, features: Floats | None = None) -> AdditiveModel:
+        return replace(
+            self,
             theta_arms=np.concatenate([self.theta_arms, np.zeros(count)]),
-            precision=self.precision.with_arms(count, ridge=ridge),
+            precision=self.precision.with_arms(count, ridge=self._arm_precision(ridge)),
         )
+
+    def _arm_precision(self, ridge: float) -> float:
+        return INTERCEPT_PRECISION if self.intercept else ridge
+
+    def with_features(self, features: Floats) -> AdditiveModel:
+        return self
 
     def choose_arms(self, arms: Sequence[int]) -> AdditiveModel:
-        return AdditiveModel(
-            theta_context=self.theta_context,
-            theta_arms=self.theta_arms[list(arms)],
-            precision=self.precision.choose_arms(arms),
-        )
+        return replace(self, theta_arms=self.theta_arms[list(arms)], precision=self.precision.choose_arms(arms))
 
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def head(self, arm: int) -> tuple[Floats, Floats]:
+        shared = self.precision.whitening.T @ self.precision.whitening
+        centre = self.precision.centres[arm]
+        # [1; x] ↦ (x or u, onehot(k)): the covariance of [θ_k (+ the intercept); θ_x].
+        cross = -shared @ centre
+        variance = centre @ shared @ centre + 1 / self.precision.arms[arm]
+        if self.intercept:
+            covariance = shared.copy()
+            covariance[0] += cross
+            covariance[:, 0] += cross
+            covariance[0, 0] += variance
+        else:
+            covariance = np.block([[np.array([[variance]]), cross[None]], [cross[:, None], shared]])
+        return np.concatenate([self.biases[arm : arm + 1], self.effects]), covariance
+
     @property
     def biases(self) -> Floats:
-        """θ_k: the log-odds of each arm at x = 0, (K,)."""
-        return self.theta_arms
+        """The log-odds of each arm at x = 0, (K,): θ_k, and the intercept if there is one."""
+        return self.theta_arms + self.theta_context[0] if self.intercept else self.theta_arms
 
     @property
     def bias_deviations(self) -> Floats:
@@ -189,12 +233,12 @@ class AdditiveModel:
     @property
     def effects(self) -> Floats:
         """θ_x: the effect of each context feature on the log-odds of every arm, (d,)."""
-        return self.theta_context
+        return self.theta_context[int(self.intercept) :]
 
     @property
     def effect_deviations(self) -> Floats:
         """The posterior standard deviation of θ_x, the square root of the diagonal of LᵀL, (d,)."""
-        return np.asarray(np.sqrt((self.precision.whitening**2).sum(axis=0)))
+        return np.asarray(np.sqrt((self.precision.whitening**2).sum(axis=0)))[int(self.intercept) :]
 
     @property
     def norm(self) -> float:
@@ -203,6 +247,11 @@ class AdditiveModel:
     @property
     def smallest_eigenvalue(self) -> float:
         return self.precision.smallest_eigenvalue
+
+
+def _prior(dim: int, ridge: float) -> Floats:
+    """Return the precision of the intercept and of each context coefficient."""
+    return np.concatenate([[INTERCEPT_PRECISION], np.full(dim, ridge * dim)])
 
 
 def _offsets(contexts: Floats, theta_context: Floats) -> Floats:
@@ -233,7 +282,8 @@ class AdditiveHeads:
         return self.theta
 
     def batch(self, contexts: Floats) -> _AdditiveBatch:
-        return _AdditiveBatch(self, contexts, _offsets(contexts, self.model.theta_context))
+        rows = self.model._inputs(contexts)
+        return _AdditiveBatch(self, rows, _offsets(rows, self.model.theta_context))
 
     @cached_property
     def middle(self) -> Floats:

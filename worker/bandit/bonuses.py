@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
 
-from worker.bandit.arrays import Array, Floats
+from worker.bandit.arrays import Array, Floats, sigmoid
 from worker.errors import InputError
+
+_STEEPEST = 40.0  # e^−40 squared is still a number in single precision
 
 
 class Bonus(Protocol):
@@ -19,32 +22,107 @@ class Bonus(Protocol):
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
         """Return the bonus of each arm; `widths` are β·width, `gains` are e − V."""
 
-    def scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Iterator[Array]:
-        """Yield, per step h, Q_h + bonus − V_{h+1}, (n, columns), in a buffer that is used again.
+    def optimistic(self, log_odds: Array, widths: Array) -> Array:
+        """Return the probabilities that an exploring session plans on without repeats; `widths` are β·width."""
 
+    def scores(
+        self, chances: Array, widths: Array, rewards: Array, continuations: Array, answers: Array | None = None
+    ) -> Iterator[Array]:
+        """Yield, per step h, what the optimistic arm is the argmax of, (n, columns), in a buffer that is used again.
+
+        That is Q_h + bonus − V_{h+1}, or with answer rates (H, columns) Q_h + bonus, both parts times the rate.
         `widths` are β·width and may be overwritten; `continuations` are V_1 … V_{H+1}, (n, H+1).
         """
 
 
-class ValueBonus:
-    """β·width·f(1−f)·max(e − V, 0): β posterior standard deviations of Q_h(k) by the delta method, with V fixed."""
+class SlopeBonus(ABC):
+    """β·width·slope·max(e − V, 0) with a slope of the logistic curve: β standard deviations of Q_h(k) for fixed V."""
+
+    name: str
+
+    @abstractmethod
+    def slopes(self, chances: Array, widths: Array) -> Array:
+        """Return the slope for each f, an array of its own; `widths` are β·width."""
+
+    def factors(self, chances: Array, widths: Array) -> Array:
+        """Return f + β·width·slope, an array of its own or `widths`: the score of an arm per unit of e − V > 0."""
+        factors = self.slopes(chances, widths)
+        factors *= widths
+        factors += chances
+        return factors
+
+    def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
+        return np.asarray(widths * self.slopes(chances, widths) * np.maximum(gains, 0.0))
+
+    def optimistic(self, log_odds: Array, widths: Array) -> Array:
+        return np.minimum(self.factors(sigmoid(log_odds), widths), 1)
+
+    def scores(
+        self, chances: Array, widths: Array, rewards: Array, continuations: Array, answers: Array | None = None
+    ) -> Iterator[Array]:
+        factors = self.factors(chances, widths)
+        scores = np.empty_like(chances)
+        if answers is None:
+            # f(e−V) + bonus. Some arm has e > V, and where e > V both terms share the factor e − V; an arm with e ≤ V
+            # scores at most 0 either way. So one factor per arm serves every step.
+            for ahead in continuations.T[1:]:
+                np.subtract(rewards, ahead[:, None], out=scores)
+                scores *= factors
+                yield scores
+            return
+        plain = np.empty_like(scores)
+        for ahead, rates in zip(continuations.T[1:], answers, strict=False):
+            np.subtract(rewards, ahead[:, None], out=scores)
+            np.multiply(scores, chances, out=plain)
+            scores *= factors
+            # Where e ≤ V there is no bonus, and the product with the larger factor is the lower one.
+            np.maximum(scores, plain, out=scores)
+            scores += ahead[:, None]
+            scores *= rates
+            yield scores
+
+
+class ValueBonus(SlopeBonus):
+    """The slope at the estimate, f(1−f): the delta method. An arm wrongly thought hopeless has no bonus."""
 
     name = "value"
 
-    def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
-        return np.asarray(widths * chances * (1 - chances) * np.maximum(gains, 0.0))
+    def slopes(self, chances: Array, widths: Array) -> Array:
+        slopes = np.subtract(1, chances)
+        slopes *= chances
+        return slopes
 
-    def scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Iterator[Array]:
-        # f(e−V) + βw·f(1−f)·max(e−V, 0). Some arm has e > V, and where e > V both terms share the factor e − V; an arm
-        # with e ≤ V scores at most 0 either way. So one factor per arm serves every step.
-        scores = np.subtract(1, chances)
-        widths *= scores
+    def optimistic(self, log_odds: Array, widths: Array) -> Array:
+        return sigmoid(log_odds + widths)
+
+    def factors(self, chances: Array, widths: Array) -> Array:
+        # In the order of the first release, so that its recorded decisions come out to the bit.
+        widths *= np.subtract(1, chances)
         widths += 1
         widths *= chances
-        for ahead in continuations.T[1:]:
-            np.subtract(rewards, ahead[:, None], out=scores)
-            scores *= widths
-            yield scores
+        return widths
+
+
+class CurveBonus(SlopeBonus):
+    """The slope midway, sqrt(f(1−f) · f⁺(1−f⁺)), between the estimate and its optimistic end f⁺ = σ(u + β·width).
+
+    With q = e^{−β·width/2} it is (1−f)·q · f / (f + (1−f) q²), which needs one exponential.
+    """
+
+    name = "curve"
+
+    def slopes(self, chances: Array, widths: Array) -> Array:
+        shrunk = np.multiply(widths, -0.5)
+        np.maximum(shrunk, -_STEEPEST, out=shrunk)
+        np.exp(shrunk, out=shrunk)
+        slopes = np.subtract(1, chances)
+        slopes *= shrunk
+        # The quotient is between 0 and 1, and 0 for f = 0: nothing overflows, and no small f is lost.
+        shrunk *= slopes
+        shrunk += chances
+        np.divide(chances, shrunk, out=shrunk)
+        slopes *= shrunk
+        return slopes
 
 
 class PaperBonus:
@@ -55,16 +133,28 @@ class PaperBonus:
     def of(self, chances: Floats, widths: Floats, gains: Floats) -> Floats:
         return widths
 
-    def scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Iterator[Array]:
+    def optimistic(self, log_odds: Array, widths: Array) -> Array:
+        raise InputError("the bonus paper has no probabilities to plan on without repeats")
+
+    def scores(
+        self, chances: Array, widths: Array, rewards: Array, continuations: Array, answers: Array | None = None
+    ) -> Iterator[Array]:
         scores = np.empty_like(chances)
-        for ahead in continuations.T[1:]:
+        for h, ahead in enumerate(continuations.T[1:]):
             np.subtract(rewards, ahead[:, None], out=scores)
             scores *= chances
             scores += widths
+            if answers is not None:
+                scores += ahead[:, None]
+                scores *= answers[h]
             yield scores
 
 
-BONUSES: Mapping[str, Bonus] = {bonus.name: bonus for bonus in (ValueBonus(), PaperBonus())}
+BONUSES: Mapping[str, Bonus] = {bonus.name: bonus for bonus in (CurveBonus(), ValueBonus(), PaperBonus())}
+
+
+CURVE = BONUSES["curve"]
+VALUE = BONUSES["value"]
 
 
 def bonus_named(name: str) -> Bonus:

@@ -27,6 +27,8 @@ from worker.bandit.arrays import Array, Floats, Ints
 #: product for rows that fall into another of its tiles. So products are made in blocks of exactly so many rows, few
 #: enough for one tile on every kernel of OpenBLAS, padded with zeros, and never with a single column.
 ROWS = 8
+#: Columns (arms) in one block of a kernel. Slices of columns begin at a multiple of it.
+BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,53 @@ class Observations(Displays):
     clicked: Floats
 
 
+def inputs(contexts: Floats) -> Floats:
+    """Return u = [1; x] of each row: (r, d) → (r, d+1)."""
+    with_one = np.ones((len(contexts), contexts.shape[1] + 1))
+    with_one[:, 1:] = contexts
+    return with_one
+
+
+def blocks_of(columns: slice) -> Iterator[slice]:
+    """Yield the blocks of a slice of columns that begins at a multiple of BLOCK."""
+    for first in range(columns.start, columns.stop, BLOCK):
+        yield slice(first, min(first + BLOCK, columns.stop))
+
+
+def arm_features(arms: int, features: Floats | None) -> Floats:
+    """Return a_k = [1; features of arm k], (K, m)."""
+    described = np.ones((arms, 1 if features is None else 1 + features.shape[1]))
+    if features is not None:
+        described[:, 1:] = features
+    return described
+
+
+class Truth(Protocol):
+    """A click model that is known: the part of `ClickModel` that says what users do."""
+
+    @property
+    def dim(self) -> int:
+        """The number d of context features."""
+
+    @property
+    def arms(self) -> int:
+        """The number K of arms."""
+
+    @property
+    def biases(self) -> Floats:
+        """The log-odds of each arm for the mean user, (K,)."""
+
+    @property
+    def effects(self) -> Floats:
+        """The shared effect of each context feature on the log-odds, (d,)."""
+
+    def log_odds(self, contexts: Floats) -> Floats:
+        """Return the log-odds of a click: (n, d) → (n, K)."""
+
+    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
+
+
 class ClickModel(Protocol):
     """A belief about clicks on K arms, given contexts of d numbers."""
 
@@ -63,11 +112,17 @@ class ClickModel(Protocol):
     fields: ClassVar[tuple[str, ...]]
 
     @classmethod
-    def prior(cls, *, dim: int, arms: int, ridge: float) -> ClickModel:
-        """Return the belief before any data; `ridge` is the precision λ of the prior."""
+    def prior(
+        cls, *, dim: int, arms: int, ridge: float, features: Floats | None = None, intercept: bool = True
+    ) -> ClickModel:
+        """Return the belief before any data.
+
+        `ridge` is the precision of the prior, per feature in units of the number of them if there is an `intercept`.
+        `features` (K, columns) describe the arms; a model may ignore them.
+        """
 
     @classmethod
-    def unpack(cls, arrays: Mapping[str, Floats]) -> ClickModel:
+    def unpack(cls, arrays: Mapping[str, Floats], *, intercept: bool = True) -> ClickModel:
         """Return the model that `pack` took apart; raise `InputError` if it is not usable."""
 
     def pack(self) -> dict[str, Floats]:
@@ -115,13 +170,19 @@ class ClickModel(Protocol):
     def forget(self, keep: float, *, ridge: float) -> ClickModel:
         """Keep the estimate, and of its certainty the share `keep`."""
 
-    def with_arms(self, count: int, *, ridge: float) -> ClickModel:
-        """Append arms of which nothing is known but the prior."""
+    def with_arms(self, count: int, *, ridge: float, features: Floats | None = None) -> ClickModel:
+        """Append arms of which nothing is known but the prior and their features, (count, columns)."""
+
+    def with_features(self, features: Floats) -> ClickModel:
+        """Return the belief about arms with other features, (K, columns); what is known of each arm stays."""
 
     def choose_arms(self, arms: Sequence[int]) -> ClickModel:
         """Return the belief about these arms alone, in this order; the others are integrated out."""
 
     # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def head(self, arm: int) -> tuple[Floats, Floats]:
+        """Return the coefficients of [1; x] in the log-odds of an arm, (d+1,), and their covariance, (d+1, d+1)."""
 
     @property
     def biases(self) -> Floats:
@@ -171,7 +232,10 @@ class Heads(Protocol):
 
 
 class HeadBatch(Protocol):
-    """Contexts of one batch before the heads. For widths, `start` is a multiple of ROWS."""
+    """Contexts of one batch before the heads.
+
+    `start` is always a multiple of ROWS. A slice of columns is one block, or all columns.
+    """
 
     def __len__(self) -> int: ...
 
@@ -182,7 +246,7 @@ class HeadBatch(Protocol):
         """Return the log-odds of rows [start, stop): (rows, columns)."""
 
     def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
-        """Return the click probabilities of rows [start, stop): (rows, columns)."""
+        """Return the click probabilities of rows [start, stop): (rows, columns); do not change them."""
 
     def widths(self, start: int, stop: int, columns: slice) -> Array:
         """Return the widths of rows [start, stop): (rows, columns), an array of its own."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.click_model import ClickModel, Observations
+from worker.bandit.click_model import Observations, Truth
 from worker.bandit.precision import Precision
 
 STEPS = 50
@@ -25,35 +25,43 @@ def dense_matrix(precision: Precision) -> Floats:
     return np.block([[precision.context, precision.cross.T], [precision.cross, np.diag(precision.arms)]])
 
 
-def around(model: AdditiveModel, truth: ClickModel) -> AdditiveModel:
+def around(model: AdditiveModel, truth: Truth) -> AdditiveModel:
     """Return the certainty of a model around the estimate of another."""
     return model.updated((truth.effects, truth.biases), model.precision)
 
 
 class DensePlanner:
-    """UCBBP with the `value` bonus, on a dense inverse that is computed once."""
+    """UCBBP with the `curve` bonus, on a dense inverse that is computed once.
+
+    Its rows z = [x or u; onehot(k)] are those of the additive model.
+    """
 
     def __init__(self, model: AdditiveModel, rewards: Floats, *, horizon: int, beta: float) -> None:
         self.theta = dense_theta(model)
         self.inverse = np.linalg.inv(dense_matrix(model.precision))
-        self.dim, self.rewards, self.horizon, self.beta = model.dim, rewards, horizon, beta
+        self.rewards, self.horizon, self.beta = rewards, horizon, beta
+        self.intercept = model.intercept
 
     def slate(self, context: Floats) -> Ints:
         """Plan one session: (d,) → (H,)."""
         arms = len(self.rewards)
         chances, widths = np.empty(arms), np.empty(arms)
-        z = np.zeros(self.dim + arms)
-        z[: self.dim] = context
+        shared = len(self.theta) - arms
+        z = np.ones(len(self.theta))
+        z[int(self.intercept) : shared] = context
+        z[shared:] = 0.0
         for k in range(arms):
-            z[self.dim + k] = 1.0
+            z[shared + k] = 1.0
             chances[k] = 1 / (1 + np.exp(-(z @ self.theta)))
             widths[k] = np.sqrt(z @ self.inverse @ z)
-            z[self.dim + k] = 0.0
+            z[shared + k] = 0.0
+        hopeful = sigmoid(np.log(chances / (1 - chances)) + self.beta * widths)
+        slopes = np.sqrt(chances * (1 - chances) * hopeful * (1 - hopeful))
         slate = np.empty(self.horizon, dtype=np.intp)
         ahead = 0.0
         for h in range(self.horizon - 1, -1, -1):
             q = chances * self.rewards + (1 - chances) * ahead
-            bonus = self.beta * widths * chances * (1 - chances) * np.maximum(self.rewards - ahead, 0)
+            bonus = self.beta * widths * slopes * np.maximum(self.rewards - ahead, 0)
             slate[h] = (q + bonus).argmax()
             ahead = float(q.max())
         return slate

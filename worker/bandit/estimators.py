@@ -10,11 +10,11 @@ With p = σ(zᵀθ), w = p(1−p) and g = Σ z(y − p):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints, sigmoid
+from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.click_model import Displays, Observations
 from worker.errors import EstimationError, InputError
 
@@ -22,7 +22,13 @@ from worker.errors import EstimationError, InputError
 # of A can spoil. The step is still made, and since Newton's method squares the error, nothing visible is left.
 TOLERANCE = 1e-7
 MOST_STEPS = 50
-LARGEST_STEP = 20.0  # per fold, in any one coordinate: log-odds that move further are not learned but broken
+# After a step this short, in the same unit, and this much shorter than the one before, the information hardly changes:
+# the next step may use that of the last. It divides the error instead of squaring it, so such steps go on for longer.
+SHORT, SHORTER = 1.0, 0.2
+TOLERANCE_OF_REUSE = 1e-9
+# Of the log-odds of a display per fold. What moves further, and ends further from even odds, is not learned but broken.
+# Further moves that end nearer to even odds correct an estimate on contexts it had never seen.
+LARGEST_STEP = 20.0
 
 Coefficients = tuple[Floats, ...]  # the parts of a parameter vector
 
@@ -36,9 +42,6 @@ class Information(Protocol):
     def solve(self, *parts: Floats) -> Coefficients:
         """Return A⁻¹ r."""
 
-    def plus(self, contexts: Floats, *, sessions: Ints, arms: Ints, weights: Floats) -> Self:
-        """Return A + Σ w z zᵀ over displays."""
-
     @property
     def is_positive_definite(self) -> bool:
         """Whether every direction carries information."""
@@ -46,6 +49,9 @@ class Information(Protocol):
 
 class LinearModel(Protocol):
     """A click model as the estimators see it."""
+
+    #: Whether short Newton steps use the information of the step before.
+    reuses_information: ClassVar[bool]
 
     @property
     def coefficients(self) -> Coefficients:
@@ -60,6 +66,9 @@ class LinearModel(Protocol):
 
     def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
         """Return Σ slopes·z over displays."""
+
+    def information(self, data: Displays, weights: Floats) -> Any:
+        """Return A + Σ w z zᵀ over displays."""
 
     def updated(self, coefficients: Coefficients, precision: Any) -> Self:
         """Return the model with another estimate and precision."""
@@ -77,7 +86,7 @@ def estimate(model: Model, data: Observations, *, estimator: str) -> tuple[Model
         return model, 0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         coefficients, information, steps = ESTIMATORS[estimator](model, data)
-        _check(coefficients, information, model)
+        _check(coefficients, information, model, data)
         return model.updated(coefficients, information), steps
 
 
@@ -92,14 +101,18 @@ def _moved(start: Coefficients, move: Coefficients, scale: float = 1.0) -> Coeff
 
 def _laplace(model: LinearModel, data: Observations) -> tuple[Coefficients, Information, int]:
     here = _Point(model, data, model.coefficients)
+    information, squared, before = None, np.inf, np.inf
     for step in range(1, MOST_STEPS + 1):
         gradient = model.gradient(data, data.clicked - here.chances)
         slope = _moved(gradient, here.pull, -1.0)
-        move = _information(model, data, here.chances).solve(*slope)
-        squared = inner(slope, move)  # the step's length in standard deviations
+        reused = model.reuses_information and squared <= min(SHORT**2, SHORTER**2 * before)
+        if information is None or not reused:
+            information = _information(model, data, here.chances)
+        move = information.solve(*slope)
+        before, squared = squared, inner(slope, move)  # the step's length in standard deviations
         if not np.isfinite(squared):
             raise EstimationError("the Newton step is not finite")
-        if squared <= TOLERANCE**2:
+        if squared <= (TOLERANCE_OF_REUSE if reused else TOLERANCE) ** 2:
             here = here.after(move, 1.0)
             return here.coefficients, _information(model, data, here.chances), step
         here = _climb(here, move, squared)
@@ -159,20 +172,19 @@ def _information(model: LinearModel, data: Observations, chances: Floats) -> Inf
     if not np.isfinite(weights).all():
         raise EstimationError("a predicted probability is not finite")
     try:
-        grown: Information = model.precision.plus(
-            data.contexts, sessions=data.sessions, arms=data.arms, weights=weights
-        )
+        grown: Information = model.information(data, weights)
+        return grown
     except InputError as error:
         raise EstimationError(f"the information is unusable: {error}") from None
-    return grown
 
 
-def _check(coefficients: Coefficients, information: Information, before: LinearModel) -> None:
+def _check(coefficients: Coefficients, information: Information, before: LinearModel, data: Displays) -> None:
+    """Raise unless the estimate is finite, its precision positive definite, and no display's log-odds moved too far."""
     if not all(np.isfinite(part).all() for part in coefficients):
         raise EstimationError("the estimate is not finite")
     if not information.is_positive_definite:
         raise EstimationError("the precision is not positive definite")
-    steps = _moved(coefficients, before.coefficients, -1.0)
-    moved = max(float(np.abs(part).max(initial=0)) for part in steps)
-    if moved > LARGEST_STEP:
-        raise EstimationError(f"the estimate moved by {moved:.3g} in one fold, more than {LARGEST_STEP:g}")
+    steps = np.abs(before.predict(_moved(coefficients, before.coefficients, -1.0), data))
+    moved = float(np.minimum(steps, np.abs(before.predict(coefficients, data))).max(initial=0))
+    if not moved <= LARGEST_STEP:
+        raise EstimationError(f"the log-odds moved by {moved:.3g} in one fold, more than {LARGEST_STEP:g}")

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.click_model import ClickModel
+from worker.bandit.personal import PersonalModel
 
-MODELS: dict[str, type[ClickModel]] = {AdditiveModel.name: AdditiveModel}
+MODELS: dict[str, type[ClickModel]] = {model.name: model for model in (PersonalModel, AdditiveModel)}

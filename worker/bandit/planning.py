@@ -5,7 +5,8 @@ With repeats (the paper), V_{H+1} = 0 and for h = H … 1
     Q_h(k) = V_{h+1} + f_k (e_k − V_{h+1})        V_h = max_k Q_h(k)
 
 The greedy arm is the argmax of Q_h, the optimistic one that of Q_h plus a bonus (docs/math.md §3). Both need only the
-continuation values V of the greedy plan, so positions are independent given V. Without repeats see `ordering.py`.
+continuation values V of the greedy plan, so positions are independent given V. Without repeats see `ordering.py`. With
+answer rates, both Q_h and the bonus are multiplied by the rate of the display (`answers.py`).
 
 Rules that hold in this file:
 
@@ -26,13 +27,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, check_rewards, sigmoid
 from worker.bandit.bonuses import Bonus
-from worker.bandit.click_model import ROWS, ClickModel, HeadBatch
+from worker.bandit.click_model import BLOCK, ROWS, ClickModel, HeadBatch
 from worker.errors import InputError
 
-BLOCK = 1024  # arms in one block of the kernel
-ELEMENTS = 32 * BLOCK  # of one slice: that many float32 stay in the second-level cache
+NARROWED = 256  # arms from which on a plan drops those that have become useless
+ELEMENTS = 128 * BLOCK  # of one slice: fewer cost more calls, more leave the cache
 
 Exclusions = Sequence[Sequence[int]]  # per row, the indices of arms that may not be shown
 
@@ -75,6 +77,7 @@ class Planner:
     horizon : the most displays H in a session
     active : (K,) of bool, the arms that may be shown; all by default
     repeats : whether a session may show an arm twice
+    answers : how likely each display is answered; every one is by default
     dtype : float32 for serving, float64 for checks
 
     Examples
@@ -95,6 +98,7 @@ class Planner:
         horizon: int,
         active: NDArray[np.bool_] | None = None,
         repeats: bool = True,
+        answers: AnswerRates | None = None,
         dtype: DTypeLike = np.float32,
     ) -> None:
         if horizon < 1:
@@ -114,9 +118,13 @@ class Planner:
         self._column[self.shown] = np.arange(len(self.shown))
         self._rewards = self.rewards[self.shown].astype(self.dtype)
         self._heads = model.heads(self.shown, self.dtype)
+        self.answers = None if answers is None or answers.are_all_one else answers
+        self._answers = None if self.answers is None else self.answers.of_arms(self.shown).astype(self.dtype)
 
-    def batch(self, contexts: Floats) -> HeadBatch:
-        """Return the contexts (n, d) as the kernel needs them."""
+    def batch(self, contexts: Floats | HeadBatch) -> HeadBatch:
+        """Return the contexts (n, d) as the kernel needs them; a batch stays what it is."""
+        if not isinstance(contexts, np.ndarray):
+            return contexts
         if contexts.ndim != 2 or contexts.shape[1] != self.model.dim:
             raise InputError(f"contexts of shape {contexts.shape}, not (n, {self.model.dim})")
         return self._heads.batch(contexts)
@@ -136,10 +144,10 @@ class Planner:
     def frontier(self) -> Ints:
         """The kernel columns that can be greedy-optimal: no other arm is both likelier for everyone and dearer.
 
-        A dominated arm never attains the maximum of f (e − V).
+        A dominated arm never attains the maximum of f (e − V). Where users leave, an arm may be shown to keep them.
         """
         ranking = self._heads.ranking
-        if ranking is None:
+        if ranking is None or self.answers is not None:
             return np.arange(len(self.shown))
         order = np.lexsort((-ranking, -self.rewards[self.shown]))
         best = np.maximum.accumulate(np.concatenate([[-np.inf], ranking[order][:-1]]))
@@ -157,7 +165,7 @@ class Planner:
         Without repeats, an arm that H others beat is in no best slate: one of them is free to replace it.
         """
         ranking = self._heads.ranking
-        if ranking is None:
+        if ranking is None or self.answers is not None:
             return self.by_falling_revenue
         best: list[float] = []  # the H highest ranks among arms of at least this revenue, rising
         kept = []
@@ -168,9 +176,11 @@ class Planner:
                 del best[: -self.horizon]
         return self.by_falling_revenue[kept]
 
-    def greedy(self, contexts: Floats, masked: Masked | None = None) -> GreedyPlan:
+    def greedy(self, contexts: Floats | HeadBatch, masked: Masked | None = None) -> GreedyPlan:
         """Plan each row for the highest expected revenue under the estimate (with repeats)."""
         batch = self.batch(contexts)
+        if masked is not None and len(self.frontier) == len(self.shown):
+            return self._backward(batch, self.frontier, masked)
         plan = self._backward(batch, self.frontier, None)
         if masked is None:
             return plan
@@ -188,40 +198,74 @@ class Planner:
         values = np.zeros((count, self.horizon + 1), dtype=self.dtype)
         if not len(columns):
             return GreedyPlan(arms, values)
-        rewards = self._rewards[columns]
         names = self.shown[columns]
-        for start, stop in _slices(count, max(1, ELEMENTS // len(columns))):
-            chances = batch.probabilities(start, stop, columns)
+        whole = slice(0, len(columns)) if len(columns) == len(self.shown) else columns
+        for start, stop in _slices(count, max(1, ELEMENTS // len(columns) // ROWS) * ROWS):
+            chances = batch.probabilities(start, stop, whole)
             holes = masked.within(start, stop, 0, len(columns)) if masked else None
+            if self._answers is None and not holes:
+                self._climb(chances, columns, arms[start:stop], values[start:stop])
+                continue
             rows = np.arange(stop - start)
             gains = np.empty_like(chances)
             for h in range(self.horizon - 1, -1, -1):
                 ahead = values[start:stop, h + 1]
-                np.subtract(rewards, ahead[:, None], out=gains)
+                np.subtract(self._rewards[columns], ahead[:, None], out=gains)
                 gains *= chances
+                if self._answers is not None:  # Q_h − V_{h+1} from Q_h = rate · (V_{h+1} + f (e − V_{h+1}))
+                    gains += ahead[:, None]
+                    gains *= self._answers[h]
+                    gains -= ahead[:, None]
                 if holes:
                     gains[holes] = -np.inf
                 best = gains.argmax(axis=1)
                 gain = gains[rows, best]
-                if holes:  # else there is always an arm
-                    possible = gain > -np.inf
-                    arms[start:stop, h] = np.where(possible, names[best], NO_ARM)
-                    values[start:stop, h] = ahead + np.where(possible, gain, 0)
-                else:
-                    arms[start:stop, h] = names[best]
-                    np.add(ahead, gain, out=values[start:stop, h])
+                possible = gain > -np.inf
+                arms[start:stop, h] = np.where(possible, names[best], NO_ARM)
+                values[start:stop, h] = ahead + np.where(possible, gain, 0)
         return GreedyPlan(arms, values)
 
+    def _climb(self, chances: Array, columns: Ints, arms: Ints, values: Array) -> None:
+        """Fill in arms (n, H) and V (n, H+1) where nothing is excluded and every display is answered."""
+        every = rewards = self._rewards[columns]
+        likely, names, gains = chances, self.shown[columns], np.empty_like(chances)
+        rows = np.arange(len(chances))
+        for h in range(self.horizon - 1, -1, -1):
+            ahead = values[:, h + 1]
+            if len(names) > NARROWED and h < self.horizon - 1:
+                # An arm that earns no more than V gains nothing, and V only rises towards the first position.
+                dear = np.flatnonzero(rewards > ahead.min())
+                if 2 * len(dear) < len(names):
+                    rewards, names, likely = rewards[dear], names[dear], likely.take(dear, axis=1)
+                    gains = np.empty_like(likely)
+            np.subtract(rewards, ahead[:, None], out=gains)
+            gains *= likely
+            best = gains.argmax(axis=1)
+            gain = gains[rows, best]
+            arms[:, h] = names[best]
+            if len(names) < len(every) and not (gain > 0).all():
+                # Then arms left out may tie, and which one is first must not depend on the other rows.
+                for row in np.flatnonzero(~(gain > 0)):
+                    here = (every - ahead[row]) * chances[row]
+                    arms[row, h], gain[row] = self.shown[columns[here.argmax()]], here.max()
+            np.add(ahead, gain, out=values[:, h])
+
     def optimistic(
-        self, contexts: Floats, continuations: Array, *, beta: float, bonus: Bonus, masked: Masked | None = None
+        self,
+        contexts: Floats | HeadBatch,
+        continuations: Array,
+        *,
+        beta: float,
+        bonus: Bonus,
+        masked: Masked | None = None,
     ) -> Ints:
         """Return argmax_k of Q_h(k) + bonus for each row and step: continuations (n, H+1) → (n, H).
 
         Columns of `continuations` that are all equal (a myopic plan) are computed once for each column given, so pass
         only as many as there are different steps.
         """
-        count, steps = len(contexts), continuations.shape[1] - 1
         batch = self.batch(contexts)
+        count, steps = len(batch), continuations.shape[1] - 1
         best = np.full((count, steps), -np.inf, dtype=self.dtype)
         arms = np.full((count, steps), NO_ARM, dtype=np.intp)
         per_slice = max(1, ELEMENTS // max(1, min(BLOCK, len(self.shown))) // ROWS) * ROWS
@@ -233,7 +277,8 @@ class Planner:
                 widths *= beta
                 holes = masked.within(start, stop, first, last) if masked else None
                 only = last - first == len(self.shown) and not holes  # no other block, nothing excluded: an arm for all
-                steps_ahead = bonus.scores(chances, widths, self._rewards[columns], continuations[start:stop])
+                rates = None if self._answers is None else self._answers[:, columns]
+                steps_ahead = bonus.scores(chances, widths, self._rewards[columns], continuations[start:stop], rates)
                 for h, scores in enumerate(steps_ahead):
                     if holes:
                         scores[holes] = -np.inf
@@ -249,11 +294,14 @@ class Planner:
 
     def slate_values(self, contexts: Floats, arms: Ints) -> Floats:
         """Return the estimated revenue from each position on, in float64: arms (n, H) → (n, H)."""
-        return values_of_slates(sigmoid(self.model.log_odds_of(contexts, arms)), self.rewards[arms])
+        rates = None if self.answers is None else self.answers.of_slates(arms)
+        return values_of_slates(sigmoid(self.model.log_odds_of(contexts, arms)), self.rewards[arms], rates)
 
 
-def values_of_slates(chances: Floats, rewards: Floats) -> Floats:
+def values_of_slates(chances: Floats, rewards: Floats, answers: Floats | None = None) -> Floats:
     """Return the expected revenue of slates from each position on: (n, H), (n, H) → (n, H).
+
+    `answers` (n, H) are the answer rates of the displays, 1 without.
 
     >>> values_of_slates(np.array([[0.5, 0.5]]), np.array([[2.0, 1.0]]))
     array([[1.25, 0.5 ]])
@@ -262,16 +310,24 @@ def values_of_slates(chances: Floats, rewards: Floats) -> Floats:
     ahead = np.zeros(len(chances))
     for h in range(chances.shape[1] - 1, -1, -1):
         ahead = ahead + chances[:, h] * (rewards[:, h] - ahead)
+        if answers is not None:
+            ahead = ahead * answers[:, h]
         values[:, h] = ahead
     return values
 
 
-def optimal_values(chances: Floats, rewards: Floats, horizon: int) -> Floats:
-    """Return V_1 … V_H of the best slates with repeats when probabilities are given: (n, K) → (n, H), float64."""
+def optimal_values(chances: Floats, rewards: Floats, horizon: int, answers: Floats | None = None) -> Floats:
+    """Return V_1 … V_H of the best slates with repeats when probabilities are given: (n, K) → (n, H), float64.
+
+    `answers` (H, K) are the answer rates of each arm at each position, 1 without.
+    """
     values = np.zeros((len(chances), horizon))
     ahead = np.zeros(len(chances))
     for h in range(horizon - 1, -1, -1):
-        ahead = ahead + (chances * (rewards - ahead[:, None])).max(axis=1)
+        if answers is None:
+            ahead = ahead + (chances * (rewards - ahead[:, None])).max(axis=1)
+        else:
+            ahead = (answers[h] * (ahead[:, None] + chances * (rewards - ahead[:, None]))).max(axis=1)
         values[:, h] = ahead
     return values
 

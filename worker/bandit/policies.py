@@ -7,7 +7,7 @@ Every policy is a small value with one verb, `slates(planner, contexts, …)`. C
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.bandit.bonuses import BONUSES, Bonus, bonus_named
+from worker.bandit.bonuses import CURVE, Bonus, PaperBonus, bonus_named
+from worker.bandit.click_model import HeadBatch
 from worker.bandit.ordering import greedy_slates, optimistic_slates
-from worker.bandit.planning import Masked, Planner
+from worker.bandit.planning import GreedyPlan, Masked, Planner
 from worker.errors import InputError
-
-VALUE = BONUSES["value"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,23 +47,29 @@ class Slates:
 class Exploration:
     """How much to explore; each policy takes what it needs of it."""
 
-    beta: float = 2.5
-    bonus: Bonus = VALUE
+    beta: float = 1.5
+    bonus: Bonus = CURVE
     epsilon: float = 0.1
     budget: int | None = None
     thresholds: tuple[float, ...] | None = None
+    ties: tuple[float, ...] | None = None
 
 
 class Policy(ABC):
     """A rule that gives each session its slate; the dataclass fields of a policy are what it needs of `Exploration`."""
 
     name: ClassVar[str]
-    #: Whether it draws at random, and so needs `uniforms`.
+    #: Whether its slates are left to chance.
     draws: ClassVar[bool] = False
     #: Whether it adds a bonus to Q, with repeats and without.
     has_bonus: ClassVar[tuple[bool, bool]] = (False, False)
     #: Whether only some sessions explore, by budget or thresholds.
     is_selective: ClassVar[bool] = False
+
+    @property
+    def needs_chance(self) -> bool:
+        """Whether `slates` needs `uniforms`."""
+        return self.draws
 
     @classmethod
     def under(cls, exploration: Exploration) -> Self:
@@ -94,7 +99,7 @@ class Greedy(Policy):
 class Ucbbp(Policy):
     """UCB with backward planning (Algorithm 1): argmax_k Q̂_h(k) + bonus at every position.
 
-    Without repeats the best slate under the optimistic probabilities σ(u + β·width); there is no bonus then.
+    Without repeats the best slate under the optimistic probabilities of the bonus.
 
     Examples
     --------
@@ -108,16 +113,20 @@ class Ucbbp(Policy):
     has_bonus: ClassVar[tuple[bool, bool]] = (True, False)
 
     beta: float
-    bonus: Bonus = VALUE
+    bonus: Bonus = CURVE
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
         if not planner.repeats:
-            return Slates.certain(optimistic_slates(planner, contexts, beta=self.beta, masked=masked), True)
-        plan = planner.greedy(contexts, masked)
-        arms = planner.optimistic(contexts, plan.continuations, beta=self.beta, bonus=self.bonus, masked=masked)
-        return Slates.certain(arms, True)
+            arms = optimistic_slates(planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked)
+            return Slates.certain(arms, True)
+        batch = planner.batch(contexts)
+        return Slates.certain(self.arms(planner, batch, planner.greedy(batch, masked), masked), True)
+
+    def arms(self, planner: Planner, batch: HeadBatch, plan: GreedyPlan, masked: Masked | None) -> Ints:
+        """Return the optimistic arms beside a greedy plan (with repeats): (n, H)."""
+        return planner.optimistic(batch, plan.continuations, beta=self.beta, bonus=self.bonus, masked=masked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +134,8 @@ class Aucbbp(Policy):
     """Active UCBBP (Algorithm 2): the optimistic arm only where it is worth the most, the greedy one elsewhere.
 
     A session explores at step h if its score zᵀA⁻¹z, at its optimistic arm, is among the `budget` highest of the batch,
-    or on a stream, where no batch is ever whole, at least `thresholds[h]` (docs/math.md §5). Without repeats a session
+    or on a stream, where no batch is ever whole, above `thresholds[h]` (docs/math.md §5). Of the sessions with that
+    very score, as where contexts are few, the share `ties[h]` explores, all by default. Without repeats a session
     explores as a whole, by its first position.
     """
 
@@ -134,28 +144,46 @@ class Aucbbp(Policy):
     is_selective: ClassVar[bool] = True
 
     beta: float
-    bonus: Bonus = VALUE
+    bonus: Bonus = CURVE
     budget: int | None = None
     thresholds: tuple[float, ...] | None = None
+    ties: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if (self.budget is None) == (self.thresholds is None):
             raise InputError("aucbbp needs either a budget (a batch) or thresholds (a stream)")
+
+    @property
+    def needs_chance(self) -> bool:
+        """Whether some ties explore and some do not."""
+        return self.ties is not None and any(share < 1 for share in self.ties)
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
         if self.thresholds is not None and len(self.thresholds) != planner.horizon:
             raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
-        exploring = Ucbbp(beta=self.beta, bonus=self.bonus).slates(planner, contexts, masked).arms
+        optimist = Ucbbp(beta=self.beta, bonus=self.bonus)
+        if planner.repeats:
+            batch = planner.batch(contexts)
+            plan = planner.greedy(batch, masked)
+            exploring, greedy = optimist.arms(planner, batch, plan, masked), plan.arms
+        else:
+            exploring = optimist.slates(planner, contexts, masked).arms
+            greedy = greedy_slates(planner, contexts, masked)
         scores = exploration_scores(planner, contexts, exploring)
         # Without repeats two slates cannot be mixed: the first position decides for all.
-        chosen = self._chosen(scores if planner.repeats else scores[:, :1])
-        return Slates.certain(np.where(chosen, exploring, greedy_arms(planner, contexts, masked)), chosen)
+        chosen = self._chosen(scores if planner.repeats else scores[:, :1], uniforms)
+        return Slates.certain(np.where(chosen, exploring, greedy), chosen)
 
-    def _chosen(self, scores: Floats) -> NDArray[np.bool_]:
+    def _chosen(self, scores: Floats, uniforms: Floats | None) -> NDArray[np.bool_]:
         if self.thresholds is not None:
-            return np.asarray(scores >= np.asarray(self.thresholds)[: scores.shape[1]])
+            steps = scores.shape[1]
+            thresholds = np.asarray(self.thresholds)[:steps]
+            if not self.needs_chance:
+                return np.asarray(scores >= thresholds)
+            drawn = _required(uniforms)[:, :steps, 0] < np.asarray(self.ties)[:steps]
+            return np.asarray((scores > thresholds) | ((scores == thresholds) & drawn))
         chosen = np.zeros(scores.shape, dtype=bool)
         highest = np.argsort(-scores, axis=0, kind="stable")[: self.budget]
         np.put_along_axis(chosen, highest, True, axis=0)
@@ -195,7 +223,7 @@ class MyopicUcb(Policy):
     has_bonus: ClassVar[tuple[bool, bool]] = (True, True)
 
     beta: float
-    bonus: Bonus = VALUE
+    bonus: Bonus = CURVE
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
@@ -228,24 +256,37 @@ class Random(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRobin(Policy):
-    """One active arm after the other, over all displays of a batch: the warm-up of an experiment."""
+    """The warm-up of an experiment (Algorithm 1): one active arm after the other, position by position.
+
+    At each position the turns go over the users who are still there. `stays` says who is there: slates so far, (n, h) →
+    (n,); everybody by default. Users who are gone see nothing of the rest of their slate, and take no turn. Without
+    repeats nobody's turn is left out, so that nobody sees an arm twice.
+    """
 
     name: ClassVar[str] = "round-robin"
 
     start: int = 0
+    stays: Callable[[Ints], NDArray[np.bool_]] | None = None
 
     def slates(
         self, planner: Planner, contexts: Floats, masked: Masked | None = None, uniforms: Floats | None = None
     ) -> Slates:
         if masked is not None:
             raise InputError("round-robin serves experiments, which exclude no arms")
-        shape = (len(contexts), planner.horizon)
-        if not len(planner.shown):
-            return Slates.certain(np.full(shape, NO_ARM, dtype=np.intp), False)
-        turns = (self.start + np.arange(shape[0] * shape[1])).reshape(shape)
-        arms = planner.shown[turns % len(planner.shown)]
-        if not planner.repeats:
-            arms[:, len(planner.shown) :] = NO_ARM
+        count, horizon, known = len(contexts), planner.horizon, len(planner.shown)
+        arms = np.full((count, horizon), NO_ARM, dtype=np.intp)
+        turn = self.start
+        for h in range(horizon if planner.repeats else min(horizon, known)):
+            there = np.ones(count, dtype=bool) if self.stays is None or h == 0 else self.stays(arms[:, :h])
+            if not known:
+                break
+            if not planner.repeats:
+                arms[:, h] = planner.shown[(self.start + h + np.arange(count)) % known]
+                continue
+            rest, gone = np.flatnonzero(there), np.flatnonzero(~there)
+            arms[rest, h] = planner.shown[(turn + np.arange(len(rest))) % known]
+            arms[gone, h] = planner.shown[(self.start + h + gone) % known]
+            turn += len(rest)
         return Slates.certain(arms, arms != NO_ARM)
 
 
@@ -264,7 +305,7 @@ def policy_named(name: str) -> type[Policy]:
 def check_combination(*, policy: str, bonus: str, repeats: bool) -> None:
     """Raise `InputError` if these settings contradict each other."""
     has_bonus = policy_named(policy).has_bonus
-    if bonus_named(bonus) is not VALUE and has_bonus[0] and not has_bonus[0 if repeats else 1]:
+    if isinstance(bonus_named(bonus), PaperBonus) and has_bonus[0] and not has_bonus[0 if repeats else 1]:
         raise InputError(
             f"bonus {bonus} contradicts no repeats: without repeats {policy} explores by optimistic probabilities"
         )

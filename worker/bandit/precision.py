@@ -61,14 +61,20 @@ class Precision:
             object.__setattr__(self, "cross", frozen_array(self.cross, (len(arms), dim)))
         except InputError as error:
             raise InputError(f"precision: {error}") from None
-        if not np.array_equal(self.context, self.context.T):
+        if not np.allclose(self.context, self.context.T, rtol=1e-9, atol=1e-12 * np.abs(self.context).max(initial=0)):
             raise InputError("precision.context must be symmetric")
+        object.__setattr__(self, "context", _symmetric(self.context))
         object.__setattr__(self, "arms", arms)
 
     @classmethod
     def prior(cls, *, dim: int, arms: int, ridge: float) -> Precision:
         """Return λI."""
-        return cls(context=np.eye(dim) * ridge, cross=np.zeros((arms, dim)), arms=np.full(arms, float(ridge)))
+        return cls.diagonal(np.full(dim, float(ridge)), np.full(arms, float(ridge)))
+
+    @classmethod
+    def diagonal(cls, context: Floats, arms: Floats) -> Precision:
+        """Return the precision of independent parameters: (d,), (K,)."""
+        return cls(context=np.diag(context), cross=np.zeros((len(arms), len(context))), arms=arms)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Precision):
@@ -213,14 +219,20 @@ class Precision:
             arms=self.arms[chosen],
         )
 
-    def forget(self, keep: float, *, ridge: float) -> Precision:
-        """Fade towards the prior: A ← γA + (1−γ)λI."""
-        lost = (1 - keep) * ridge
+    def forget(self, keep: float, *, context: Floats, arms: float) -> Precision:
+        """Fade towards a prior with this diagonal: A ← γA + (1−γ)Λ."""
         return Precision(
-            context=keep * self.context + lost * np.eye(self.dim),
+            context=keep * self.context + np.diag((1 - keep) * context),
             cross=keep * self.cross,
-            arms=keep * self.arms + lost,
+            arms=keep * self.arms + (1 - keep) * arms,
         )
+
+
+def _symmetric(matrix: Floats) -> Floats:
+    """Return a matrix that is symmetric up to rounding as one that is exactly so, read-only."""
+    if np.array_equal(matrix, matrix.T):
+        return matrix
+    return frozen_array(matrix / 2 + matrix.T / 2)
 
 
 def _sums_by_arm(arms: Ints, contexts: Floats, sessions: Ints, weights: Floats) -> Iterable[tuple[Ints, Floats]]:

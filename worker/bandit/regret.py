@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.bandit.click_model import ClickModel
 from worker.bandit.ordering import best_values
@@ -20,30 +21,35 @@ def best_revenue(planner: Planner, chances: Floats) -> Floats:
     rewards = planner.rewards[planner.shown]
     if not len(rewards):
         return np.zeros(len(chances))
-    if planner.repeats:
-        return optimal_values(chances, rewards, planner.horizon)[:, 0]
-    return best_values(chances, rewards, planner.horizon)
+    answers = None if planner.answers is None else planner.answers.choose_arms(planner.shown)
+    if not planner.repeats:
+        return best_values(chances, rewards, planner.horizon, answers)
+    rates = None if answers is None else answers.of_arms(np.arange(len(rewards)))
+    return optimal_values(chances, rewards, planner.horizon, rates)[:, 0]
 
 
-def slate_revenue(model: ClickModel, rewards: Floats, contexts: Floats, arms: Ints) -> Floats:
+def slate_revenue(
+    model: ClickModel, rewards: Floats, contexts: Floats, arms: Ints, answers: AnswerRates | None = None
+) -> Floats:
     """Return the expected revenue of slates under a model: arms (n, H) → (n,).
 
     NO_ARM is never clicked, and neither is the index K if `rewards` has an entry for it.
     """
-    return values_of_slates(sigmoid(model.log_odds_of(contexts, arms)), rewards[arms])[:, 0]
+    rates = None if answers is None else answers.of_slates(arms)
+    return values_of_slates(sigmoid(model.log_odds_of(contexts, arms)), rewards[arms], rates)[:, 0]
 
 
 def pseudo_regret(planner: Planner, truth: ClickModel, contexts: Floats, arms: Ints) -> Floats:
     """Return V^{π*} − V^{π} of slates under the true model: (n, H) → (n,)."""
     best = best_revenue(planner, sigmoid(truth.log_odds(contexts)[:, planner.shown]))
-    return best - slate_revenue(truth, planner.rewards, contexts, arms)
+    return best - slate_revenue(truth, planner.rewards, contexts, arms, planner.answers)
 
 
 def optimistic_gap(planner: Planner, contexts: Floats, arms: Ints, *, beta: float) -> Floats:
     """Return V^{ucb} − V̂^{π}: what slates may miss if all arms were β standard deviations better: (n, H) → (n,)."""
     odds = planner.model.log_odds(contexts) + beta * planner.model.widths(contexts)
     best = best_revenue(planner, sigmoid(odds)[:, planner.shown])
-    return best - slate_revenue(planner.model, planner.rewards, contexts, arms)
+    return best - slate_revenue(planner.model, planner.rewards, contexts, arms, planner.answers)
 
 
 def posterior_regret(
@@ -53,5 +59,5 @@ def posterior_regret(
     total = np.zeros(len(contexts))
     for drawn in planner.model.draws(generator, draws):
         best = best_revenue(planner, sigmoid(drawn.log_odds(contexts)[:, planner.shown]))
-        total += best - slate_revenue(drawn, planner.rewards, contexts, arms)
+        total += best - slate_revenue(drawn, planner.rewards, contexts, arms, planner.answers)
     return total / draws

@@ -12,9 +12,10 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import Floats
 from worker.bandit.click_model import Observations
 from worker.bandit.dense import DensePlanner, around, dense_laplace, dense_matrix, dense_theta
+from worker.bandit.personal import PersonalModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores
-from worker.bench.figures import Figure, in_process, medians, one_blas_thread, peak_memory
+from worker.bench.figures import Figure, fastest, in_process, medians, one_blas_thread, peak_memory
 from worker.errors import FailedError
 from worker.simulation.environments import Environment, make_environment
 from worker.stream.parameters import Parameters, encode_parameters
@@ -23,7 +24,7 @@ from worker.stream.settings import LearningSettings
 BATCH = 256
 BETA = 1.5
 SEED = 7
-FIGURES = 8  # number of figures that `measure` yields
+FIGURES = 14  # number of figures that `measure` yields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,9 @@ class Size:
 SMALL = Size(dim=16, arms=50, horizon=5)
 MEDIUM = Size(dim=32, arms=1_000, horizon=10)
 LARGE = Size(dim=32, arms=100_000, horizon=10)
+FEW_TASTES = Size(dim=8, arms=1_000, horizon=10)
+MANY_TASTES = Size(dim=8, arms=100_000, horizon=10)
+FEW = 8  # sessions of a small batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,6 +85,11 @@ class Scene:
         """Return the fast planner of the posterior."""
         return Planner(self.belief, self.world.rewards, horizon=self.size.horizon)
 
+    def tastes(self, *, sessions: int = 2_000) -> PersonalModel:
+        """Return the belief of the personal model after one episode of round-robin."""
+        prior = PersonalModel.prior(dim=self.size.dim, arms=self.size.arms, ridge=1.0)
+        return prior.fold(self.episode(sessions), estimator="laplace").model
+
     def contexts(self) -> Floats:
         """Draw a batch of contexts."""
         return self.world.contexts(self.generator, BATCH)
@@ -95,7 +104,13 @@ def measure(*, quick: bool = False) -> Iterator[Figure]:
         yield from _growth(medium, large, rounds=1 if quick else 7)
         yield from _closing(small, sessions=1_000, rounds=1 if quick else 5)
         yield from _closing(medium, sessions=200 if quick else 1_000, rounds=1 if quick else 3)
+        yield from _personal_planning(small, rounds=3 if quick else 40)
+        yield from _personal_planning(medium, rounds=1 if quick else 12)
+        yield from _personal_closing(small, most=40, sessions=1_000, rounds=1 if quick else 7)
+        yield from _personal_closing(medium, most=400, sessions=200 if quick else 1_000, rounds=1 if quick else 5)
         yield from _versions(medium, large)
+    few, many = (FEW_TASTES, MANY_TASTES) if not quick else (_shrunk(FEW_TASTES), _shrunk(MANY_TASTES))
+    yield from _personal_growth(few, many, rounds=1 if quick else 5)
     yield from _closing_alone(large, sessions=500 if quick else 10_000)
 
 
@@ -205,6 +220,79 @@ def close_large(size: Size, sessions: int) -> tuple[float, float, int]:
         arms = Ucbbp(beta=BETA).slates(planner, data.contexts).arms
         np.partition(exploration_scores(planner, data.contexts, arms), -10, axis=0)
         return fold, time.process_time() - began, peak_memory()
+
+
+# ── the personal model ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _personal_planning(size: Size, *, rounds: int) -> Iterator[Figure]:
+    """Compare the time per session of the personal model with that of the additive one, in large and small batches."""
+    scene, policy = Scene.of(size), Ucbbp(beta=BETA)
+    contexts, additive = scene.contexts(), scene.planner()
+    personal = Planner(scene.tastes(), scene.world.rewards, horizon=size.horizon)
+    seconds = fastest(
+        {
+            "additive": lambda: policy.slates(additive, contexts),
+            "personal": lambda: policy.slates(personal, contexts),
+            "few, additive": lambda: policy.slates(additive, contexts[:FEW]),
+            "few, personal": lambda: policy.slates(personal, contexts[:FEW]),
+        },
+        rounds=rounds,
+    )
+    each = {name: time / (FEW if name.startswith("few") else BATCH) * 1e6 for name, time in seconds.items()}
+    yield Figure(
+        f"planning, personal, {size}",
+        each["personal"] / each["additive"],
+        "× additive",
+        most=3,
+        detail=f"{each['personal']:.3g} µs per session against {each['additive']:.3g} µs; in batches of {FEW} "
+        f"{each['few, personal']:.3g} against {each['few, additive']:.3g} µs",
+    )
+
+
+def _personal_closing(size: Size, *, most: float, sessions: int, rounds: int) -> Iterator[Figure]:
+    scene = Scene.of(size)
+    belief, data = scene.tastes(), scene.episode(sessions)
+    seconds = fastest({"fold": lambda: belief.fold(data, estimator="laplace")}, rounds=rounds)["fold"]
+    yield Figure(
+        f"closing an episode, personal, {size}",
+        seconds * 1e3,
+        "ms",
+        most=most,
+        detail=f"{sessions:,} sessions, {len(data):,} displays; the strength of tastes included",
+    )
+
+
+def _personal_growth(few: Size, many: Size, *, rounds: int) -> Iterator[Figure]:
+    """Plan and fold with many arms in a process of its own, to measure its peak memory."""
+    plan, fold, peak = in_process(use_many, many, rounds)
+    base, _, _ = in_process(use_many, few, 10 * rounds)
+    yield Figure(
+        f"planning, personal, K={many.arms:,}, d={many.dim}",
+        plan / many.arms / (base / few.arms),
+        f"× the time per ad of K={few.arms:,}",
+        most=1.2,
+        detail=f"{plan / BATCH * 1e6:,.0f} µs per session",
+    )
+    yield Figure(
+        f"planning and closing an episode, personal, {many}",
+        peak / 1e6,
+        "MB at its peak",
+        most=2_000,
+        detail=f"fold {fold:.3g} s; the process and its users included",
+    )
+
+
+def use_many(size: Size, rounds: int) -> tuple[float, float, int]:
+    """Plan a batch and fold an episode by the personal model; return the seconds of both and the peak memory."""
+    with one_blas_thread():
+        scene, policy = Scene.of(size), Ucbbp(beta=BETA)
+        began = time.process_time()
+        belief = scene.tastes(sessions=10 * size.arms // size.horizon)
+        fold = time.process_time() - began
+        planner, contexts = Planner(belief, scene.world.rewards, horizon=size.horizon), scene.contexts()
+        plan = fastest({"plan": lambda: policy.slates(planner, contexts)}, rounds=rounds)["plan"]
+        return plan, fold, peak_memory()
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -34,7 +34,8 @@ POLLED = 2_000  # records sent at once, as from one poll of a consumer
 WINDOW, TIMEOUT, LATENESS = 10_000, 30_000, 2_000  # windows close and sessions end within the run
 OPEN = 100_000
 SECOND = 1_000
-FIGURES = 8  # number of figures that `measure` yields
+MODEL = LearningSettings(dim=DIM).model
+FIGURES = 9  # number of figures that `measure` yields
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ def measure() -> Iterator[Figure]:
     """Yield the figures of the stream."""
     with one_blas_thread():
         traffic = record_traffic()
-        yield from _throughput(traffic)
+        yield from _throughput(traffic, record_traffic("additive"))
         yield from _latency(traffic)
     yield from _memory()
 
@@ -80,19 +81,19 @@ def simulated_users(start: int = BEGINNING, habits: Habits = TIDY) -> Users:
     return Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, start=start, habits=habits)
 
 
-def runner(**more: object) -> Embedded:
+def runner(model: str = MODEL, **more: object) -> Embedded:
     """Return a fresh embedded runner of the benchmark's size."""
     settings = LearningSettings(
-        dim=DIM, horizon=HORIZON, warmup=1, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS
+        dim=DIM, horizon=HORIZON, warmup=1, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS, model=model
     )
     return Embedded(settings, environment().catalogue(), partitions=PARTITIONS, **more)  # type: ignore[arg-type]
 
 
-def record_traffic() -> StreamTraffic:
+def record_traffic(model: str = MODEL) -> StreamTraffic:
     """Serve simulated users for a minute of event time, and keep the records of all topics."""
     users = simulated_users()
     traffic = StreamTraffic(users.start)
-    served = runner(tap=traffic)
+    served = runner(model, tap=traffic)
     waiting: dict[int, list[Sent]] = {}
 
     def schedule(records: Sequence[Sent]) -> None:
@@ -117,8 +118,8 @@ def _serve(served: Embedded, records: Sequence[Sent]) -> list[bytes]:
     return [value for _, value in served.pump()]
 
 
-def _run(traffic: StreamTraffic) -> None:
-    served = runner()
+def _run(traffic: StreamTraffic, model: str = MODEL) -> None:
+    served = runner(model)
     for second, records in enumerate(traffic.seconds):
         for first in range(0, len(records), POLLED):
             _serve(served, records[first : first + POLLED])
@@ -157,13 +158,14 @@ def poisoned(traffic: StreamTraffic) -> StreamTraffic:
     return mixed
 
 
-def _throughput(traffic: StreamTraffic) -> Iterator[Figure]:
+def _throughput(traffic: StreamTraffic, additive: StreamTraffic) -> Iterator[Figure]:
     mixed = poisoned(traffic)
     seconds = medians(
         {
             "runner": lambda: _run(traffic),
             "codec": lambda: _code(traffic),
             "poisoned": lambda: _run(mixed),
+            "additive": lambda: _run(additive, "additive"),
         },
         rounds=ROUNDS,
     )
@@ -171,6 +173,13 @@ def _throughput(traffic: StreamTraffic) -> Iterator[Figure]:
     yield Figure("embedded runner", traffic.sent / seconds["runner"], "events/s", detail=detail)
     yield Figure("bare codec loop", traffic.sent / seconds["codec"], "events/s", detail="the same events")
     yield Figure("runner / codec loop", seconds["codec"] / seconds["runner"], "×", least=0.3, detail="in events/s")
+    yield Figure(
+        "personal / additive",
+        traffic.sent / seconds["runner"] / (additive.sent / seconds["additive"]),
+        "×",
+        least=0.85,
+        detail="embedded runner in events/s, each model with its own slates",
+    )
     yield Figure(
         "with poison / without",
         seconds["runner"] / seconds["poisoned"],

@@ -6,25 +6,29 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from msgspec import to_builtins
 
+from worker.cli.options.ad_columns import features_of_pairs, pair
 from worker.cli.options.catalog import read_arms
 from worker.cli.options.orders import in_force, version_facts
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.target import TARGET, control
 from worker.console import check_writable, note, table, write_result
 from worker.errors import InputError
-from worker.stream.catalogue import catalogue_difference, describe_changes
+from worker.stream.catalogue import catalogue_difference, describe_changes, entry_of
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
+from worker.stream.features import Feature
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 
 ARM = Option("arm", "id of the ad", positional=True)
 REWARD = Option("reward", "reward of a click, above zero", parse=number(above=0), metavar="AMOUNT")
-FILE = Option("file", "wanted ads: JSON, CSV or TOML with arm and reward", positional=True)
+FEATURE = Option(
+    "feature", "feature of the ad; repeatable", parse=pair, repeatable=True, default=(), metavar="NAME=VALUE"
+)
+FILE = Option("file", "wanted ads: JSON, CSV or TOML with arm, reward and features", positional=True)
 DRY_RUN = Option("dry-run", "whether the difference is only shown", flag=True, default=False)
 YES = Option("yes", "whether the changes are published without a question", flag=True, default=False)
 
@@ -36,23 +40,64 @@ def listing(options: argparse.Namespace) -> int:
     """Show all arms."""
     check_writable(options.json)
     newest = control(options).history()[-1]
-    arms = [asdict(arm) for arm in newest.arms]
-    rows = [[arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired"] for arm in newest.arms]
-    write_result(options.json, {"version": newest.version, "arms": arms}, table(["arm", "reward", "state"], rows))
+    features = newest.settings.features
+    names = [] if features is None else [feature.name for feature in features.ads]
+    rates = [] if newest.rates is None else newest.rates.arms.tolist()
+    displays = [] if newest.answers is None else newest.answers.displayed.sum(axis=0).tolist()
+    lowest = _lowest(newest)
+    arms, rows = [], []
+    for index, arm in enumerate(newest.arms):
+        document, row = _document(entry_of(arm)), [arm.arm, f"{arm.reward:g}", "active" if arm.active else "retired"]
+        if rates:
+            document |= {"answer_rate": rates[index], "displays": displays[index]}
+            row += [f"{rates[index]:.1%}{' (lowest)' if index == lowest else ''}", f"{displays[index]:,.0f}"]
+        arms.append(document)
+        rows.append([*row, *_shown(arm, names)])
+    answered = ["answered", "displays"] if rates else []
+    shown = table(["arm", "reward", "state", *answered, *names], rows)
+    write_result(options.json, {"version": newest.version, "arms": arms}, shown)
     return 0
+
+
+def _lowest(newest: Parameters) -> int | None:
+    """Return the active ad whose displays are answered least; None if there is no such difference."""
+    if newest.rates is None:
+        return None
+    rates = {index: float(newest.rates.arms[index]) for index, arm in enumerate(newest.arms) if arm.active}
+    return min(rates, key=rates.__getitem__) if len(set(rates.values())) > 1 else None
+
+
+def _document(entry: ArmEntry) -> dict[str, Any]:
+    """Return an entry for machines, with features if it has any."""
+    return {name: value for name, value in to_builtins(entry).items() if value is not None}
+
+
+def _shown(arm: Arm, names: Sequence[str]) -> list[str]:
+    given = dict(arm.features)
+    return [f"{value:g}" if isinstance(value := given.get(name, ""), float) else value for name in names]
 
 
 def add(options: argparse.Namespace) -> int:
     """Add an arm, or bring a retired one back."""
-    known = _known(options)
+    newest = _newest(options)
+    known = _found(newest, options.arm)
     if known is not None and known.active:
         raise InputError(f"arm {options.arm!r} is active already; `adcascade arms price` changes its reward")
     if options.reward is None and known is None:
         raise InputError("--reward is missing: the reward of a click on the new arm")
     reward = known.reward if options.reward is None and known is not None else options.reward
-    return _change(
-        options, ArmChange(arm=options.arm, reward=reward, active=True), "added" if known is None else "brought back"
-    )
+    features = None
+    if known is None or options.feature:
+        features = features_of_pairs(options.feature, _declared(newest), f"arm {options.arm!r}")
+    change = ArmChange(arm=options.arm, reward=reward, active=True, features=features or None)
+    return _change(options, change, "added" if known is None else "brought back")
+
+
+def _declared(newest: Parameters) -> tuple[Feature, ...] | None:
+    """Return the features that an ad of this version must have; None if it may have any, as the first ad."""
+    features = newest.settings.features
+    ads = () if features is None else features.ads
+    return None if not ads and not newest.arms else ads
 
 
 def price(options: argparse.Namespace) -> int:
@@ -69,15 +114,19 @@ def retire(options: argparse.Namespace) -> int:
     return _change(options, ArmChange(arm=options.arm, reward=known.reward, active=False), "retired")
 
 
-def _known(options: argparse.Namespace) -> Arm | None:
+def _newest(options: argparse.Namespace) -> Parameters:
     check_writable(options.json)
     if not options.arm or len(options.arm) > 128 or not options.arm.isprintable():
         raise InputError("the arm id must have 1 to 128 printable characters")
-    return next((arm for arm in control(options).history()[-1].arms if arm.arm == options.arm), None)
+    return control(options).history()[-1]
+
+
+def _found(newest: Parameters, arm: str) -> Arm | None:
+    return next((known for known in newest.arms if known.arm == arm), None)
 
 
 def _existing(options: argparse.Namespace) -> Arm:
-    known = _known(options)
+    known = _found(_newest(options), options.arm)
     if known is None:
         raise InputError(f"there is no arm {options.arm!r} (see adcascade arms list)")
     return known
@@ -94,13 +143,13 @@ def _change(options: argparse.Namespace, change: ArmChange, done: str) -> int:
 
 
 def sync(options: argparse.Namespace) -> int:
-    """Make the active arms and their rewards those of a file, in one version."""
+    """Make the active arms, their rewards and features those of a file, in one version."""
     check_writable(options.json)
-    wanted = read_arms(options.file, name="FILE")
     target = control(options)
     newest: Parameters = target.history()[-1]
+    wanted = read_arms(options.file, name="FILE", declared=_declared(newest))
     changes = catalogue_difference(newest.arms, wanted)
-    record = {"changes": [to_builtins(change) for change in changes]}
+    record = {"changes": [_document(change) for change in changes]}
     if not changes:
         same = f"nothing to do: version {newest.version} has the arms of {options.file}"
         write_result(options.json, {**record, **version_facts(newest)}, same)
@@ -122,7 +171,7 @@ def _difference(newest: Parameters, changes: Sequence[ArmEntry], file: str) -> s
     counted = Counter(sign for sign, _, _ in rows)
     more = [f"… and {len(rows) - SHOWN} more (--json FILE has all)"] if len(rows) > SHOWN else []
     summary = (
-        f"{file} against version {newest.version}: {counted['+']} added, {counted['−']} retired, {counted['~']} priced"
+        f"{file} against version {newest.version}: {counted['+']} added, {counted['−']} retired, {counted['~']} changed"
     )
     return "\n".join([summary, table(["", "arm", "reward"], rows[:SHOWN]), *more])
 
@@ -150,12 +199,13 @@ COMMAND = CommandSpec(
     examples=(
         "adcascade arms list --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --state /var/lib/adcascade",
+        "adcascade arms add rain-coat --reward 1.20 --feature price=89.9 --feature brand=north --state demo-state",
         "adcascade arms retire summer-hat --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --broker kafka:9092     # workers on Kafka",
         "adcascade arms sync arms.csv --broker kafka:9092 --dry-run",
     ),
     actions=(
-        _action("list", listing, "Show all arms.", ""),
+        _action("list", listing, "Show all arms, with answer rates and features.", ""),
         _action(
             "add",
             add,
@@ -163,13 +213,14 @@ COMMAND = CommandSpec(
             "winter-coat --reward 1.20 ",
             ARM,
             REWARD,
+            FEATURE,
         ),
         _action("price", price, "Change the reward of an arm.", "winter-coat --reward 0.90 ", ARM, REWARD),
         _action("retire", retire, "Stop showing an arm; its estimate is kept.", "winter-coat ", ARM),
         _action(
             "sync",
             sync,
-            "Make the active arms and their rewards those of a file, in one version: shows the difference and asks.",
+            "Make active arms, rewards and features those of a file, in one version: shows the difference and asks.",
             "arms.csv ",
             FILE,
             DRY_RUN,

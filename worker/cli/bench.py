@@ -69,6 +69,12 @@ STREAM = _action(
     "Measure the embedded runner: speed against a bare codec loop, decision latency, memory of open sessions.",
 )
 
+HTTP = _action(
+    "http",
+    "Measure `adcascade serve` against a plain aiohttp handler that answers a constant: requests per second, and the\n"
+    "time of an answer at 500 requests per second. The client is a process of its own.",
+)
+
 KAFKA = CommandSpec(
     name="kafka",
     summary=(
@@ -105,6 +111,6 @@ KAFKA = CommandSpec(
 COMMAND = CommandSpec(
     name="bench",
     summary="Measure this machine, as ratios within one run.",
-    examples=("adcascade bench core", "adcascade bench stream", "adcascade bench kafka"),
-    actions=(CORE, STREAM, KAFKA),
+    examples=("adcascade bench core", "adcascade bench stream", "adcascade bench http", "adcascade bench kafka"),
+    actions=(CORE, STREAM, HTTP, KAFKA),
 )

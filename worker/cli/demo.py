@@ -18,7 +18,7 @@ from worker.errors import InputError
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
 from worker.simulation.demo.report import can_draw, check_report, write_report
-from worker.simulation.demo.run import TICK, Demo, DemoSettings, check_state
+from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive, check_state
 from worker.simulation.demo.summary import summary, summary_table
 from worker.simulation.demo.view import DemoView
 from worker.simulation.live import PlainView, RichView, live_view
@@ -30,7 +30,9 @@ NO_REPORT = "none"
 
 OPTIONS = (
     *world(DEFAULTS),
-    *with_defaults(DEFAULTS, "policy", "bonus", "beta", "random-share"),
+    *with_defaults(
+        DEFAULTS, "model", "intercept", "answers", "standardise", "policy", "bonus", "beta", "ridge", "random-share"
+    ),
     count("users", "mean number of users per episode", DEFAULTS.users),
     count("episodes", "number of episodes, windows of a minute", DEFAULTS.episodes),
     SEED,
@@ -39,6 +41,9 @@ OPTIONS = (
         "partitions of arrivals and clicks; the results do not depend on them",
         DEFAULTS.partitions,
         most=1024,
+    ),
+    Option(
+        "beside", "a second run with the same users and the additive model, to compare with", flag=True, default=True
     ),
     Option("state", "state folder; a run continues from it, also after a kill -9", metavar="DIR"),
     Option("record", "log of all records of this run (.gz: compressed, -: standard output)", metavar="FILE"),
@@ -68,14 +73,16 @@ def run(options: argparse.Namespace) -> int:
         server = stack.enter_context(WebServer(routes, port=options.metrics_port))
         log = stack.enter_context(LogWriter(options.record)) if options.record else None
         demo = Demo(settings, state=state, watchers=[metrics], tap=log)
+        other = additive(settings) if options.beside else None
+        beside = None if other is None else Demo(other)
         if demo.resumed:
             rest = f"; {log.name} has only the rest" if log else ""
             note(f"continuing after {len(demo.rows)} episodes{rest}")
-        stopped = _run(demo, live_view(DemoView(demo, server.url)), options.speed)
+        stopped = _run(demo, beside, live_view(DemoView(demo, server.url, beside)), options.speed)
         seconds = time.perf_counter() - began
         folder = _report_folder(options)
-        page = None if folder is None else write_report(demo, folder, seconds=seconds)
-    _print_summary(options, demo, page, seconds)
+        page = None if folder is None else write_report(demo, folder, seconds=seconds, beside=beside)
+    _print_summary(options, demo, beside, page, seconds)
     return 128 + stopped if stopped else 0
 
 
@@ -90,13 +97,16 @@ def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
         check_report(Path(options.report))
 
 
-def _run(demo: Demo, view: PlainView | RichView, speed: float | None) -> int:
+def _run(demo: Demo, beside: Demo | None, view: PlainView | RichView, speed: float | None) -> int:
     """Run the demo to its end or to the first signal; return the number of the signal, else 0."""
     began, from_time = time.perf_counter(), demo.time
     with stops_on_signals() as came, view:
         while not demo.finished and not came:
             demo.step()
             view.show()
+            # After a restart it begins anew, and comes to the same point.
+            while beside is not None and beside.time < demo.time and not came:
+                beside.step()
             if speed is not None:
                 ahead = (demo.time - from_time) / TICK / speed - (time.perf_counter() - began)
                 time.sleep(max(0.0, ahead))
@@ -109,15 +119,18 @@ def _report_folder(options: argparse.Namespace) -> Path | None:
     return Path(options.state) / "report" if options.state else Path(tempfile.mkdtemp(prefix="adcascade-demo-"))
 
 
-def _print_summary(options: argparse.Namespace, demo: Demo, page: Path | None, seconds: float) -> None:
-    numbers = summary(demo)
+def _print_summary(
+    options: argparse.Namespace, demo: Demo, beside: Demo | None, page: Path | None, seconds: float
+) -> None:
+    numbers = summary(demo, beside)
     write_json(options.json, {**numbers, "seconds": round(seconds, 3), "report": page and str(page)})
     report = f"report: {page}" + ("" if can_draw() else " (plots need matplotlib: pip install 'adcascade[lab]')")
     if "-" in (options.json, options.record):
         if page is not None:
             note(report)
         return
-    title = f"adcascade demo: {demo.settings.environment}, {demo.settings.policy}, seed {demo.settings.seed}"
+    settings = demo.settings
+    title = f"adcascade demo: {settings.environment}, {settings.model} model, {settings.policy}, seed {settings.seed}"
     say("\n\n".join([title, summary_table(numbers, seconds), *([report] if page else [])]))
 
 
@@ -126,6 +139,7 @@ COMMAND = CommandSpec(
     summary="The whole job in this process: simulated users, live view, metrics, and a report at the end.",
     examples=(
         "adcascade demo",
+        "adcascade demo --environment leaving     # users leave, and one ad never gets an answer",
         "adcascade demo --environment rare --policy ucbbp --seed 7 --report demo",
         "adcascade demo --users 400 --episodes 300 --json -",
         "adcascade demo --state demo.state     # stop or kill it, start it again: it continues",

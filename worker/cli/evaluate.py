@@ -19,7 +19,7 @@ from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import FIRST_MODEL
+from worker.stream.settings import LATER_SETTINGS
 from worker.stream.topology import Topics
 
 
@@ -113,9 +113,11 @@ def _parameters(path: str) -> Parameters:
 def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, Any]:
     """Return the evaluation in its JSON form."""
     found = evaluation.model_clicks
-    target = asdict(evaluation.target)
-    if target["model"] == FIRST_MODEL:  # as in the record of a version
-        del target["model"]
+    features = evaluation.target.features
+    target = {**asdict(evaluation.target), "features": None if features is None else features.document()}
+    for name, first in LATER_SETTINGS.items():  # as in the record of a version
+        if target[name] == first:
+            del target[name]
     return {
         "log": options.log,
         "target": {"estimate": evaluation.origin, **target},
@@ -128,7 +130,7 @@ def as_json(evaluation: Evaluation, options: argparse.Namespace) -> dict[str, An
         "left_out": dict(evaluation.left_out),
         "served": asdict(evaluation.served),
         "weighable": None if evaluation.weighable is None else asdict(evaluation.weighable),
-        "model": None if found is None else {"clicks": found[0], "expected_clicks": found[1]},
+        "model": None if found is None else {"kind": evaluation.model, "clicks": found[0], "expected_clicks": found[1]},
         "model_check": None if evaluation.check is None else _check_as_json(evaluation.check),
         "estimates": [asdict(estimate) for estimate in evaluation.estimates],
         "notes": list(evaluation.notes),
@@ -156,7 +158,9 @@ def report(evaluation: Evaluation) -> str:
     if some is not None and some != evaluation.served:
         rows.append(_row("as served, by chance", some.revenue, None, some.sessions, ""))
     rows.extend(
-        _row(e.method, e.revenue, e.difference, e.sessions, _basis(e)) for e in evaluation.estimates if e.revenue
+        _row(e.method, e.revenue, e.difference, e.sessions, _basis(e, evaluation.model))
+        for e in evaluation.estimates
+        if e.revenue
     )
     lines = [
         _title(evaluation),
@@ -223,10 +227,10 @@ def _signed(value: float) -> str:
     return f"{round(value, 4) + 0.0:+.4f}"
 
 
-def _basis(estimate: Estimate) -> str:
+def _basis(estimate: Estimate, model: str) -> str:
     estimator = METHODS[estimate.method]
     if not estimator.needs_chance:
-        return f"a model of {estimate.clicks:.0f} clicks"
+        return f"the {model} model, {estimate.clicks:.0f} clicks"
     text = f"{estimate.matching} matching, {estimate.clicks:.0f} clicks"
     if estimate.positions < len(estimate.effective):
         rest = "the model" if estimator.needs_model else f"at most {estimate.beyond:.3g} more"
@@ -247,7 +251,8 @@ Five estimators:
 
 Sessions are left to chance in the warm-up, under a random_share above 0, and by policies that
 draw. An estimator with too few of them has no answer and gives the reason. The unit of the
-intervals is the session. The interval of direct assumes that the form of its model is right;
+intervals is the session. The click models are of the kind that serves, with the rates at which
+displays are answered by ad and position. The interval of direct assumes that their form is right;
 the second table checks that on the sessions drawn uniformly.
 "against served" is the difference to the revenue of the same sessions as they were served.
 Exit 1 if no estimator has an answer, or if one of --method has none."""

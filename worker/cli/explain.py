@@ -19,11 +19,18 @@ from worker.cli.options.target import TARGET, control
 from worker.cli.options.versions import pick
 from worker.console import check_writable, read_file, table, write_result
 from worker.errors import InputError, ParametersError
+from worker.stream.contexts import MISSING
+from worker.stream.encoders import context_encoder
 from worker.stream.explanation import Explanation, Position, explain
 from worker.stream.parameters import Parameters, decode_parameters, with_settings
+from worker.stream.tastes import BASE_RATE, Contribution, columns_of_object, context_columns
 
 TOP = 5  # arms in the table of a position
+STRONGEST = 5  # parts of the log-odds of the chosen arm
 LONGEST = 10_000  # displays in a session; more would be a typing error, and would not fit into memory
+
+#: Fields of a candidate that JSON always has.
+CANDIDATE = ("arm", "probability", "q", "width", "bonus", "score")
 
 #: Settings that replace those of the record, with changes of their options.
 OVERRIDES: dict[str, dict[str, Any]] = {
@@ -38,8 +45,8 @@ OPTIONS = (
     Option("version", "version of a running deployment, by number or tag, without --parameters", metavar="VERSION"),
     Option(
         "context",
-        "context of the user: a JSON list of numbers, @FILE with one, or - for standard input",
-        metavar="LIST",
+        "context of the user: a JSON list of numbers, or an object of declared features; @FILE, or - for stdin",
+        metavar="JSON",
     ),
     *(
         setting(name, default=None, help=f"{setting(name).help} (default: that of the record)", **changes)
@@ -65,11 +72,29 @@ def run(options: argparse.Namespace) -> int:
     else:
         given = _checked(pick(control(options), options.version), f"version {options.version}")
     parameters = _overridden(given, options)
-    context = _read_context(options.context, parameters.settings.dim)
-    reasons = explain(parameters, context, _indices(parameters, options.exclude))
-    record = {"slate": list(reasons.slate), "positions": [asdict(position) for position in reasons.positions]}
+    context, names = _read_context(options.context, parameters)
+    reasons = explain(parameters, context, _indices(parameters, options.exclude), names=names)
+    record = as_json(reasons)
     write_result(options.json, record, report(parameters, reasons), [f"note: {text}" for text in reasons.notes])
     return 0
+
+
+def as_json(reasons: Explanation) -> dict[str, Any]:
+    """Return the reasons in their JSON form; there are answer rates only where they are learned."""
+    # The parts of an arm's log-odds are the same at every position: one list for all.
+    parts: dict[str, list[dict[str, Any]]] = {}
+    positions = []
+    for position in reasons.positions:
+        arms = []
+        for one in position.arms:
+            if one.arm not in parts:
+                parts[one.arm] = [asdict(part) for part in one.contributions]
+            numbers = {name: getattr(one, name) for name in CANDIDATE}
+            rate = {} if one.answer_rate is None else {"answer_rate": one.answer_rate}
+            arms.append({**numbers, **rate, "contributions": parts[one.arm]})
+        facts = {name: getattr(position, name) for name in ("position", "continuation", "choice", "mode")}
+        positions.append({**facts, "arms": arms})
+    return {"slate": list(reasons.slate), "positions": positions}
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,21 +124,40 @@ def _overridden(parameters: Parameters, options: argparse.Namespace) -> Paramete
     return with_settings(parameters, **changes) if changes else parameters
 
 
-def _read_context(text: str, dim: int) -> Floats:
-    where = "--context"
+def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str, ...]]:
+    """Read the numbers of a context, or an object of declared features, and return them with their names.
+
+    With declared features, a number may be null.
+    """
+    where, settings = "--context", parameters.settings
     if text == "-" or text.startswith("@"):
         where = f"--context {text}"
         data = _read(text.removeprefix("@"), where)
     else:
         data = text.encode()
+    encoder = context_encoder(settings.features)
+    wanted = (
+        "a JSON list of numbers" if encoder is None else "a JSON list of numbers, or an object of declared features"
+    )
     try:
-        numbers = orjson.loads(data)
+        given = orjson.loads(data)
     except orjson.JSONDecodeError:
-        raise InputError(f"{where}: must be a JSON list of numbers such as '[0.5, -1.2]'") from None
-    if not isinstance(numbers, list):
-        raise InputError(f"{where}: must be a JSON list of numbers, not {_kind(numbers)}")
+        raise InputError(f"{where}: must be {wanted}, such as '[0.5, -1.2]'") from None
+    if encoder is not None and isinstance(given, dict):
+        try:
+            return np.array(encoder.encode(given)), columns_of_object(parameters, given)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+    if not isinstance(given, list):
+        raise InputError(f"{where}: must be {wanted}, not {_kind(given)}")
+    return _vector(given, where, dim=settings.dim, with_gaps=encoder is not None), context_columns(parameters)
+
+
+def _vector(numbers: list[Any], where: str, *, dim: int, with_gaps: bool) -> Floats:
     for number, value in enumerate(numbers, start=1):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if value is None and with_gaps:
+            numbers[number - 1] = MISSING  # as in the journal
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InputError(f"{where}: number {number} is {_kind(value)}, not a finite number")
     if len(numbers) != dim:
         raise InputError(f"{where}: has {len(numbers)} numbers, the parameters need {dim}")
@@ -159,22 +203,42 @@ def report(parameters: Parameters, reasons: Explanation) -> str:
         if position.choice is not None:
             lines += ["", f"position {position.position}, {position.mode}: {reason(position)}"]
             lines.append(_candidates(position, rewards))
+            chosen = next(one for one in position.arms if one.arm == position.choice)
+            lines.append(f"   log-odds of {chosen.arm}: {in_parts(chosen.contributions)}")
     return "\n".join(lines)
 
 
 def _candidates(position: Position, rewards: dict[str, float]) -> str:
     ranked = sorted(position.arms, key=lambda one: (one.arm != position.choice, -one.score))
-    rows = [
-        [
-            "→" if one.arm == position.choice else "",
-            one.arm,
-            *(f"{value:.4g}" for value in (one.probability, rewards[one.arm], one.q, one.width, one.bonus, one.score)),
-        ]
-        for one in ranked[:TOP]
-    ]
-    text = table(["", "arm", "probability", "reward", "Q", "width", "bonus", "score"], rows)
+    learned = any(one.answer_rate is not None for one in ranked)
+    rows = []
+    for one in ranked[:TOP]:
+        numbers = [one.probability, rewards[one.arm], one.q, one.width, one.bonus, one.score]
+        if one.answer_rate is not None:
+            numbers.insert(1, one.answer_rate)
+        rows.append(["→" if one.arm == position.choice else "", one.arm, *(f"{value:.4g}" for value in numbers)])
+    answered = ["answered"] if learned else []
+    text = table(["", "arm", "probability", *answered, "reward", "Q", "width", "bonus", "score"], rows)
     more = len(ranked) - TOP
     return text + (f"\n   … and {more} more" if more > 0 else "")
+
+
+def in_parts(parts: tuple[Contribution, ...]) -> str:
+    """Return log-odds as a sum of named parts, the strongest features after the base rate."""
+    base = next(part for part in parts if part.feature == BASE_RATE)
+    features = [part for part in parts if part is not base]
+    named = [f"{base.feature} {base.contribution:+.2f}", *map(_named, features[:STRONGEST])]
+    if rest := features[STRONGEST:]:
+        named.append(f"{len(rest)} more {sum(part.contribution for part in rest):+.2f}")
+    return f"{sum(part.contribution for part in parts):+.2f} = {', '.join(named)}"
+
+
+def _named(part: Contribution) -> str:
+    if part.value is None:
+        return f"{part.feature} missing {part.contribution:+.2f}"
+    # The name of a mark has its value already, as in device=mobile.
+    value = "" if "=" in part.feature or "#" in part.feature else f"={part.value:.4g}"
+    return f"{part.feature}{value} {part.contribution:+.2f}"
 
 
 def reason(position: Position) -> str:
@@ -202,9 +266,13 @@ def reason(position: Position) -> str:
 
 COMMAND = CommandSpec(
     name="explain",
-    summary="Show why a slate is chosen: probability, Q, width, bonus and score of every arm at every position.",
+    summary=(
+        "Show why a slate is chosen: probability, Q, width, bonus and score of every arm at every position, and the\n"
+        "features that carried the choice, as named parts of the log-odds of a click."
+    ),
     examples=(
         "adcascade explain --parameters parameters.json --context '[0.4, -1.1]'",
+        'adcascade explain --parameters parameters.json --context \'{"age": 31, "device": "mobile"}\'',
         "adcascade explain --parameters parameters.json --context @context.json --exclude shoes --json -",
         "adcascade explain --parameters parameters.json --context '[0, 0]' --policy greedy --horizon 3",
         "adcascade explain --version 41 --broker kafka:9092 --context '[0.4, -1.1]'     # a decision of the past",

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
         options = resolve(build_parser(COMMAND, "adcascade worker").parse_args(arguments))
         checked = read(options)
         return run_learner(
-            checked.connection, checked.topics, learning=checked.learning, dim=options.dim, arms=checked.arms
+            checked.connection, checked.topics, learning=checked.learning, dim=checked.dim, arms=checked.arms
         )
     except AdcascadeError as error:
         log.error("%s", error)  # the worker starts it again

@@ -16,7 +16,9 @@ from worker.errors import AdcascadeError, InputError
 #: only when called, so that `--help` is quick.
 COMMANDS = {
     "demo": "run everything in one process: simulated users, live view, metrics, report",
+    "serve": "serve over HTTP on this machine, without Kafka, durable in a state folder",
     "worker": "serve and learn on Kafka, with any number of workers",
+    "gateway": "answer HTTP requests for ads, in front of Kafka",
     "traffic": "send simulated users to the workers, and measure pseudo-regret and delays",
     "topics": "create the topics on Kafka, or check existing ones",
     "simulate": "repeat the experiments of the paper: policies, numbers of users, seeds",

@@ -9,8 +9,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
+from worker.cli.description import (
+    describe,
+    difference_report,
+    differences,
+    profile_document,
+    profile_report,
+    report,
+)
 from worker.cli.options.orders import in_force, version_facts
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.target import TARGET, control
@@ -20,82 +26,36 @@ from worker.errors import InputError
 from worker.stream.events import TAG_PATTERN, Action, Command, Import, Order, Tag
 from worker.stream.history import tags
 from worker.stream.parameters import Parameters, encode_parameters, parameters_document
-from worker.stream.settings import SETTINGS
+from worker.stream.tastes import ad_profile
 from worker.stream.versions import KEPT
-
-TOP = 15  # arms in a table; --json has all
 
 VERSION = Option("version", "version, by number or tag (default: the newest)", metavar="VERSION")
 
 
-def describe(parameters: Parameters) -> dict[str, Any]:
-    """Return a version as the commands show it."""
-    model = parameters.model
-    deviations = model.bias_deviations if parameters.arms else np.zeros(0)
-    return {
-        "version": parameters.version,
-        "sha256": parameters.sha256,
-        "parent_sha256": parameters.parent_sha256,
-        "effective_at": parameters.effective_at,
-        "made_at": parameters.made_at,
-        "window_end": parameters.window_end,
-        "frozen": parameters.frozen,
-        "folds": parameters.folds,
-        "observations": parameters.observations,
-        "explore_budget": parameters.explore_budget,
-        "parameter_norm": model.norm,
-        "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
-        "settings": {name: getattr(parameters.settings, name) for name in SETTINGS},
-        "theta_context": model.effects.tolist(),
-        "arms": [
-            {
-                "arm": arm.arm,
-                "reward": arm.reward,
-                "active": arm.active,
-                "log_odds": float(bias),
-                "deviation": float(deviation),
-                "probability": float(1 / (1 + np.exp(-bias))),
-            }
-            for arm, bias, deviation in zip(parameters.arms, model.biases, deviations, strict=True)
-        ],
-    }
+ARM = Option("arm", "ad, by its id: for whom it works, instead of the whole version", metavar="ARM")
 
 
 def show(options: argparse.Namespace) -> int:
-    """Show a version, and which others are kept."""
+    """Show a version and which others are kept, or one ad of it."""
     check_writable(options.json)
     target = control(options)
-    details = describe(pick(target, options.version))
+    version = pick(target, options.version)
+    if options.arm is not None:
+        return _show_arm(options, version)
+    details = describe(version)
     kept = [parameters.version for parameters in target.history()]
-    write_result(options.json, {**details, "kept": kept}, _report(details, kept))
+    write_result(options.json, {**details, "kept": kept}, report(version, details, kept))
     return 0
 
 
-def _report(details: dict[str, Any], kept: list[int]) -> str:
-    settings = details["settings"]
-    span = str(kept[0]) if len(kept) == 1 else f"{kept[0]} to {kept[-1]}"
-    best = sorted(details["arms"], key=lambda arm: -arm["probability"] * arm["reward"])
-    rows = [
-        [
-            arm["arm"],
-            f"{arm['reward']:.4g}",
-            "yes" if arm["active"] else "retired",
-            f"{arm['probability']:.4f}",
-            f"{arm['log_odds']:+.3f}",
-            f"{arm['deviation']:.3f}",
-        ]
-        for arm in best[:TOP]
-    ]
-    lines = [
-        f"version {details['version']}  {details['sha256'][:16]}…  {'frozen' if details['frozen'] else 'learning'}",
-        f"  {details['folds']} folds, {details['observations']} observations; the workers keep {span}",
-        f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
-        f"  ‖θ‖ {details['parameter_norm']:.4g}",
-        "",
-        table(["arm", "reward", "active", "click at x=0", "log-odds", "± deviation"], rows),
-    ]
-    more = [f"… and {len(best) - TOP} more (--json - has all)"] if len(best) > TOP else []
-    return "\n".join([*lines, *more])
+def _show_arm(options: argparse.Namespace, version: Parameters) -> int:
+    index = version.indices.get(options.arm)
+    if index is None:
+        raise InputError(f"--arm {options.arm}: version {version.version} has no such arm (see adcascade arms list)")
+    profile = ad_profile(version, index)
+    record = {"version": version.version, "model": version.settings.model, **profile_document(profile)}
+    write_result(options.json, record, profile_report(version, profile))
+    return 0
 
 
 def export(options: argparse.Namespace) -> int:
@@ -118,62 +78,8 @@ def diff(options: argparse.Namespace) -> int:
     target = control(options)
     old, new = pick(target, options.old), pick(target, options.new)
     changes = differences(old, new)
-    moved = sorted(changes["arms"], key=lambda arm: -abs(arm["log_odds_moved"]))
-    rows = [
-        [one["arm"], one["change"], f"{one['log_odds_moved']:+.4f}"]
-        + [f"{one[name]:.3f}" for name in ("deviation_before", "deviation_after")]
-        for one in moved[:TOP]
-    ]
-    lines = [
-        f"version {old.version} → {new.version}: {changes['observations']:+} observations, {changes['folds']:+} folds",
-        *(f"  {name}: {before} → {after}" for name, (before, after) in changes["settings"].items()),
-        f"  context: moved by {changes['context_moved']:.4g}",
-        table(["arm", "change", "log-odds", "± before", "± after"], rows) if rows else "  the arms are the same",
-    ]
-    write_result(options.json, changes, "\n".join(lines))
+    write_result(options.json, changes, difference_report(changes))
     return 0
-
-
-def differences(old: Parameters, new: Parameters) -> dict[str, Any]:
-    """Return the differences between two versions."""
-    one, other = describe(old), describe(new)
-    before = {arm["arm"]: arm for arm in one["arms"]}
-    arms = []
-    for arm in other["arms"]:
-        was = before.get(arm["arm"])
-        if was is None:
-            change = "added"
-        elif was["active"] != arm["active"]:
-            change = "brought back" if arm["active"] else "retired"
-        elif was["reward"] != arm["reward"]:
-            change = f"priced {was['reward']:g} → {arm['reward']:g}"
-        else:
-            change = ""
-        log_odds = 0.0 if was is None else was["log_odds"]
-        deviation = arm["deviation"] if was is None else was["deviation"]
-        if change or log_odds != arm["log_odds"] or deviation != arm["deviation"]:
-            arms.append(
-                {
-                    "arm": arm["arm"],
-                    "change": change,
-                    "log_odds_moved": arm["log_odds"] - log_odds,
-                    "deviation_before": deviation,
-                    "deviation_after": arm["deviation"],
-                }
-            )
-    return {
-        "from": old.version,
-        "to": new.version,
-        "observations": new.observations - old.observations,
-        "folds": new.folds - old.folds,
-        "settings": {
-            name: [one["settings"][name], other["settings"][name]]
-            for name in SETTINGS
-            if one["settings"][name] != other["settings"][name]
-        },
-        "context_moved": float(np.linalg.norm(new.model.effects - old.model.effects)),
-        "arms": arms,
-    }
 
 
 def listing(options: argparse.Namespace) -> int:
@@ -272,6 +178,7 @@ COMMAND = CommandSpec(
     ),
     examples=(
         "adcascade parameters show --state /var/lib/adcascade",
+        "adcascade parameters show --arm winter-coat --state /var/lib/adcascade",
         "adcascade parameters tag before-sale --state /var/lib/adcascade",
         "adcascade parameters export --state /var/lib/adcascade --version before-sale --output v41.json",
         "adcascade parameters rollback before-sale --state /var/lib/adcascade",
@@ -279,7 +186,14 @@ COMMAND = CommandSpec(
     ),
     actions=(
         _action("list", listing, "Show all versions that are kept, with their tags.", ""),
-        _action("show", show, "Show a version: arms, estimates, uncertainty, settings.", "--json - ", VERSION),
+        _action(
+            "show",
+            show,
+            "Show a version: model, arms, estimates, uncertainty, settings; or for whom one ad works.",
+            "--arm coat ",
+            VERSION,
+            ARM,
+        ),
         _action(
             "export",
             export,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING
+from worker.cli.options.learning import LEARNING, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.times import Duration, time_span
 from worker.console import check_writable, progress, table, write_result
@@ -68,9 +68,8 @@ def run(options: argparse.Namespace) -> int:
         "stage": partial(progress, unit="lines"),
     }
     if options.relearn:
-        report = relearn(
-            options.file, changes=_changes(options), arms=list(read_arms(options.catalog)) or None, **common
-        )
+        arms = read_arms(options.catalog, declared=declared_ads(options))
+        report = relearn(options.file, changes=_changes(options), arms=list(arms) or None, **common)
     else:
         report = verify(options.file, **common)
     notes = [*warnings(report), *mismatches(report)]
@@ -80,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
     given = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}
+    given["dim"] = context_dim(options)
     return {
         name: int(value) if isinstance(value, Duration) else value for name, value in given.items() if value is not None
     }

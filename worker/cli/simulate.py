@@ -1,25 +1,69 @@
-"""`adcascade simulate`: the paper's experiment."""
+"""`adcascade simulate`: experiments as in the paper, on simulated worlds."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 from worker import __version__
+from worker.bandit.models import MODELS
 from worker.cli.options.learning import setting, with_defaults
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
 from worker.cli.options.world import world
 from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.errors import InputError
-from worker.simulation.experiment import LAST, ExperimentSettings, Run, cores, run_all
+from worker.simulation.digits import DigitsTruth
+from worker.simulation.experiment import (
+    AFTER_NEW,
+    ANSWERS,
+    ExperimentSettings,
+    Run,
+    cores,
+    last_episodes,
+    run_all,
+)
 
 DEFAULTS = ExperimentSettings()
+#: Sizes of the world digits, where the data or their number of classes decide.
+DIGITS = {"dim": DigitsTruth.PIXELS, "horizon": 3}
+
+
+def _world() -> tuple[Option, ...]:
+    """Return the options of the world; what depends on the environment has its default later."""
+    return tuple(
+        replace(
+            option,
+            default=None,
+            help=f"{option.help} (default: {getattr(DEFAULTS, option.name)}; digits: {DIGITS[option.name]})",
+        )
+        if option.name in DIGITS
+        else option
+        for option in world(DEFAULTS)
+    )
+
 
 OPTIONS = (
     setting("policy", help="policies to compare; repeatable", repeatable=True, default=DEFAULTS.policy),
-    *world(DEFAULTS),
+    *_world(),
+    count("features", "number of features of each arm, which explain most of the tastes", DEFAULTS.features, least=0),
+    count("new-arms", "number of further arms, which come in the middle of the run", DEFAULTS.new_arms, least=0),
+    count("new-at", "first episode with the new arms", least=2),
+    Option("model", "click model that learns", choices=tuple(MODELS), default=DEFAULTS.model),
+    Option(
+        "intercept",
+        "shared intercept of the model additive (default: on, but for the estimator paper)",
+        flag=True,
+        default=None,
+    ),
+    Option(
+        "answers",
+        "answer rates of displays: learned, or all displays taken as answered (default: learned where users leave)",
+        choices=ANSWERS,
+        default=None,
+    ),
     *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "epsilon", "ridge"),
     setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
@@ -37,15 +81,22 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Make all runs; print a table, write JSON and plots."""
-    chosen = {field.name: getattr(options, field.name) for field in fields(ExperimentSettings) if field.name != "model"}
-    settings = ExperimentSettings(**chosen)
+    settings = _settings(options)
     _check_files(options, settings)
     runs = _make(settings, options.jobs or cores())
     runs.sort(key=lambda r: (settings.policy.index(r.policy), settings.users.index(r.users), r.seed))
     _draw(options, settings, runs)
-    record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **chosen}}
-    write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs)}")
+    record = {"runs": [asdict(one) for one in runs], "settings": {"version": __version__, **asdict(settings)}}
+    write_result(options.json, record, f"{_title(settings)}\n\n{summary(runs, settings.new_at)}")
     return 0
+
+
+def _settings(options: argparse.Namespace) -> ExperimentSettings:
+    chosen: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(ExperimentSettings)}
+    for name, in_digits in DIGITS.items():
+        if chosen[name] is None:
+            chosen[name] = in_digits if options.environment == "digits" else getattr(DEFAULTS, name)
+    return ExperimentSettings(**chosen)
 
 
 def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:
@@ -92,19 +143,35 @@ def _draw(options: argparse.Namespace, settings: ExperimentSettings, runs: Seque
 
 def _title(settings: ExperimentSettings) -> str:
     explored = f"{settings.bonus} bonus, β = {settings.beta}" if settings.repeats else f"β = {settings.beta}"
-    return (
-        f"{settings.environment}: d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}, "
-        f"T = {settings.episodes}, {settings.seeds} seeds from {settings.seed}\n"
-        f"{settings.estimator} estimator, {explored}, ridge {settings.ridge:g}, warm-up {settings.warmup}"
-        f"{'' if settings.repeats else ', no repeats'}"
-    )
+    world = [
+        f"{settings.environment}: d = {settings.dim}",
+        f"K = {settings.arms}"
+        + (f" + {settings.new_arms} from episode {settings.new_at}" if settings.new_arms else ""),
+        f"H = {settings.horizon}",
+        f"T = {settings.episodes}",
+        *([f"{settings.features} features of arms"] if settings.features else []),
+        *([f"stay {settings.stay:g}"] if settings.stay < 1 else []),
+        f"{settings.seeds} seeds from {settings.seed}",
+    ]
+    learning = [
+        f"{settings.model} model" + ("" if settings.intercept else " without intercept"),
+        f"{settings.estimator} estimator",
+        explored,
+        f"ridge {settings.ridge:g}",
+        f"warm-up {settings.warmup}",
+        *(["answer rates learned"] if settings.answers == "learned" else []),
+        *([] if settings.repeats else ["no repeats"]),
+    ]
+    return f"{', '.join(world)}\n{', '.join(learning)}"
 
 
-def summary(runs: Sequence[Run]) -> str:
-    """Return a table with a line per policy and number of users."""
+def summary(runs: Sequence[Run], new_at: int | None = None) -> str:
+    """Return a table with a line per policy and number of users; `new_at` is the episode with new arms."""
     groups: dict[tuple[str, int], list[Run]] = {}
     for one in runs:
         groups.setdefault((one.policy, one.users), []).append(one)
+    episodes = len(runs[0].regret)
+    after = [] if new_at is None else [(new_at, min(new_at + more - 1, episodes)) for more in AFTER_NEW]
     rows = []
     for (policy, users), group in groups.items():
         totals = [one.cumulative for one in group]
@@ -116,24 +183,32 @@ def summary(runs: Sequence[Run]) -> str:
                 f"{statistics.fmean(totals):.1f}",
                 f"± {spread:.1f}",
                 f"{statistics.fmean(one.final for one in group):.3f}",
+                f"{statistics.fmean(one.lost() for one in group):.1%}",
+                f"{statistics.fmean(one.lost_at_end for one in group):.1%}",
+                *(f"{statistics.fmean(one.lost(*part) for one in group):.1%}" for part in after),
                 f"{sum(one.stuck for one in group)} of {len(group)}",
                 f"{statistics.fmean(statistics.fmean(one.explored) for one in group):.0%}",
                 f"{statistics.fmean(one.seconds for one in group):.2f}",
             ]
         )
-    last = min(LAST, len(runs[0].regret))
-    header = ["policy", "users", "regret", "sd", f"per episode, last {last}", "stuck", "explored", "seconds/run"]
-    return table(header, rows)
+    last = last_episodes(episodes)
+    header = ["policy", "users", "regret", "sd", f"per episode, last {last}", "lost", f"lost, last {last}"]
+    header += [f"lost, {first}–{end}" for first, end in after]
+    return table([*header, "stuck", "explored", "seconds/run"], rows)
 
 
 COMMAND = CommandSpec(
     name="simulate",
-    summary="The paper's experiment: the regret of policies that learn from simulated users.",
+    summary="Experiments as in the paper: the regret of policies that learn from simulated users.",
     examples=(
         "adcascade simulate",
         "adcascade simulate --environment rare --policy ucbbp --policy greedy --seeds 30",
         "adcascade simulate --users 10 --users 50 --users 200 --plot regret.png",
-        "adcascade simulate --policy ucbbp --estimator paper --json -",
+        "adcascade simulate --environment tastes --model personal",
+        "adcascade simulate --environment leaving --model personal --episodes 200",
+        "adcascade simulate --environment digits --model personal --episodes 100 --seeds 5",
+        "adcascade simulate --environment tastes --model personal --features 3 --arms 30 --new-arms 20 --new-at 100",
+        "adcascade simulate --policy ucbbp --no-intercept --estimator paper --bonus paper --beta theory --json -",
         "adcascade simulate --plot-structure structure.svg --seeds 1",
     ),
     options=OPTIONS,

@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
-from worker.cli.options.parser import JSON, CommandSpec, count
+from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.cli.options.times import time_option
-from worker.console import check_writable, say, table, write_json
+from worker.console import check_writable, say, table, write_json, write_result
 from worker.stream.events import MOST_PARTITIONS
 
 OPTIONS = (
@@ -66,9 +67,24 @@ def _print(findings: Sequence[Any], right: bool) -> None:
         say("`adcascade topics create` creates the missing topics.")
 
 
+def import_(options: argparse.Namespace) -> int:
+    """Take the state folder of `adcascade serve` to the topics."""
+    from worker.serve.moving import move
+
+    check_writable(options.json)
+    moved = move(Path(options.folder), connection(options), topic_names(options))
+    text = (
+        f"taken to Kafka: version {moved.version}, {moved.kept_versions} versions in the history, {moved.sessions} "
+        f"sessions, {moved.journal} records of the journal\nStart workers on these topics; `adcascade serve` will not "
+        "use the folder again."
+    )
+    write_result(options.json, asdict(moved), text)
+    return 0
+
+
 COMMAND = CommandSpec(
     name="topics",
-    summary="Create the topics of the workers, or check the existing ones.",
+    summary="Create the topics of the workers, check the existing ones, or fill new ones from a state folder.",
     examples=("adcascade topics create --partitions 12", "adcascade topics check --broker kafka:9092"),
     actions=(
         CommandSpec(
@@ -87,6 +103,16 @@ COMMAND = CommandSpec(
             examples=("adcascade topics check", "adcascade topics check --partitions 12 --json -"),
             options=(*OPTIONS, *CONNECTION, JSON),
             run=partial(_run, action="check"),
+        ),
+        CommandSpec(
+            name="import",
+            summary=(
+                "Take the state folder of `adcascade serve` to new topics: versions, open sessions, and what is not\n"
+                "learned yet. The way to outgrow one machine."
+            ),
+            examples=("adcascade topics create && adcascade topics import adcascade-state",),
+            options=(Option("folder", "state folder of `adcascade serve`", positional=True), *CONNECTION, JSON),
+            run=import_,
         ),
     ),
 )

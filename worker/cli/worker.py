@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.catalog import CATALOG, read_arms
-from worker.cli.options.learning import LEARNING, LIMITS, learning_settings, limits
+from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
 from worker.cli.options.parser import CommandSpec, Option, count, port
 from worker.cli.options.times import time_option
 from worker.errors import InputError
@@ -23,6 +23,15 @@ from worker.stream.topology import Topics
 
 #: For tests: a file with the time, in place of the machine's clock (see `clock_of`).
 CLOCK = "ADCASCADE_TEST_CLOCK"
+
+LOG = (
+    Option(
+        "log-format",
+        "format of the log, json or text (default: text on a terminal, else json)",
+        choices=log_format.FORMATS,
+    ),
+    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
+)
 
 OPERATION = (
     Option("group", "consumer group of all workers of these topics", default="adcascade"),
@@ -39,12 +48,7 @@ OPERATION = (
     Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
     Option("web-host", "address of /metrics, /livez and /readyz", default="127.0.0.1"),
     port("web-port", "port of the web server; 0: a free one"),
-    Option(
-        "log-format",
-        "format of the log, json or text (default: text on a terminal, else json)",
-        choices=log_format.FORMATS,
-    ),
-    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
+    *LOG,
 )
 
 
@@ -55,6 +59,7 @@ class WorkerOptions:
     connection: Connection
     topics: Topics
     learning: LearningSettings  # its dimension is found later, see `with_dimension`
+    dim: int | None
     arms: tuple[Arm, ...]
     limits: Limits
     secret: Secret | None
@@ -64,11 +69,13 @@ def read(options: argparse.Namespace) -> WorkerOptions:
     """Check the options and configure logging."""
     brokers = connection(options)
     signing = secret(options, "token-secret")
+    dim = context_dim(options)
     checked = WorkerOptions(
         connection=brokers,
         topics=topic_names(options),
-        learning=learning_settings(options, options.dim or 1),
-        arms=read_arms(options.catalog),
+        learning=learning_settings(options, dim or 1),
+        dim=dim,
+        arms=read_arms(options.catalog, declared=declared_ads(options)),
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
     )
@@ -109,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
             progress_interval=options.progress_interval / 1000,
         ),
         learning=checked.learning,
-        dim=options.dim,
+        dim=checked.dim,
         arms=checked.arms,
         limits=checked.limits,
         secret=checked.secret,

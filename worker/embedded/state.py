@@ -11,6 +11,8 @@ import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Self
 
 from worker.errors import FailedError, InputError
 from worker.stream.history import KeptVersion
@@ -24,57 +26,73 @@ CREATE TABLE IF NOT EXISTS history
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
 FORMAT = b"1"
+FILE = "state.sqlite3"
 
 
-class StateFolder:
-    """Opens or creates a state folder and locks it; a context manager.
+class FolderLock:
+    """The lock of a state folder, created if it does not exist; processes that are given `file` hold it too."""
 
-    Nothing is on disk before `commit`.
-    """
-
-    def __init__(self, path: str | Path, *, create: bool = True) -> None:
-        self.path = Path(path)
-        file = self.path / "state.sqlite3"
-        if not create and not file.exists():
-            raise InputError(f"{self.path} holds no state; `adcascade demo --state {self.path}` creates one")
+    def __init__(self, path: str | Path, *, wait: float = 0.0) -> None:
+        """Take the lock; wait so many seconds for another process to end."""
+        path = Path(path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has contexts of users
+            self.file = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise InputError(f"cannot use {self.path} as a state folder: {error.strerror or error}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise FailedError(f"another process uses the state folder {self.path}; stop it first") from None
-        try:
-            self._db = sqlite3.connect(file, isolation_level=None)
-            # Survives a kill of the process. A power failure may lose the last steps, but not the consistency.
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(_SCHEMA)
-            stored = self.meta("format")
-            self._db.execute("BEGIN")
-        except sqlite3.Error as error:
-            os.close(self._lock)
-            raise InputError(f"{file} is not a state file of adcascade: {error}") from None
-        if stored is None:
-            self.set_meta("format", FORMAT)
-            self.commit()
-        elif stored != FORMAT:
-            self.close()
-            raise InputError(f"{self.path} was written by another version of adcascade (format {stored.decode()})")
+            raise InputError(f"cannot use {path} as a state folder: {error.strerror or error}") from None
+        deadline = monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if monotonic() < deadline:
+                    sleep(0.02)
+                    continue
+                os.close(self.file)
+                raise FailedError(f"another process uses the state folder {path}; stop it first") from None
+            return
 
-    def __enter__(self) -> StateFolder:
+    def release(self) -> None:
+        """Release the lock, once."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+class InheritedLock(FolderLock):
+    """The lock of a folder that the process which started this one holds."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+
+class StateView:
+    """Reads a state folder, also while a process uses it; a context manager."""
+
+    path: Path
+    _db: sqlite3.Connection
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        file = self.path / FILE
+        if not file.exists():
+            raise InputError(f"{self.path} holds no state; `adcascade demo` and `adcascade serve` create one (--state)")
+        try:
+            self._db = sqlite3.connect(file, isolation_level=None, timeout=10.0, check_same_thread=False)
+            self._db.execute("PRAGMA query_only=1")
+            self.meta("format")
+        except sqlite3.Error as error:
+            raise InputError(f"{file} is not a state file of adcascade: {error}") from None
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Drop uncommitted changes and release the lock."""
+        """End reading."""
         self._db.close()
-        os.close(self._lock)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -82,9 +100,10 @@ class StateFolder:
         """Yield the session table."""
         yield from self._db.execute("SELECT key, value FROM sessions")
 
-    def parameters(self) -> list[bytes]:
-        """Return the records of the versions kept, oldest first."""
-        return [value for (value,) in self._db.execute("SELECT value FROM parameters ORDER BY version")]
+    def parameters(self, after: int = -1) -> list[bytes]:
+        """Return the records of the versions kept, those after a version, oldest first."""
+        query = "SELECT value FROM parameters WHERE version > ? ORDER BY version"
+        return [value for (value,) in self._db.execute(query, (after,))]
 
     def slots(self) -> dict[str, KeptVersion]:
         """Return the versions in the history, by slot."""
@@ -112,6 +131,45 @@ class StateFolder:
         """Return a named value."""
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return None if row is None else bytes(row[0])
+
+
+class StateFolder(StateView):
+    """Opens or creates a state folder and locks it; a context manager.
+
+    Nothing is on disk before `commit`. With `lock`, the folder is not locked here: it is an open lock file of the
+    process that this one belongs to. With `durable`, what is committed survives a failure of power, too.
+    """
+
+    def __init__(
+        self, path: str | Path, *, create: bool = True, lock: FolderLock | None = None, durable: bool = False
+    ) -> None:
+        self.path = Path(path)
+        file = self.path / FILE
+        if not create and not file.exists():
+            raise InputError(f"{self.path} holds no state; `adcascade demo --state {self.path}` creates one")
+        self._lock = lock or FolderLock(self.path)
+        try:
+            self._db = sqlite3.connect(file, isolation_level=None)
+            # Survives a kill of the process. A power failure may lose the last steps, but not the consistency.
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self._db.executescript(_SCHEMA)
+            stored = self.meta("format")
+            self._db.execute("BEGIN")
+        except sqlite3.Error as error:
+            self._lock.release()
+            raise InputError(f"{file} is not a state file of adcascade: {error}") from None
+        if stored is None:
+            self.set_meta("format", FORMAT)
+            self.commit()
+        elif stored != FORMAT:
+            self.close()
+            raise InputError(f"{self.path} was written by another version of adcascade (format {stored.decode()})")
+
+    def close(self) -> None:
+        """Drop uncommitted changes and release the lock."""
+        self._db.close()
+        self._lock.release()
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -24,7 +24,7 @@ from worker.evaluate.calibration import ModelCheck, check_model
 from worker.evaluate.estimators import METHODS, Estimate, MatchingReplay, OffPolicyEstimator
 from worker.evaluate.intervals import Interval, interval
 from worker.evaluate.logged import LoggedSessions
-from worker.evaluate.model import CrossFit, cross_fit
+from worker.evaluate.model import CrossFit, ModelForm, cross_fit
 from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.sufficiency import sufficient
@@ -56,6 +56,7 @@ class Evaluation:
     weighable : revenue of those whose slates were left to chance; None if there are none
     drawn : number of sessions of the log that were drawn uniformly as a whole
     warmup : number of sessions of the log in the warm-up
+    model : kind of click model that `direct` and `dr` use
     model_clicks : number of clicks, and the number expected by models fitted on other sessions; None without a model
     check : these models against the sessions drawn uniformly; None without a model
     """
@@ -70,6 +71,7 @@ class Evaluation:
     versions: int
     left_out: Mapping[str, int]
     estimates: Sequence[Estimate]
+    model: str
     model_clicks: tuple[int, float] | None
     check: ModelCheck | None
     notes: Sequence[str]
@@ -131,7 +133,7 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
     sessions, part = everything.part(scope), everything.part(weighable)
     estimators = [METHODS[method] for method in methods]
     needs_model = any(estimator.needs_model for estimator in estimators)
-    fit = _fit(everything, assembled.target.model, seed) if needs_model else None
+    fit = _fit(everything, assembled.form, seed) if needs_model else None
     estimates = []
     for estimator in estimators:
         rows, used = (weighable, part) if estimator.needs_chance else (scope, sessions)
@@ -155,13 +157,14 @@ def evaluate(assembled: Assembled, *, given: bool, methods: Sequence[str], confi
         versions=assembled.versions,
         left_out=assembled.left_out,
         estimates=estimates,
+        model=assembled.form.name,
         model_clicks=(fit.clicks, fit.expected_clicks) if isinstance(fit, CrossFit) else None,
         check=check,
         notes=[*_notes(scope, weighable), *doubts(check)],
     )
 
 
-def _fit(sessions: Sessions, model: str, seed: int) -> CrossFit | Unsupported:
+def _fit(sessions: Sessions, model: ModelForm, seed: int) -> CrossFit | Unsupported:
     """Return the cross-fitted click models, or the reason why there are none."""
     try:
         return cross_fit(sessions, model=model, generator=np.random.default_rng(seed))

@@ -1,13 +1,14 @@
-"""Click models of the log, cross-fitted: the model of a session was fitted on other sessions.
+"""Models of the users of the log, cross-fitted: the model of a session was fitted on other sessions.
 
-The sessions are dealt into folds, and the model of a fold is fitted on the displays of the others. It is of the same
-kind as the model that serves, fitted on all answered displays at once: given context and arm, a click does not depend
-on the reason why the arm was shown. With it comes the probability that a user leaves a display unanswered, by position,
-the same for all arms.
+The sessions are dealt into folds, and the model of a fold is fitted on the displays of the others. The click model is
+of the same kind as the one that serves, with the same features of arms, fitted on all answered displays at once: given
+context and arm, a click does not depend on the reason why the arm was shown. With it come answer rates as in serving
+(`worker.bandit.answers`), from the displays and answers of the log: a display of arm k at position h is answered with
+probability s_h(k) = min(1, ρ_k r_h), else the user has left.
 
-With f_k the click probability, q_h the probability of leaving, and π_h the target's choice at position h,
+With f_k the click probability and π_h the target's choice at position h,
 
-    Q_h(k) = (1 − q_h) [ f_k e_k + (1 − f_k) C_{h+1} ]        V_h = Σ_k π_h(k) Q_h(k)
+    Q_h(k) = s_h(k) [ f_k e_k + (1 − f_k) C_{h+1} ]        V_h = Σ_k π_h(k) Q_h(k)
 
 C_{h+1} is the value of the target's plan from the next position on. It is exact for deterministic targets, and if arms
 may repeat. For ε-greedy and random without repeats it ignores that an arm is shown only once. It is then less exact,
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from worker.bandit.answers import PRIOR_ANSWERS, PRIOR_DISPLAYS, AnswerCounts, AnswerRates
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.click_model import ClickModel, Displays, Observations
 from worker.bandit.models import MODELS
@@ -29,22 +31,34 @@ from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported
 
 FOLDS = 5
-RIDGE = 0.1  # weak: a prior around even odds would raise the probability of rare clicks
+WEAK_RIDGE = 0.1  # without an intercept, a prior around even odds would raise the probability of rare clicks
 ROWS = 4096  # sessions per slice of sessions × arms
-PRIOR_DISPLAYS = 10.0  # weight of the share of users who leave at any position, in the share at one position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelForm:
+    """The kind of click model: its name, whether it has an intercept, and the features of the arms, (K, columns)."""
+
+    name: str
+    intercept: bool = True
+    ridge: float = 1.0
+    features: Floats | None = None
+
+    def prior(self, *, dim: int, arms: int) -> ClickModel:
+        """Return the belief before any data."""
+        ridge = self.ridge if self.intercept else min(self.ridge, WEAK_RIDGE)
+        return MODELS[self.name].prior(
+            dim=dim, arms=arms, ridge=ridge, features=self.features, intercept=self.intercept
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedModel:
-    """A fitted model of users.
-
-    leaving : (H,), the probability of leaving at each position
-    reached : (H,), the number of displays at each position that `leaving` was estimated from
-    """
+    """A fitted model of users: their clicks, and the displays and answers that `rates` come from."""
 
     clicks: ClickModel
-    leaving: Floats
-    reached: Floats
+    counts: AnswerCounts
+    rates: AnswerRates
 
     def chances(self, contexts: Floats, arms: Ints) -> Floats:
         """Return click probabilities, 0 for NO_ARM: (n, d), (n, H) → (n, H)."""
@@ -75,8 +89,8 @@ class CrossFit:
         return replace(self, folds=self.folds[rows])
 
 
-def cross_fit(sessions: Sessions, *, model: str, generator: np.random.Generator) -> CrossFit:
-    """Fit click models of the kind named `model`; `generator` deals the sessions into folds."""
+def cross_fit(sessions: Sessions, *, model: ModelForm, generator: np.random.Generator) -> CrossFit:
+    """Fit click models of the form `model`; `generator` deals the sessions into folds."""
     clicks = int(sessions.clicked.sum())
     if clicks < LEAST_CLICKS:
         raise Unsupported(f"the log has {clicks} clicks, and a click model needs {LEAST_CLICKS}")
@@ -97,16 +111,22 @@ def _seen(sessions: Sessions) -> Bools:
     return np.asarray(sessions.positions <= sessions.answered[:, None])
 
 
-def _fitted(sessions: Sessions, model: str) -> FittedModel:
-    prior = MODELS[model].prior(dim=sessions.contexts.shape[1], arms=sessions.prices.shape[1], ridge=RIDGE)
-    left = (sessions.reached & ~_seen(sessions)).sum(axis=0)
-    reached = sessions.reached.sum(axis=0)
-    overall = left.sum() / max(1, reached.sum())
-    return FittedModel(
-        clicks=prior.fold(_observations(sessions), estimator="laplace").model,
-        leaving=(left + PRIOR_DISPLAYS * overall) / (reached + PRIOR_DISPLAYS),
-        reached=reached.astype(np.float64),
+def _fitted(sessions: Sessions, model: ModelForm) -> FittedModel:
+    arms = sessions.prices.shape[1]
+    prior = model.prior(dim=sessions.contexts.shape[1], arms=arms)
+    rows, positions = np.nonzero(_displayed(sessions))
+    counts = AnswerCounts.none(arms=arms, horizon=sessions.horizon).plus(
+        positions=positions,
+        arms=sessions.slates[rows, positions],
+        answered=_seen(sessions)[rows, positions].astype(np.float64),
     )
+    return FittedModel(
+        clicks=prior.fold(_observations(sessions), estimator="laplace").model, counts=counts, rates=counts.rates()
+    )
+
+
+def _displayed(sessions: Sessions) -> Bools:
+    return np.asarray(sessions.reached & (sessions.slates != NO_ARM))
 
 
 def _observations(sessions: Sessions) -> Observations:
@@ -126,30 +146,30 @@ def _observations(sessions: Sessions) -> Observations:
 class SlateValues:
     """The value of slates under a model, (n, H+1) from each position on, and its derivatives.
 
-    `slopes` (n, H) is ∂V_1/∂u_h, u_h the log-odds of the arm at h; `losses` (n, H) is −∂V_1/∂q_h.
+    `slopes` (n, H) is ∂V_1/∂u_h, u_h the log-odds of the arm at h. `answer_slopes` (n, H) is ∂V_1/∂s_h, s_h the
+    probability that the display at h is answered.
     """
 
     values: Floats
     slopes: Floats
-    losses: Floats
+    answer_slopes: Floats
 
 
 def slate_values(model: FittedModel, sessions: Sessions, slates: Ints) -> SlateValues:
     """Value slates (n, H) for the sessions' contexts, at their prices, up to their depth."""
     count, horizon = slates.shape
     chances, prices = model.chances(sessions.contexts, slates), sessions.price(slates)
-    chances[:, sessions.depth :] = 0.0
-    stay = 1 - model.leaving
-    values = np.zeros((count, horizon + 1))
+    stay, there = model.rates.of_slates(slates), slates != NO_ARM
+    there[:, sessions.depth :] = False
+    values, answered = np.zeros((count, horizon + 1)), np.zeros((count, horizon))
     for h in range(horizon - 1, -1, -1):
         ahead = values[:, h + 1]
-        values[:, h] = np.where(slates[:, h] == NO_ARM, 0.0, stay[h] * (ahead + chances[:, h] * (prices[:, h] - ahead)))
-    values[:, sessions.depth :] = 0.0
-    onward = np.cumprod(stay * (1 - chances), axis=1)
+        answered[:, h] = np.where(there[:, h], ahead + chances[:, h] * (prices[:, h] - ahead), 0.0)
+        values[:, h] = stay[:, h] * answered[:, h]
+    onward = np.cumprod(np.where(there, stay * (1 - chances), 0.0), axis=1)
     reach = np.concatenate([np.ones((count, 1)), onward[:, :-1]], axis=1)
-    slopes = reach * stay * chances * (1 - chances) * (prices - values[:, 1:])
-    losses = reach * values[:, :-1] / stay
-    return SlateValues(values=values, slopes=slopes, losses=losses)
+    slopes = np.where(there, reach * stay * chances * (1 - chances) * (prices - values[:, 1:]), 0.0)
+    return SlateValues(values=values, slopes=slopes, answer_slopes=reach * answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,26 +187,54 @@ class ModelError:
 def model_error(fit: CrossFit, sessions: Sessions, *, after: int = 0) -> ModelError:
     """Return the error from the model at positions > `after`, by the delta method.
 
-    The variance is that of the click model, Σ slopes·log-odds, plus the binomial variance of the shares who leave. The
-    influence of a session is the sum over its displays of leverage × surprise.
+    The variance is that of the click model, Σ slopes·log-odds, plus that of the answer rates, as if every display were
+    answered independently with its rate. The influence of a session is the sum over its displays of leverage × surprise
+    in both. What this leaves out: the bias of rates that are drawn towards the mean, where an arm has few displays.
     """
     model = fit.whole
-    slopes, loss = np.zeros(sessions.target_slates.shape), np.zeros(sessions.horizon)
-    total = len(sessions) * len(sessions.target_slates)
+    slopes, total = np.zeros(sessions.target_slates.shape), len(sessions) * len(sessions.target_slates)
+    by_display = np.zeros(model.counts.displayed.shape)
     for draw, slates in enumerate(sessions.target_slates):
-        valued = slate_values(model, sessions, slates)
-        slopes[draw] = np.where(sessions.positions > after, valued.slopes, 0.0) / total
-        loss[after:] += valued.losses.sum(axis=0)[after:] / total
+        valued, late = slate_values(model, sessions, slates), sessions.positions > after
+        slopes[draw] = np.where(late, valued.slopes, 0.0) / total
+        rows, positions = np.nonzero(late & (slates != NO_ARM))
+        np.add.at(by_display, (positions, slates[rows, positions]), valued.answer_slopes[rows, positions] / total)
     there = sessions.target_slates != NO_ARM
     shown = Displays(contexts=sessions.contexts, sessions=np.nonzero(there)[1], arms=sessions.target_slates[there])
     data = _observations(sessions)
     variance, leverages = model.clicks.leverage(shown, slopes[there], data)
     surprise = data.clicked - model.chances(sessions.contexts, sessions.slates)[_seen(sessions)]
-    shares = model.leaving * (1 - model.leaving) / np.maximum(model.reached, 1)
-    return ModelError(
-        variance=float(variance + (loss**2 * shares).sum()),
-        pulls=np.asarray(np.bincount(data.sessions, surprise * leverages, len(sessions)), dtype=np.float64),
-    )
+    pulls = np.bincount(data.sessions, surprise * leverages, len(sessions))
+    per_answer = answer_leverage(model.counts, model.rates, by_display)
+    rates = _rates(model)
+    variance += float((per_answer**2 * model.counts.displayed * rates * (1 - rates)).sum())
+    rows, positions = np.nonzero(_displayed(sessions))
+    cells = positions, sessions.slates[rows, positions]
+    news = _seen(sessions)[rows, positions] - rates[cells]
+    pulls = pulls + np.bincount(rows, news * per_answer[cells], len(sessions))
+    return ModelError(variance=float(variance), pulls=np.asarray(pulls, dtype=np.float64))
+
+
+def _rates(model: FittedModel) -> Floats:
+    """Return s_h(k) of every arm at every position, (H, K)."""
+    return model.rates.of_arms(np.arange(len(model.rates.arms)))
+
+
+def answer_leverage(counts: AnswerCounts, rates: AnswerRates, by_display: Floats) -> Floats:
+    """Return the change of a value per answer more at each position and of each arm, (H, K).
+
+    `by_display` (H, K) is its change per unit of s_h(k) = min(1, ρ_k r_h). The chain rule goes through the estimates of
+    `AnswerCounts.rates`, from the last to the first: r_h depends on all ρ_k, and ρ_k on the rate of all arms.
+    """
+    below_one = np.multiply.outer(rates.positions, rates.arms) < 1
+    gradient = np.where(below_one, by_display, 0.0)
+    by_position = gradient @ rates.arms
+    expected = counts.displayed @ rates.arms + PRIOR_ANSWERS
+    pull = by_position / expected  # per answer at the position
+    by_arm = rates.positions @ gradient - (pull * rates.positions) @ counts.displayed
+    per_arm = by_arm / (counts.displayed.sum(axis=0) + PRIOR_DISPLAYS)
+    overall = PRIOR_DISPLAYS * per_arm.sum() / (float(counts.displayed.sum()) + 1)
+    return np.asarray(pull[:, None] + per_arm[None, :] + overall)
 
 
 def baseline(model: FittedModel, sessions: Sessions) -> tuple[Floats, Floats]:
@@ -204,71 +252,78 @@ def _slices(count: int) -> Iterator[Ints]:
 
 
 def _baseline(model: FittedModel, sessions: Sessions) -> tuple[Floats, Floats]:
-    target, depth, stay = sessions.target, sessions.depth, 1 - model.leaving
+    target = sessions.target
     epsilon = target.epsilon[:, None]
     anything = _uniform_means(model, sessions) if (target.epsilon > 0).any() else _Means.none(sessions)
-    continuation = _continuation(model, sessions, anything)
-    shown, shown_prices = model.chances(sessions.contexts, sessions.slates), sessions.price(sessions.slates)
-    action = stay * (shown * shown_prices + (1 - shown) * continuation[:, 1:])
+    continuation = _continuation(model, sessions, anything)[:, 1:]
+    action = _value(model, sessions, sessions.slates, continuation)
     plan = target.plan_along(sessions.slates)
-    planned, planned_prices = model.chances(sessions.contexts, plan), sessions.price(plan)
-    chance = (1 - epsilon) * planned + epsilon * anything.chance_along
-    earned = (1 - epsilon) * planned * planned_prices + epsilon * anything.earned_along
-    state = stay * (earned + (1 - chance) * continuation[:, 1:])
-    beyond = sessions.positions > depth
-    action[beyond | (sessions.slates == NO_ARM)] = 0.0
-    state[beyond | (sessions.slates == NO_ARM)] = 0.0
+    drawn = anything.earned_along + anything.passed_along * continuation
+    state = (1 - epsilon) * _value(model, sessions, plan, continuation) + epsilon * drawn
+    nothing = (sessions.positions > sessions.depth) | (sessions.slates == NO_ARM)
+    action[nothing] = 0.0
+    state[nothing] = 0.0
     return action, state
+
+
+def _value(model: FittedModel, sessions: Sessions, slates: Ints, continuation: Floats) -> Floats:
+    """Return Q_h of the arms of slates: (n, H), (n, H) → (n, H)."""
+    chances = model.chances(sessions.contexts, slates)
+    earned = chances * sessions.price(slates)
+    return np.asarray(model.rates.of_slates(slates) * (earned + (1 - chances) * continuation))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Means:
-    """Means of f_k and f_k e_k over the eligible arms: at first (n, 1), and along the recorded slates (n, H)."""
+    """Means over the eligible arms of s_h(k) f_k e_k (earned) and s_h(k) (1 − f_k) (passed), (n, H) each.
 
-    chance: Floats
+    They are over all arms eligible at first, and over those left along the recorded slates.
+    """
+
     earned: Floats
-    chance_along: Floats
+    passed: Floats
     earned_along: Floats
+    passed_along: Floats
 
     @classmethod
     def none(cls, sessions: Sessions) -> _Means:
-        first, along = np.zeros((len(sessions), 1)), np.zeros(sessions.slates.shape)
-        return cls(chance=first, earned=first, chance_along=along, earned_along=along)
+        nothing = np.zeros(sessions.slates.shape)
+        return cls(earned=nothing, passed=nothing, earned_along=nothing, passed_along=nothing)
 
 
 def _uniform_means(model: FittedModel, sessions: Sessions) -> _Means:
-    mask, prices = sessions.can_show(), sessions.prices[sessions.period]
+    mask, prices, rates = sessions.can_show(), sessions.prices[sessions.period], _rates(model)
     chances = sigmoid(model.clicks.log_odds(sessions.contexts)) * mask
-    sum_chance, sum_earned = chances.sum(axis=1)[:, None], (chances * prices).sum(axis=1)[:, None]
-    gone_chance = gone_earned = np.zeros(sessions.slates.shape)
+    earned, passed = (chances * prices) @ rates.T, (mask - chances) @ rates.T
+    gone_earned, gone_passed = np.zeros(earned.shape), np.zeros(earned.shape)
     if not sessions.target.repeats:
         shown = model.chances(sessions.contexts, sessions.slates)
-        gone_chance = _before(shown)
-        gone_earned = _before(shown * sessions.price(sessions.slates))
+        worth = shown * sessions.price(sessions.slates)
+        for h in range(1, sessions.horizon):
+            before = sessions.slates[:, :h]
+            stay = np.where(before == NO_ARM, 0.0, rates[h][before])
+            gone_earned[:, h] = (stay * worth[:, :h]).sum(axis=1)
+            gone_passed[:, h] = (stay * (1 - shown[:, :h])).sum(axis=1)
     eligible = sessions.eligible
     return _Means(
-        chance=sum_chance / eligible[:, :1],
-        earned=sum_earned / eligible[:, :1],
-        chance_along=(sum_chance - gone_chance) / eligible,
-        earned_along=(sum_earned - gone_earned) / eligible,
+        earned=earned / eligible[:, :1],
+        passed=passed / eligible[:, :1],
+        earned_along=(earned - gone_earned) / eligible,
+        passed_along=(passed - gone_passed) / eligible,
     )
-
-
-def _before(numbers: Floats) -> Floats:
-    """Return the sums over the earlier positions: (n, H) → (n, H)."""
-    return np.asarray(np.cumsum(numbers, axis=1) - numbers)
 
 
 def _continuation(model: FittedModel, sessions: Sessions, anything: _Means) -> Floats:
     """Return C_h, the value of the target's plan from each position on, for any arms before: (n, H+1)."""
     target = sessions.target
-    best, stay = target.best, 1 - model.leaving
-    chances, prices = model.chances(sessions.contexts, best), sessions.price(best)
+    stay = model.rates.of_slates(target.best)
+    chances = model.chances(sessions.contexts, target.best)
+    earned, passed = stay * chances * sessions.price(target.best), stay * (1 - chances)
     epsilon = target.epsilon
     values = np.zeros((len(sessions), sessions.horizon + 1))
     for h in range(sessions.depth - 1, -1, -1):
-        chance = (1 - epsilon) * chances[:, h] + epsilon * anything.chance[:, 0]
-        earned = (1 - epsilon) * chances[:, h] * prices[:, h] + epsilon * anything.earned[:, 0]
-        values[:, h] = stay[h] * (earned + (1 - chance) * values[:, h + 1])
+        ahead = values[:, h + 1]
+        planned, drawn = earned[:, h] + passed[:, h] * ahead, anything.earned[:, h] + anything.passed[:, h] * ahead
+        values[:, h] = (1 - epsilon) * planned + epsilon * drawn
         values[(sessions.slates[:, h] == NO_ARM), h] = 0.0
     return values

@@ -13,11 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.planning import Masked
 from worker.bandit.policies import EpsilonGreedy, Greedy, Random, policy_named
 from worker.errors import InputError
 from worker.evaluate.logged import LoggedSession
+from worker.evaluate.model import ModelForm
 from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
@@ -25,6 +27,7 @@ from worker.stream.chance import session_uniforms
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters, with_settings
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.standardising import Standardisation
 
 DRAWS: Final = 8  # slates drawn from a target that draws
 CONTRADICTS: Final = "contradicts its version"
@@ -39,6 +42,7 @@ class Assembled:
     warmup : (n,), whether the session came in the warm-up
     left_out : number of sessions left out, by reason
     target : settings of the policy evaluated
+    form : the kind of click model that serves
     """
 
     sessions: Sessions
@@ -47,6 +51,7 @@ class Assembled:
     left_out: Counter[str]
     versions: int
     target: LearningSettings
+    form: ModelForm
 
 
 def assemble(
@@ -64,10 +69,11 @@ def assemble(
         _part(served, target, sessions, shape, seed)
         for served, target, sessions in _groups(logged, served_by, estimates, settings)
     ]
+    contexts = _common_scale(np.concatenate([part.contexts for part in parts]), served_by)
     fits = np.concatenate([part.fits for part in parts])
     if not fits.any():
         raise InputError("every session of the log contradicts the version that served it")
-    sessions = _joined(parts, shape).part(fits)
+    sessions = _joined(parts, shape, contexts).part(fits)
     return Assembled(
         sessions=sessions.cut(max(part.settings.horizon for part in parts)),
         supported=np.concatenate([part.supported for part in parts])[fits],
@@ -75,6 +81,24 @@ def assemble(
         left_out=+Counter({CONTRADICTS: int((~fits).sum())}),
         versions=len(served_by),
         target=parts[-1].settings,
+        form=_form(served_by, parts[-1].settings),
+    )
+
+
+def _form(served_by: Mapping[int, Parameters], target: LearningSettings) -> ModelForm:
+    """Return the form of the newest model that served, or that of a target which can tell users apart if it cannot.
+
+    Features are those of the newest version with all arms of the log.
+    """
+    widest = max(served_by.values(), key=lambda version: (len(version.arms), version.version))
+    served = served_by[max(served_by)].settings
+    chosen = served if served.model != AdditiveModel.name else target
+    columns = widest.ad_columns
+    return ModelForm(
+        name=chosen.model,
+        intercept=chosen.intercept,
+        ridge=chosen.ridge,
+        features=columns if columns.shape[1] and len(widest.arms) else None,
     )
 
 
@@ -160,12 +184,12 @@ def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession],
     alone = with_settings(served, warmup=0, random_share=0.0)
     warmup = served.folds < served.settings.warmup
     whole = warmup or policy_named(served.settings.policy) is Random
-    rule = _Planning(alone, shape).rule(contexts, excluded, 1.0 if whole else served.settings.random_share)
+    rule = _Planning(alone, shape).rule(contexts, excluded, names, 1.0 if whole else served.settings.random_share)
     # A deterministic policy showed its plan; rounding on this machine may resolve a tie differently.
     planned = np.where((drawn | (rule.epsilon > 0))[:, None], rule.best, slates)
     rule = replace(rule, best=planned)
     planning = _Planning(target, shape)
-    aim = planning.rule(contexts, excluded, 0.0)
+    aim = planning.rule(contexts, excluded, names, 0.0)
     same = alone.settings == target.settings and alone.model is target.model
     if same:
         aim = replace(aim, best=rule.best)
@@ -213,7 +237,21 @@ def _fits(part: _Part, served: Parameters) -> Bools:
     return np.asarray(fits)
 
 
-def _joined(parts: Sequence[_Part], shape: _Shape) -> Sessions:
+def _common_scale(contexts: Floats, served_by: Mapping[int, Parameters]) -> Floats:
+    """Return all contexts as the newest version of the log takes them, for click models of the whole log.
+
+    If none of the versions had a scale yet, the log itself gives it.
+    """
+    newest = served_by[max(served_by)]
+    known = [version for version in served_by.values() if version.standardisation is not None]
+    if not known and newest.awaits_standardisation:
+        features = newest.settings.features
+        numbers = features.number_columns if features is not None and features.context else None
+        return Standardisation.estimate(contexts, numbers).apply(contexts)
+    return (known[-1] if known else newest).prepared(contexts)
+
+
+def _joined(parts: Sequence[_Part], shape: _Shape, contexts: Floats) -> Sessions:
     sessions = [session for part in parts for session in part.sessions]
     prices = shape.table("reward")
     slates = np.concatenate([part.slates for part in parts])
@@ -224,7 +262,7 @@ def _joined(parts: Sequence[_Part], shape: _Shape) -> Sessions:
     draws = max(len(part.target_slates) for part in parts)
     excluded = tuple(tuple(out) for part in parts for out in part.excluded)
     return Sessions(
-        contexts=np.concatenate([part.contexts for part in parts]),
+        contexts=contexts,
         slates=slates,
         displayed=displayed,
         answered=np.array([session.answered for session in sessions], dtype=np.intp),
@@ -261,15 +299,18 @@ class _Planning:
         self._planner = parameters.planner()
         self._policy = parameters.policy()
 
-    def rule(self, contexts: Floats, excluded: Sequence[Sequence[int]], uniform: float) -> Rule:
-        """Return the rule of the policy for some contexts."""
+    def rule(self, contexts: Floats, excluded: Sequence[Sequence[int]], names: list[str], uniform: float) -> Rule:
+        """Return the rule of the policy for some contexts of the sessions `names`."""
         count, settings = len(contexts), self._parameters.settings
         epsilon = {Random: 1.0, EpsilonGreedy: settings.epsilon}.get(type(self._policy), 0.0)
         if self._planner is None or epsilon == 1:
             best = np.full((count, settings.horizon), NO_ARM, dtype=np.intp)
         else:
             policy = Greedy() if epsilon else self._policy
-            best = policy.slates(self._planner, contexts, self._masked(excluded)).arms
+            prepared, masked = self._parameters.prepared(contexts), self._masked(excluded)
+            # Ties with a threshold are broken by the session, as in serving.
+            chance = session_uniforms(settings.salt, names, settings.horizon) if policy.needs_chance else None
+            best = policy.slates(self._planner, prepared, masked, chance).arms
         return Rule(
             best=self._shape.wide(best),
             epsilon=np.full(count, epsilon),
@@ -284,7 +325,7 @@ class _Planning:
         if self._planner is None or not (rule.epsilon > 0).any():
             return rule.best[None]
         horizon = self._parameters.settings.horizon
-        masked = self._masked(excluded)
+        contexts, masked = self._parameters.prepared(contexts), self._masked(excluded)
         drawn = []
         for number in range(DRAWS):
             uniforms = session_uniforms(f"evaluate {seed} {number}", names, horizon)

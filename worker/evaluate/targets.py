@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 from worker.bandit.policies import policy_named
 from worker.errors import FailedError, InputError
 from worker.logs.ordered import OrderedLog
-from worker.stream.catalogue import align, under
+from worker.stream.catalogue import align, align_answers, under
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
@@ -66,6 +66,8 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
     """Return an estimate under changed settings, with the arms and prices of the version that served."""
     if served.settings.dim != estimate.settings.dim:
         raise InputError(f"the parameters have dim {estimate.settings.dim}, the log has {served.settings.dim}")
+    if served.settings.features != estimate.settings.features:
+        raise InputError("the parameters and the log have different features of contexts or ads")
     if served.settings.repeats != estimate.settings.repeats:
         raise InputError("the parameters and the log differ in whether a session may show an arm twice")
     changed = replace(estimate.settings, **settings, warmup=0, random_share=0.0)
@@ -77,7 +79,8 @@ def planned_by(estimate: Parameters, served: Parameters, settings: dict[str, Any
     aligned = replace(
         estimate,
         arms=served.arms,
-        model=align(estimate.model, estimate.arms, served.arms, ridge=estimate.settings.ridge),
+        model=align(estimate.model, estimate.arms, served.arms, settings=estimate.settings),
+        answers=align_answers(estimate, served.arms, estimate.settings),
     )
     return under(changed, aligned)
 

@@ -63,5 +63,5 @@ class CatalogueCheck:
         more = f" and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
         return (
             f"against version {newest.version}, the file has {counted['+']} added, {counted['−']} retired and "
-            f"{counted['~']} priced: {listed}{more}"
+            f"{counted['~']} changed: {listed}{more}"
         )

@@ -31,9 +31,16 @@ REQUEST_TIMEOUT = 10_000
 
 def run_client(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that uses Kafka; raise `FailedError` with one line if the brokers are unreachable or refuse."""
+    with readable_errors(connection):
+        return asyncio.run(work)
+
+
+@contextmanager
+def readable_errors(connection: Connection) -> Iterator[None]:
+    """Raise `FailedError` with one line where Kafka cannot be used; meanwhile aiokafka logs nothing."""
     with _captured_log() as messages:
         try:
-            return asyncio.run(work)
+            yield
         except (KafkaError, OSError) as error:
             # aiokafka logs the cause per broker; its error has only the fact that no broker could be used.
             reason = messages[-1] if messages else f"{type(error).__name__} {error}".strip()

@@ -42,6 +42,10 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     failure: str = ""
     rounded: int = 0  # versions published by another kind of machine, equal except for rounding
     troubles: tuple[tuple[str, int, str], ...] = ()  # kind, number of reports, last example
+    # Of a state folder (see `worker.serve.learner`): the newest version, the steps that are kept, orders refused.
+    version: int = -1
+    kept: int = -1
+    refused: tuple[tuple[int, str], ...] = ()  # offset in the journal, reason
 
 
 _decode = msgspec.json.Decoder(LearnerStatus).decode
@@ -58,6 +62,8 @@ class LearnerProcess:
         Called with every report.
     troubles
         Where `learner-down` is active while the process should run and does not.
+    files
+        Open files that it inherits.
     """
 
     #: Between the end of the process and its next start.
@@ -68,11 +74,16 @@ class LearnerProcess:
     longest = 16 << 20
 
     def __init__(
-        self, command: Sequence[str], on_status: Callable[[LearnerStatus], None], troubles: TroubleLog
+        self,
+        command: Sequence[str],
+        on_status: Callable[[LearnerStatus], None],
+        troubles: TroubleLog,
+        files: Sequence[int] = (),
     ) -> None:
         self._command = tuple(command)
         self._on_status = on_status
         self._troubles = troubles
+        self._files = tuple(files)
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._heard = 0.0  # when the process was started, or reported last
@@ -101,13 +112,13 @@ class LearnerProcess:
     def assign(self, mine: bool) -> None:
         """Start or end the process, after a rebalance."""
         if mine and self._task is None:
-            log.info("the journal is assigned to this worker: the learner starts here")
+            log.info("the learner starts here")
             self._heard, self.failure = monotonic(), ""
             self._task = asyncio.get_running_loop().create_task(
                 keep_running(self._run_once, self.pauses, self._on_end), name="learner"
             )
         elif not mine and self._task is not None:
-            log.info("the journal is assigned to another worker: the learner ends here")
+            log.info("the learner ends here")
             self._end()
 
     def _end(self) -> None:
@@ -142,7 +153,9 @@ class LearnerProcess:
     async def _run_once(self) -> None:
         pipe = asyncio.subprocess.PIPE
         self._heard = monotonic()
-        process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe, limit=self.longest)
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=pipe, stdout=pipe, limit=self.longest, pass_fds=self._files
+        )
         assert process.stdout is not None
         try:
             async for line in process.stdout:

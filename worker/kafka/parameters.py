@@ -17,7 +17,7 @@ from worker.kafka.connection import Connection
 from worker.kafka.records import plain
 from worker.metrics import Metrics
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.settings import LearningSettings
+from worker.stream.settings import LearningSettings, check_same_model, continued
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import RoundedError, Versions, check_same, keep, should_publish
@@ -62,17 +62,16 @@ def last_versions(versions: Iterable[Parameters]) -> list[Parameters]:
 def with_dimension(learning: LearningSettings, dim: int | None, history: Sequence[Parameters]) -> LearningSettings:
     """Return the settings with the given dimension, else with that of the published parameters.
 
-    Raises `InputError` if there is neither, or if they differ.
+    Features and their scale are those of the published parameters. Raises `InputError` if there is no dimension, or if
+    what is given differs from what is published.
     """
     newest = history[-1].settings.dim if history else None
     if dim is None and newest is None:
         raise InputError("--dim is missing: how many numbers has a context? (no parameters are published yet)")
-    if dim is not None and newest is not None and dim != newest:
-        raise InputError(
-            f"--dim is {dim}, but the published parameters have {newest}: a model of another size needs "
-            "topics of its own (--prefix)"
-        )
-    return replace(learning, dim=dim or newest or 0)
+    if history:
+        published = history[-1].settings
+        return continued(replace(learning, dim=dim or published.dim), published)
+    return replace(learning, dim=dim or 0)
 
 
 # ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,11 +197,17 @@ class PublishedParameters:
 
     def _check_size(self, first: Parameters) -> None:
         """Raise if another worker began with a model of another size; another catalogue or other settings may be."""
-        mine, theirs = self._configured.settings.dim, first.settings.dim
-        if mine != theirs:
+        try:
+            check_same_model(self._configured.settings, first.settings)
+        except InputError as error:
+            raise UnfitError(f"another worker has published version {first.version}: {error}") from None
+        ours, published = (
+            one.features.context if one.features else () for one in (self._configured.settings, first.settings)
+        )
+        if ours != published:
             raise UnfitError(
-                f"--dim is {mine}, but another worker has published version {first.version} with {theirs}: give this "
-                "worker the same settings, or topics of its own (--prefix)"
+                f"another worker has published version {first.version} with other features of contexts: give this "
+                "worker the same [features.context], or topics of its own (--prefix)"
             )
 
     def wants(self, parameters: Parameters) -> bool:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from worker.metrics.troubles import TroubleLog
-from worker.stream.settings import LearningSettings
+from worker.stream.settings import KEPT_BY_MODEL, LearningSettings
 
 #: Seconds without progress that are normal, as in a rebalance. The alert waits a minute more.
 PATIENCE: Final = 20.0
@@ -78,9 +78,10 @@ class SettingsWatch:
 
 
 def different(one: LearningSettings, other: LearningSettings) -> list[str]:
-    """Return the names of the settings that differ.
+    """Return the names of the settings that differ, without those that a model keeps whatever a worker has.
 
     >>> different(LearningSettings(dim=2, beta=1.0), LearningSettings(dim=2, beta=2.0))
     ['beta']
     """
-    return [f.name for f in fields(one) if getattr(one, f.name) != getattr(other, f.name)]
+    names = [f.name for f in fields(one) if f.name not in KEPT_BY_MODEL]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]

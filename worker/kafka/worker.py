@@ -170,7 +170,8 @@ def run_worker(settings: WorkerSettings, transport: Transport) -> int:
     learning = with_dimension(settings.learning, settings.dim, history)
     first = Parameters.first(learning, settings.arms)
     if not history:
-        check_size(first.arms, first.model, run_client(connection, largest_version(connection, topics)))
+        most = run_client(connection, largest_version(connection, topics))
+        check_size(first.arms, first.model, most, settings=first.settings)
     warn(settings, learning, history)
     most_sessions = settings.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
     metrics = Metrics()

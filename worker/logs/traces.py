@@ -19,6 +19,7 @@ from typing import Final
 
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, UNREADABLE, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.encoders import context_encoder
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
 
 UNLIMITED: Final = Limits(
@@ -83,6 +84,7 @@ class TraceReader:
         self._unreadable = unreadable
         newest = log.versions.newest
         self._dim = newest.settings.dim if newest else None
+        self._encoder = context_encoder(newest.settings.features) if newest else None
         self._timeout = log.versions.longest("session_timeout")
         self._open: dict[str, list[SessionTrace]] = {}
         self._queue: deque[SessionTrace] = deque()  # the open traces by arrival
@@ -126,7 +128,7 @@ class TraceReader:
     def _read_arrival(self, entry: Entry) -> None:
         if self._dim is None:
             return
-        arrival = decode_arrival(entry.value, limits=UNLIMITED, dim=self._dim, timestamp=0)
+        arrival = decode_arrival(entry.value, limits=UNLIMITED, dim=self._dim, timestamp=0, encoder=self._encoder)
         trace = self._trace(arrival.session_id, arrival.occurred_at)
         if arrival not in trace.arrivals:
             trace.arrivals.append(arrival)

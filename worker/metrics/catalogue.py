@@ -145,6 +145,16 @@ CATALOGUE: Final = (
     _gauge("adcascade_parameters_observations", "Displays with feedback that the newest version is fitted to."),
     _gauge("adcascade_parameter_norm", "Euclidean norm of the estimated parameters."),
     _gauge(
+        "adcascade_answer_rate_lowest",
+        "Lowest rate at which displays of an active ad are answered, by a click or a pass. Absent until an ad has 50 "
+        "displays, and where answer rates are not learned.",
+    ),
+    _gauge(
+        "adcascade_unanswered_ads",
+        "Active ads with at least 50 displays whose answer rate is below a quarter of the median. Their names are on "
+        "the status page and in the episode records.",
+    ),
+    _gauge(
         "adcascade_smallest_eigenvalue",
         "Smallest eigenvalue of the precision. At the value of --ridge, nothing is known of some combination of "
         "features and arms: a feature is always 0 (drop it), an arm is never shown, or one-hot features always add up "

@@ -15,6 +15,7 @@ from typing import Final
 from worker.bandit.policies import policy_named
 from worker.metrics.histogram import Histogram
 from worker.metrics.troubles import ActiveTrouble
+from worker.stream.answering import Answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
@@ -57,8 +58,9 @@ class Mark:
 class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
-    `contexts` are packed contexts of recent users, of the same length. `numbers` holds the metrics without labels by
-    name, without the prefix `adcascade_`; `histograms` likewise, and then by the values of the labels.
+    `contexts` are packed contexts of recent users, of the same length. `answering` has the lowest answer rates.
+    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`; `histograms` likewise, and then
+    by the values of the labels.
     `scored_windows` counts the windows whose true value is known, which happens in simulated traffic only.
     """
 
@@ -67,6 +69,7 @@ class Snapshot:
     windows: Sequence[Window]
     contexts: Sequence[bytes]
     parameters: Parameters | None
+    answering: Answering | None
     numbers: Mapping[str, float]
     histograms: Mapping[str, Mapping[tuple[str, ...], Histogram]]
     imbalance: Mapping[str, float]

@@ -19,6 +19,7 @@ from worker.metrics.exposition import families
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, SIZE_BOUNDS, Histogram
 from worker.metrics.history import Mark, MetricsHistory, Snapshot
 from worker.metrics.troubles import TroubleLog
+from worker.stream.answering import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
@@ -62,6 +63,7 @@ class Metrics:
         self._horizon = 1  # the largest of all versions: series must not disappear
         self._parameters: Parameters | None = None
         self._history = MetricsHistory()
+        self._answering: Answering | None = None
         self._contexts = RecentContexts()
 
     # ── observing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -77,7 +79,8 @@ class Metrics:
         self.troubles.observe(emits.tally)
         if kept and emits.sample is not None:
             self.troubles.count("contexts")
-            if wrong := wrong_scale(emits.sample):
+            standardised = self._parameters is not None and self._parameters.settings.standardise
+            if not standardised and (wrong := wrong_scale(emits.sample)):
                 self.troubles.add("norms", wrong)
 
     def add(self, tally: Tally) -> None:
@@ -107,7 +110,9 @@ class Metrics:
 
     def version(self, parameters: Parameters) -> None:
         """Show a published version."""
+        answered = answering(parameters)
         with self._lock:
+            self._answering = answered
             if self._parameters is None or parameters.version > self._parameters.version:
                 self._history.version(parameters)
             self._parameters = parameters
@@ -121,7 +126,20 @@ class Metrics:
                 "parameters_effective_timestamp_seconds": parameters.effective_at / 1000,
                 "parameters_observations": parameters.observations,
                 "parameter_norm": parameters.model.norm,
+                "unanswered_ads": answered.collapsed if answered else 0,
             }
+            self._numbers.pop("answer_rate_lowest", None)
+            if answered and answered.lowest:
+                self._numbers["answer_rate_lowest"] = answered.lowest[0].rate
+        self._report_unanswered(answered)
+
+    def _report_unanswered(self, answered: Answering | None) -> None:
+        if answered is None or not answered.collapsed:
+            self.troubles.clear("unanswered-ads")
+            return
+        named = [f"{one.arm} {one.rate:.0%} ({one.displays:,} displays)" for one in answered.lowest]
+        more = f" and {answered.collapsed - MOST_NAMED} more" if answered.collapsed > MOST_NAMED else ""
+        self.troubles.set("unanswered-ads", f"answer rates: {', '.join(named[: answered.collapsed])}{more}")
 
     def late(self, records: int) -> None:
         """Count journal records for windows that were already closed."""
@@ -216,6 +234,7 @@ class Metrics:
                 windows=tuple(self._history.windows),
                 contexts=self._contexts.newest(),
                 parameters=self._parameters,
+                answering=self._answering,
                 numbers=dict(self._numbers),
                 histograms=deepcopy(
                     {

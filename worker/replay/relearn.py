@@ -33,6 +33,7 @@ from worker.replay.report import ReplayReport, Status, VersionResult, read_traff
 from worker.replay.versions import hash_differs, is_lost
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
+from worker.stream.encoders import context_encoder
 from worker.stream.encoding import encode_feedback_fact, encode_journal, encode_opened, encode_progress
 from worker.stream.events import MOST, Arrival, Decision, Mode, Opened, Progress
 from worker.stream.learner import Learner
@@ -150,9 +151,15 @@ class Relearner:
 
     def _arrival(self, entry: Entry, limits: Limits) -> Arrival | None:
         try:
-            settings = self._learner.settings
+            settings, current = self._learner.settings, self._learner.current.settings
             return decode_arrival(
-                entry.value, limits=limits, dim=settings.dim, timestamp=entry.timestamp, grace=settings.grace
+                entry.value,
+                limits=limits,
+                dim=settings.dim,
+                timestamp=entry.timestamp,
+                grace=settings.grace,
+                encoder=context_encoder(current.features),
+                standardise=current.standardise,
             )
         except Rejected:
             return None

@@ -1,31 +1,46 @@
 """Simulated worlds: a true click model, the revenue of each arm, and users who follow the model.
 
-Three worlds (docs/design.md §6), each with standard normal contexts and context effects ~ N(0, I)/√d:
+Worlds with standard normal contexts and context effects ~ N(0, I)/√d that all arms share:
 
 - `opposite`: the dearer an ad, the less likely its click, so that order matters;
 - `uniform`: revenues are independent of the probabilities;
-- `rare`: clicks are rare and revenues differ by a factor of ten.
+- `rare`: clicks are rare and revenues differ by a factor of ten;
+- `tastes`: as `opposite`, and each ad has context effects δ_k ~ N(0, I)/√d of its own: users differ in what they like;
+- `leaving`: as `tastes`, and users leave: a display of ad k is answered with probability ρ_k ~ U(0.3, 1), and of one ad
+  never.
+
+`digits` has contexts that nobody here made: images of digits (`digits.py`).
 
 Randomness comes in four independent streams of one seed. The environment, the contexts and the users' moods are
-therefore the same for every policy compared on that seed, whatever randomness the policy itself uses.
+therefore the same for every policy compared on that seed, whatever randomness the policy itself uses. The numbers of a
+world that builds on another are drawn after the other's, so that the common part is the same for a seed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
+from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Floats, Ints, check_rewards, sigmoid
-from worker.bandit.click_model import ClickModel
+from worker.bandit.click_model import Truth
+from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
+from worker.simulation.digits import DigitsTruth
 from worker.stream.settings import Arm
 
 Bools = NDArray[np.bool_]
 
-ENVIRONMENTS = ("opposite", "uniform", "rare")
+#: Worlds in which every user prefers the same arms.
+WITHOUT_TASTES = ("opposite", "uniform", "rare")
+#: Worlds whose tastes features of arms may explain.
+WITH_TASTES = ("tastes", "leaving")
+ENVIRONMENTS = (*WITHOUT_TASTES, *WITH_TASTES, "digits")
+
+EXPLAINED = 0.9  # share of the variance of tastes that features of arms explain, where there are features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +61,48 @@ class Chance:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Environment:
-    """A true click model and the revenue e_k of each arm, (K,)."""
+    """A true click model, the revenue e_k of each arm, (K,), and how users come and go.
 
-    truth: ClickModel
+    stay : (K,), probability that a display of each arm is answered; None if every display is
+    features : (K, M), what is known of each arm beforehand; None if nothing is
+    population : (rows, d), the contexts that there are; None for standard normal ones
+    """
+
+    truth: Truth
     rewards: Floats
+    stay: Floats | None = None
+    features: Floats | None = None
+    population: Floats | None = None
 
     def contexts(self, generator: np.random.Generator, users: int) -> Floats:
         """Draw the contexts of `users` sessions: (n, d)."""
+        if self.population is not None:
+            return np.asarray(self.population[generator.integers(len(self.population), size=users)])
         return generator.standard_normal((users, self.truth.dim))
 
+    def answer_rates(self, horizon: int) -> AnswerRates | None:
+        """Return the true answer rates; None if every display is answered."""
+        return None if self.stay is None else AnswerRates(arms=self.stay, positions=np.ones(horizon))
+
     def answers(self, contexts: Floats, slates: Ints, uniforms: Floats) -> tuple[Ints, Ints]:
-        """Return `first_clicks` of users with moods `uniforms` (n, H) in [0, 1) on slates (n, H)."""
+        """Return `first_clicks` of users with moods `uniforms` (n, H) in [0, 1) on slates (n, H).
+
+        A mood below ρ f is a click, below ρ a pass; otherwise the user leaves without an answer.
+        """
         chances = sigmoid(self.truth.log_odds_of(contexts, slates))
-        return first_clicks(uniforms < chances, slates != NO_ARM)
+        shown = slates != NO_ARM
+        rates = self.answer_rates(slates.shape[1])
+        if rates is None:
+            return first_clicks(uniforms < chances, shown)
+        answering = rates.of_slates(slates)
+        stays = np.logical_and.accumulate(shown & (uniforms < answering), axis=1)
+        return first_clicks(uniforms < answering * chances, stays)
+
+    def first_arms(self, count: int) -> Environment:
+        """Return the same world while only the first arms may be shown; the truth still has the others."""
+        stay = None if self.stay is None else self.stay[:count]
+        features = None if self.features is None else self.features[:count]
+        return replace(self, rewards=self.rewards[:count], stay=stay, features=features)
 
     def catalogue(self) -> list[Arm]:
         """Return the arms under the names of all simulations, such as ad-01."""
@@ -67,10 +111,10 @@ class Environment:
 
 
 def first_clicks(clicks: Bools, shown: Bools) -> tuple[Ints, Ints]:
-    """Return the position of the first click of each session, from 0, or −1, and the number of positions seen.
+    """Return the position of the first click of each session, from 0, or −1, and the number of positions answered.
 
     A session ends with its first click. `clicks` and `shown` are (n, H): whether the user would click a position, and
-    whether it is shown.
+    whether it is shown and answered; no position is after one that is not.
 
     >>> first_clicks(np.array([[False, True, True]]), np.array([[True, True, True]]))
     (array([1]), array([2]))
@@ -80,26 +124,60 @@ def first_clicks(clicks: Bools, shown: Bools) -> tuple[Ints, Ints]:
     return np.where(any_click, first, -1), np.where(any_click, first + 1, shown.sum(axis=1))
 
 
-def seeded_environment(name: str, *, dim: int, arms: int, seed: int) -> Environment:
+def seeded_environment(
+    name: str, *, dim: int, arms: int, seed: int, features: int = 0, stay: float = 1.0
+) -> Environment:
     """Draw the world called `name` from the environment stream of a seed."""
-    return make_environment(name, dim=dim, arms=arms, generator=Chance.of(seed).environment)
+    generator = Chance.of(seed).environment
+    return make_environment(name, dim=dim, arms=arms, generator=generator, features=features, stay=stay)
 
 
-def make_environment(name: str, *, dim: int, arms: int, generator: np.random.Generator) -> Environment:
+def make_environment(
+    name: str, *, dim: int, arms: int, generator: np.random.Generator, features: int = 0, stay: float = 1.0
+) -> Environment:
     """Draw the world called `name`.
+
+    With `features`, each arm has so many, and they explain most of the tastes. Every display is answered with
+    probability `stay`, times the rate of the arm where arms have one.
 
     >>> world = make_environment("opposite", dim=3, arms=5, generator=np.random.default_rng(1))
     >>> float(world.rewards.max())
     1.0
     """
+    check_world(name, dim=dim, arms=arms, features=features, stay=stay)
+    if name == "digits":
+        truth = DigitsTruth.load()
+        world = Environment(truth=truth, rewards=np.ones(truth.arms), population=truth.images)
+    elif name in WITH_TASTES:
+        world = _with_tastes(name, dim=dim, arms=arms, generator=generator, features=features)
+    else:
+        effects, biases, rewards = _common(name, dim=dim, arms=arms, generator=generator)
+        world = Environment(truth=AdditiveModel.certain(effects, biases), rewards=check_rewards(rewards))
+    if stay == 1:
+        return world
+    rates = np.ones(arms) if world.stay is None else world.stay
+    return replace(world, stay=stay * rates)
+
+
+def check_world(name: str, *, dim: int, arms: int, features: int = 0, stay: float = 1.0) -> None:
+    """Raise `InputError` if there is no such world."""
+    if name not in ENVIRONMENTS:
+        raise InputError(f"unknown environment {name!r}; one of {', '.join(ENVIRONMENTS)}")
     if arms < 1 or dim < 1:
         raise InputError(f"an environment needs at least one arm and one feature, not {arms} and {dim}")
+    if not 0 < stay <= 1:
+        raise InputError(f"stay must be above 0 and at most 1, not {stay:g}")
+    if name == "digits" and (dim, arms) != (DigitsTruth.PIXELS, DigitsTruth.CLASSES):
+        size = f"{DigitsTruth.PIXELS} context features and {DigitsTruth.CLASSES} arms"
+        raise InputError(f"the environment digits has {size}, not {dim} and {arms}")
+    if features and name not in WITH_TASTES:
+        raise InputError(f"features of arms explain tastes, and {name} has none; use {' or '.join(WITH_TASTES)}")
+
+
+def _common(name: str, *, dim: int, arms: int, generator: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+    """Draw the effects of contexts that arms share, the biases of arms and their revenues."""
     effects = generator.standard_normal(dim) / np.sqrt(dim)
     match name:
-        case "opposite":
-            biases = generator.uniform(-4, -1, arms)
-            rewards = (1 / sigmoid(biases)) ** 0.8 * generator.uniform(0.7, 1.3, arms)
-            rewards /= rewards.max()
         case "uniform":
             biases = generator.standard_normal(arms)
             rewards = generator.uniform(0.5, 1, arms)
@@ -107,6 +185,24 @@ def make_environment(name: str, *, dim: int, arms: int, generator: np.random.Gen
             biases = generator.uniform(-5, -2, arms)
             rewards = generator.uniform(0.1, 1, arms)
         case _:
-            raise InputError(f"unknown environment {name!r}; one of {', '.join(ENVIRONMENTS)}")
-    truth = AdditiveModel.certain(effects, biases)
-    return Environment(truth=truth, rewards=check_rewards(rewards))
+            biases = generator.uniform(-4, -1, arms)
+            rewards = (1 / sigmoid(biases)) ** 0.8 * generator.uniform(0.7, 1.3, arms)
+            rewards /= rewards.max()
+    return effects, biases, rewards
+
+
+def _with_tastes(name: str, *, dim: int, arms: int, generator: np.random.Generator, features: int) -> Environment:
+    effects, biases, rewards = _common("opposite", dim=dim, arms=arms, generator=generator)
+    tastes = generator.standard_normal((arms, dim)) / np.sqrt(dim)
+    stay = None
+    if name == "leaving":
+        stay = generator.uniform(0.3, 1, arms)
+        stay[generator.integers(arms)] = 0.0
+    described = None
+    if features:
+        described = generator.standard_normal((arms, features))
+        directions = generator.standard_normal((features, dim)) / np.sqrt(dim * features)
+        tastes = np.sqrt(EXPLAINED) * described @ directions + np.sqrt(1 - EXPLAINED) * tastes
+    heads = PersonalModel.certain(np.column_stack([biases, tastes]))
+    truth = replace(heads, shared=np.concatenate([[0.0], effects])[:, None])
+    return Environment(truth=truth, rewards=check_rewards(rewards), stay=stay, features=described)

@@ -1,8 +1,9 @@
-"""The paper's experiment: policies learn from simulated users, who arrive in episodes.
+"""Experiments as in the paper: policies learn from simulated users, who arrive in episodes.
 
 A run is one policy, one number of users and one seed. In every episode, contexts arrive, the policy plans their slates
-under the estimate of the episodes before, users click or pass, and the estimator folds the answers. The result is the
-pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true model, including the warm-up.
+under the estimate of the episodes before, users click, pass or leave, and the estimator folds the answers. The result
+is the pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true model, including the warm-up, and the
+oracle's revenue Σ_n V^{π*}(x_n).
 """
 
 from __future__ import annotations
@@ -21,36 +22,54 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import bonus_named
-from worker.bandit.click_model import ClickModel, Observations
+from worker.bandit.click_model import Observations, Truth
 from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import (
     EpsilonGreedy,
     Exploration,
     Policy,
+    Random,
     RoundRobin,
     Slates,
     check_combination,
     policy_named,
 )
-from worker.bandit.regret import pseudo_regret
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import EstimationError, FailedError, InputError
-from worker.simulation.environments import Chance, make_environment
-from worker.stream.settings import FIRST_MODEL
+from worker.simulation.digits import DigitsTruth
+from worker.simulation.environments import Chance, check_world, make_environment
+from worker.simulation.worth import Valuer
 
-LAST = 50  # the last episodes of a run, by which it counts as stuck
-STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for the paper's fifty users
+STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for fifty users
 EPSILON = 0.1  # share of epsilon-greedy
+ANSWERS = ("learned", "all")
+AFTER_NEW = (5, 30)  # episodes after the arrival of new arms for which the loss is reported
+
+
+def last_episodes(episodes: int) -> int:
+    """Return how many episodes are the end of a run, by which it is judged: 50, of a short run 20.
+
+    >>> last_episodes(300), last_episodes(100), last_episodes(8)
+    (50, 20, 8)
+    """
+    return min(50 if episodes > 100 else 20, episodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentSettings:
     """The settings of an experiment, with a run for each `policy`, number of `users` and of `seeds` from `seed`.
 
-    `beta` is a number or "theory".
+    beta : a number or "theory"
+    intercept : None: but for the estimator paper, which is for the paper's model to the letter
+    answers : whether answer rates are learned, or all displays counted as answered; None: learned where users leave
+    features : number of features of each arm
+    stay : probability that a display is answered, besides the rate of its arm
+    new_arms, new_at : number of arms that are not shown before episode `new_at`
     """
 
     policy: tuple[str, ...] = ("ucbbp", "aucbbp", "epsilon-greedy")
@@ -64,14 +83,30 @@ class ExperimentSettings:
     episodes: int = 300
     warmup: int = 1
     estimator: str = "laplace"
-    bonus: str = "value"
-    beta: float | str = 2.5
-    ridge: float = 0.5
+    bonus: str = "curve"
+    beta: float | str = 1.5
+    ridge: float = 1.0
     epsilon: float = EPSILON
     repeats: bool = True
-    model: str = FIRST_MODEL
+    model: str = AdditiveModel.name
+    intercept: bool | None = None
+    answers: str | None = None
+    features: int = 0
+    stay: float = 1.0
+    new_arms: int = 0
+    new_at: int | None = None
 
     def __post_init__(self) -> None:
+        additive = self.model == AdditiveModel.name
+        if self.intercept is None:
+            object.__setattr__(self, "intercept", not (additive and self.estimator == "paper"))
+        if not (additive or self.intercept):
+            raise InputError(f"the model {self.model} has an intercept; only {AdditiveModel.name} runs without")
+        check_world(self.environment, dim=self.dim, arms=self.all_arms, features=self.features, stay=self.stay)
+        if self.answers is None:
+            leaving = self.environment == "leaving" or self.stay < 1
+            object.__setattr__(self, "answers", "learned" if leaving else "all")
+        self._check_new_arms()
         for name, values in (("policy", self.policy), ("users", self.users)):
             twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
             if twice is not None:
@@ -82,6 +117,21 @@ class ExperimentSettings:
             raise InputError("epsilon applies to the policy epsilon-greedy only")
         for policy in self.policy:
             check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)
+
+    def _check_new_arms(self) -> None:
+        if bool(self.new_arms) != (self.new_at is not None):
+            raise InputError("new-arms and new-at go together: how many arms are new, and from which episode on")
+        if self.new_at is not None and not 1 < self.new_at <= self.episodes:
+            raise InputError(f"new-at must be one of the episodes 2 to {self.episodes}, not {self.new_at}")
+
+    @property
+    def all_arms(self) -> int:
+        """The number of arms at the end."""
+        return self.arms + self.new_arms
+
+    def arms_at(self, t: int) -> int:
+        """Return the number of arms in episode t = 1 … T."""
+        return self.arms if self.new_at is not None and t < self.new_at else self.all_arms
 
     def tasks(self) -> list[ExperimentTask]:
         """Return all runs, seeds outermost: so the first results are of all policies."""
@@ -102,22 +152,25 @@ class ExperimentTask:
 class Run(ExperimentTask):
     """The result of one run.
 
-    regret, reward, explored : for each episode, pseudo-regret and revenue of all users, and the share of displays that
-        served learning
-    theta_error : distance of the final estimates from the truth; arms that no good policy shows keep a large error
+    regret, oracle, reward, explored : for each episode, pseudo-regret of all users, expected revenue of their best
+        slates, revenue, and the share of answered displays that served learning
+    displays, clicks : answered displays and clicks of the run
+    theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
+        the truth has none. Arms that no good policy shows keep a large error
     log_odds_error : root mean square error of the log-odds over the slates of the last episode
-    projection : of the final estimates on the truth, 1 if they are not shrunk
+    projection : of the final coefficients on the true ones, 1 if they are not shrunk; None if the truth has none
     rejected : episodes whose fold gave no usable estimate, so that the old one was kept
     """
 
     regret: tuple[float, ...]
+    oracle: tuple[float, ...]
     reward: tuple[float, ...]
     explored: tuple[float, ...]
     displays: int
     clicks: int
-    theta_error: float
+    theta_error: float | None
     log_odds_error: float
-    projection: float
+    projection: float | None
     rejected: int
     seconds: float
 
@@ -129,8 +182,17 @@ class Run(ExperimentTask):
     @property
     def final(self) -> float:
         """The regret per episode over the last of them."""
-        tail = self.regret[-LAST:]
+        tail = self.regret[-last_episodes(len(self.regret)) :]
         return math.fsum(tail) / len(tail)
+
+    def lost(self, first: int = 1, last: int | None = None) -> float:
+        """Return the share of the oracle's revenue that was lost in the episodes `first` to `last`."""
+        return math.fsum(self.regret[first - 1 : last]) / math.fsum(self.oracle[first - 1 : last])
+
+    @property
+    def lost_at_end(self) -> float:
+        """The share of the oracle's revenue that was lost in the last episodes."""
+        return self.lost(len(self.regret) - last_episodes(len(self.regret)) + 1)
 
     @property
     def stuck(self) -> bool:
@@ -150,52 +212,83 @@ class _Experiment:
 
     def __init__(self, settings: ExperimentSettings, task: ExperimentTask) -> None:
         self.settings, self.task, self.chance = settings, task, Chance.of(task.seed)
-        self.world = make_environment(
-            settings.environment, dim=settings.dim, arms=settings.arms, generator=self.chance.environment
+        self.whole = make_environment(
+            settings.environment,
+            dim=settings.dim,
+            arms=settings.all_arms,
+            generator=self.chance.environment,
+            features=settings.features,
+            stay=settings.stay,
         )
-        self.belief = MODELS[settings.model].prior(dim=settings.dim, arms=settings.arms, ridge=settings.ridge)
-        self.displays = self.clicks = self.rejected = 0
+        self.world = self.whole.first_arms(settings.arms)
+        self.belief = MODELS[settings.model].prior(
+            dim=settings.dim,
+            arms=settings.arms,
+            ridge=settings.ridge,
+            features=self.world.features,
+            intercept=bool(settings.intercept),
+        )
+        self.answers = AnswerCounts.none(arms=settings.arms, horizon=settings.horizon)
+        self.displays = self.clicks = self.rejected = self._turns = 0
         self._largest_norm = 1.0
 
     def run(self) -> Run:
         began = time.perf_counter()
-        regret, reward, explored = zip(*map(self._episode, range(1, self.settings.episodes + 1)), strict=True)
-        estimates, truth = _estimates(self.belief), _estimates(self.world.truth)
+        episodes = zip(*map(self._episode, range(1, self.settings.episodes + 1)), strict=True)
+        regret, oracle, reward, explored = episodes
+        error, projection = self._coefficient_error()
         return Run(
             **asdict(self.task),
             regret=regret,
+            oracle=oracle,
             reward=reward,
             explored=explored,
             displays=self.displays,
             clicks=self.clicks,
-            theta_error=float(np.linalg.norm(estimates - truth)),
+            theta_error=error,
             log_odds_error=self._log_odds_error(),
-            projection=float(estimates @ truth / (truth @ truth)),
+            projection=projection,
             rejected=self.rejected,
             seconds=time.perf_counter() - began,
         )
 
-    def _episode(self, t: int) -> tuple[float, float, float]:
-        """Make episode t = 1 … T; return its regret, its reward and the share explored."""
-        users, horizon = self.task.users, self.settings.horizon
+    def _episode(self, t: int) -> tuple[float, float, float, float]:
+        """Make episode t = 1 … T; return its regret, the oracle's revenue, its reward and the share explored."""
+        users, horizon, repeats = self.task.users, self.settings.horizon, self.settings.repeats
+        if t == self.settings.new_at:
+            self._add_arms()
         self._contexts = contexts = self.world.contexts(self.chance.contexts, users)
         # Both are always drawn, so that the streams are the same for every policy.
         moods, coins = self.chance.clicks.random((users, horizon)), self.chance.policy.random((users, horizon, 2))
         self._largest_norm = max(self._largest_norm, math.sqrt(1 + float((contexts**2).sum(axis=1).max())))
-        planner = Planner(self.belief, self.world.rewards, horizon=horizon, repeats=self.settings.repeats)
-        self._slates = slates = self._policy(t).slates(planner, contexts, uniforms=coins)
-        clicked, seen = self.world.answers(contexts, slates.arms, moods)
-        displayed = np.arange(horizon) < seen[:, None]
+        rates = self.answers.rates() if self.settings.answers == "learned" else None
+        planner = Planner(self.belief, self.world.rewards, horizon=horizon, repeats=repeats, answers=rates)
+        slates = self._policy(t, contexts, moods).slates(planner, contexts, uniforms=coins)
+        self._slates = slates
+        clicked, answered = self.world.answers(contexts, slates.arms, moods)
+        displayed = np.arange(horizon) < answered[:, None]
         self._learn(contexts, slates, clicked, displayed)
-        regret = pseudo_regret(planner, self.world.truth, contexts, slates.arms)
+        valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
+        best = valuer.best(contexts)
+        regret = best - valuer.served(contexts, slates.arms)
         buyers = np.flatnonzero(clicked >= 0)
         reward = self.world.rewards[slates.arms[buyers, clicked[buyers]]]
-        return float(regret.sum()), float(reward.sum()), float(slates.explored[displayed].mean())
+        explored = slates.explored[displayed].mean() if displayed.any() else 0.0
+        return float(regret.sum()), float(best.sum()), float(reward.sum()), float(explored)
 
-    def _policy(self, t: int) -> Policy:
+    def _add_arms(self) -> None:
+        known, self.world = len(self.world.rewards), self.whole
+        count = len(self.world.rewards) - known
+        features = None if self.world.features is None else self.world.features[known:]
+        self.belief = self.belief.with_arms(count, ridge=self.settings.ridge, features=features)
+        self.answers = self.answers.with_arms(count)
+
+    def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:
         settings = self.settings
         if t <= settings.warmup:
-            return RoundRobin(start=(t - 1) * self.task.users * settings.horizon)
+            # The first episode of digits is random by its definition. Its users see few ads, and with turns always the
+            # same one: fifty users take turns at ten.
+            return Random() if settings.environment == "digits" else self._round_robin(contexts, moods)
         return policy_named(self.task.policy).under(
             Exploration(
                 beta=self._beta(),
@@ -205,21 +298,33 @@ class _Experiment:
             )
         )
 
+    def _round_robin(self, contexts: Floats, moods: Floats) -> RoundRobin:
+        """Return the policy of a warm-up episode, which asks after each position who is still there."""
+
+        def stays(slates: Ints) -> NDArray[np.bool_]:
+            shown = slates.shape[1]
+            clicked, answered = self.world.answers(contexts, slates, moods[:, :shown])
+            return np.asarray((clicked < 0) & (answered == shown))
+
+        return RoundRobin(start=self._turns, stays=stays)
+
     def _beta(self) -> float:
         if not isinstance(self.settings.beta, str):
             return self.settings.beta
         # Gaussian contexts have no largest norm c_z; the largest so far stands for it.
         return theory_radius(
             dim=self.settings.dim,
-            arms=self.settings.arms,
+            arms=len(self.world.rewards),
             largest_reward=float(self.world.rewards.max()),
             largest_norm=self._largest_norm,
             ridge=self.settings.ridge,
             displays=self.displays,
         )
 
-    def _learn(self, contexts: Floats, slates: Slates, clicked: Ints, displayed: NDArray[np.bool_]) -> None:
-        sessions, positions = np.nonzero(displayed)
+    def _learn(self, contexts: Floats, slates: Slates, clicked: Ints, answered: NDArray[np.bool_]) -> None:
+        """Fold the answers; `answered` (n, H) marks the positions that have one."""
+        self._count(slates.arms, clicked, answered)
+        sessions, positions = np.nonzero(answered)
         seen = Observations(
             contexts=contexts,
             sessions=sessions,
@@ -233,14 +338,36 @@ class _Experiment:
         except EstimationError:  # as on the stream, the old estimate stays
             self.rejected += 1
 
+    def _count(self, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
+        """Count what was displayed: the answered positions, and after a pass the next one."""
+        position = np.arange(slates.shape[1])
+        left = (position == answered.sum(axis=1)[:, None]) & (clicked < 0)[:, None]
+        sessions, positions = np.nonzero((answered | left) & (slates != NO_ARM))
+        self._turns += len(sessions)
+        self.answers = self.answers.plus(
+            positions=positions,
+            arms=slates[sessions, positions],
+            answered=answered[sessions, positions].astype(np.float64),
+        )
+
     def _log_odds_error(self) -> float:
         sessions, positions = np.nonzero(self._slates.arms != NO_ARM)
         off = self.belief.log_odds(self._contexts) - self.world.truth.log_odds(self._contexts)
         return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
 
+    def _coefficient_error(self) -> tuple[float | None, float | None]:
+        if isinstance(self.world.truth, DigitsTruth):
+            return None, None
+        estimates, truth = _coefficients(self.belief), _coefficients(self.world.truth)
+        error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=0).mean()))
+        return error, float((estimates * truth).sum() / (truth**2).sum())
 
-def _estimates(model: ClickModel) -> Floats:
-    return np.concatenate([model.effects, model.biases])
+
+def _coefficients(model: Truth) -> Floats:
+    """Return the coefficients of [1; x] in the log-odds of each arm, which are linear in x: (d+1, K)."""
+    odds = model.log_odds(np.concatenate([np.zeros((1, model.dim)), np.eye(model.dim)]))
+    odds[1:] -= odds[:1]
+    return odds
 
 
 # ── many runs ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -159,6 +159,18 @@ def revenue_curves(rows: Sequence[Worth], total: int) -> tuple[Curve, Curve]:
     )
 
 
+def compared_curves(runs: Sequence[tuple[str, Sequence[Worth]]], total: int) -> tuple[Curve, ...]:
+    """Return the curves of the share of the oracle's revenue of several runs, all on one scale."""
+    shares = [(name, [row.share for row in rows]) for name, rows in runs]
+    floor = min([0.9, *(share for _, values in shares for share in values)])
+    return tuple(
+        Curve(
+            title=f"{name}: served/oracle", values=values, total=total, low=floor, high=1.0, form=".1%", colour=colour
+        )
+        for (name, values), colour in zip(shares, ("green", "yellow"), strict=False)
+    )
+
+
 def picture(frame: Frame, width: int) -> RenderableType:
     """Draw a frame for a terminal of `width` columns."""
     from rich import box

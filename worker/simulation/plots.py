@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.planning import optimal_values
 from worker.errors import FailedError, InputError
-from worker.simulation.environments import seeded_environment
+from worker.simulation.environments import WITHOUT_TASTES, seeded_environment
 from worker.simulation.experiment import ExperimentSettings, Run
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ def check_structure(settings: ExperimentSettings) -> None:
     """Refuse settings whose structure cannot be drawn."""
     if not settings.repeats:
         raise InputError("--plot-structure draws plans with repeats; leave out --no-repeats")
+    if settings.environment not in WITHOUT_TASTES or settings.stay < 1:
+        worlds = f"one of {', '.join(WITHOUT_TASTES)}"
+        raise InputError(f"--plot-structure needs a world where all users prefer the same arms and stay: {worlds}")
     if min(settings.arms, settings.horizon) < 2:
         raise InputError("--plot-structure needs at least two arms and two displays")
 
@@ -105,7 +108,7 @@ def plot_regret(runs: Sequence[Run], settings: ExperimentSettings, path: str) ->
             figure,
             f"Regret in the “{settings.environment}” environment",
             f"d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}, T = {settings.episodes} · "
-            f"{settings.estimator} estimator, β = {settings.beta} · mean of {seeds} seeds, band: 10 % to 90 % of them",
+            f"{settings.model}, {settings.estimator}, β = {settings.beta} · mean of {seeds} seeds, band: 10 % to 90 %",
         )
         return rendered(figure, path)
 

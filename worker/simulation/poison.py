@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from worker.stream.decoding import Limits
+from worker.stream.decoding import LARGEST_NUMBER, Limits
 from worker.stream.events import DEAD_LETTER_REASONS, Reason
 
 #: The reasons that need more than one record: of its session, of its batch, or a secret.
@@ -46,7 +46,7 @@ def spoilt(kind: Reason, arrival: bytes, *, arm: str, horizon: int) -> tuple[Lit
         case "dimension":
             record["context"] = [*record["context"], 1.0]
         case "norm":
-            record["context"][0] = 2 * _LIMITS.max_norm
+            record["context"][0] = 2 * LARGEST_NUMBER
         case "future":
             record["occurred_at"] += 60 * _LIMITS.max_ahead_ms
         case "past":

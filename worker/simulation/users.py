@@ -84,7 +84,8 @@ class Cohort:
     odds : (n, K + 1), the true log-odds of a click on each arm, −inf for an unknown arm
     needs : (n, H), the log-odds that an arm must exceed to be clicked at a position
     dues : (n, H), the times at which displays are answered if no decision is late
-    stays : (n, H), whether the user answers the display
+    stays : (n, H), whether the user answers the display, if its arm does not make the user leave
+    tempers : (n, H), in [0, 1), the answer rate that the arm at a position must exceed for an answer
     transits, copies : (n, H + 1), the delays of the arrival and of each answer, and of their second copies (0: none)
     answered : (n,), the positions answered so far
     """
@@ -95,6 +96,7 @@ class Cohort:
     needs: Floats
     dues: list[list[int]]
     stays: Bools
+    tempers: Floats
     prefetching: list[bool]
     transits: list[list[int]]
     copies: list[list[int]]
@@ -137,6 +139,7 @@ class Users:
         self.horizon, self.rate, self.period, self.start = horizon, rate, period, start
         self._names = tuple(arms)
         self._index = {arm: index for index, arm in enumerate(arms)}
+        self._stay = np.append(np.ones(len(arms)) if world.stay is None else world.stay, 1.0)
         self._seed = seed
         self._name = name
         self._cohorts: dict[int, Cohort] = {}
@@ -178,6 +181,8 @@ class Users:
         stays = generator.random((count, horizon)) >= habits.leaving
         stays &= (generator.random(count) >= habits.silent)[:, None]
         stays &= dues <= arrived[:, None] + habits.patience
+        # Drawn last, and only where it is needed: users of other worlds stay the same.
+        tempers = np.zeros((count, horizon)) if self.world.stay is None else generator.random((count, horizon))
         with np.errstate(divide="ignore"):
             needs = np.log(moods) - np.log1p(-moods)
         return Cohort(
@@ -187,6 +192,7 @@ class Users:
             needs=needs,
             dues=dues.tolist(),
             stays=np.logical_and.accumulate(stays, axis=1),
+            tempers=tempers,
             prefetching=prefetching.tolist(),
             transits=transits.tolist(),
             copies=copies.tolist(),
@@ -262,7 +268,10 @@ class Users:
             position = decision.position + step
             if position > self.horizon or not cohort.stays[index, position - 1]:
                 break
-            clicked = bool(cohort.needs[index, position - 1] < cohort.odds[index, self._index.get(arm, -1)])
+            known = self._index.get(arm, -1)
+            if cohort.tempers[index, position - 1] >= self._stay[known]:
+                break
+            clicked = bool(cohort.needs[index, position - 1] < cohort.odds[index, known])
             occurred_at = max(cohort.dues[index][position - 1], now)
             feedback = Feedback(
                 session_id=decision.session_id,
@@ -305,7 +314,8 @@ class Users:
         """Return `first_clicks` of users (m,) on slates (m, H), the same as `answer` gives step by step."""
         cohort = self.cohort(period)
         odds = cohort.odds[users[:, None], slates]  # NO_ARM is the last column: −inf
-        return first_clicks(cohort.needs[users] < odds, cohort.stays[users] & (slates != NO_ARM))
+        stays = cohort.stays[users] & (cohort.tempers[users] < self._stay[slates]) & (slates != NO_ARM)
+        return first_clicks(cohort.needs[users] < odds, np.logical_and.accumulate(stays, axis=1))
 
 
 def _twice(record: Sent, transit: int, copy: int) -> list[Sent]:

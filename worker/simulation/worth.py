@@ -12,9 +12,10 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.planning import Planner
-from worker.bandit.regret import best_revenue, slate_revenue
+from worker.bandit.ordering import best_values
+from worker.bandit.planning import optimal_values, values_of_slates
 from worker.simulation.environments import Environment
 
 T = TypeVar("T")
@@ -65,16 +66,70 @@ def tenths(rows: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     return rows[:count], rows[-count:]
 
 
+def first_of_distinct(chances: Floats, rewards: Floats, rates: AnswerRates) -> Ints:
+    """Return the first arm of the best slates without repeats: (n, K) → (n,).
+
+    The dynamic programme of docs/math.md §7: a slate takes its arms by falling worth, so its first arm is the earliest
+    in that order that is worth a place.
+
+    >>> everybody = AnswerRates.everybody(arms=3, horizon=2)
+    >>> first_of_distinct(np.array([[0.5, 0.1, 0.9]]), np.array([1.0, 2.0, 1.1]), everybody)
+    array([1])
+    """
+    kept = rates.arms * (1 - chances)
+    worth = rates.arms * chances * rewards / np.maximum(1 - kept, np.finfo(np.float64).tiny)
+    order = np.argsort(-worth, axis=1, kind="stable")
+    rows, left = np.arange(len(chances)), rates.positions[::-1, None]  # with 1 … H displays left
+    values = np.zeros((len(left) + 1, len(chances)))
+    first = order[:, 0].copy()
+    for arm in order.T[::-1]:
+        f = chances[rows, arm]
+        with_it = np.minimum(1.0, left * rates.arms[arm]) * (f * rewards[arm] + (1 - f) * values[:-1])
+        first = np.where(with_it[-1] > values[-1], arm, first)
+        values[1:] = np.maximum(values[1:], with_it)
+    return first
+
+
 class Valuer:
-    """Values slates by the truth of a world; `rewards` (K + 1,) has the revenue of each arm, 0 for an unknown one."""
+    """Values slates by the truth of a world; `rewards` (K + 1,) has the revenue of each arm, 0 for an unknown one.
+
+    Both values take into account that users leave, if they do.
+    """
 
     def __init__(self, world: Environment, *, horizon: int, repeats: bool = True) -> None:
-        self._truth = world.truth
-        self._planner = Planner(world.truth, world.rewards, horizon=horizon, repeats=repeats, dtype=np.float64)
+        self._truth, self._known, self._horizon, self._repeats = world.truth, len(world.rewards), horizon, repeats
+        self._rates = world.answer_rates(horizon)
         self.rewards = np.append(world.rewards, 0.0)
 
     def worth(self, contexts: Floats, slates: Ints) -> Worth:
         """Value slates (n, H) of arm indices for contexts (n, d); the index K stands for an unknown arm."""
-        best = best_revenue(self._planner, sigmoid(self._truth.log_odds(contexts)))
-        served = slate_revenue(self._truth, self.rewards, contexts, slates)
+        best, served = self.best(contexts), self.served(contexts, slates)
         return Worth(sessions=len(contexts), oracle=float(best.sum()), served=float(served.sum()))
+
+    def best(self, contexts: Floats) -> Floats:
+        """Return the expected revenue of the best slates: (n, d) → (n,)."""
+        chances = sigmoid(self._truth.log_odds(contexts)[:, : self._known])
+        rewards = self.rewards[:-1]
+        if not self._repeats:
+            return best_values(chances, rewards, self._horizon, self._rates)
+        rates = None if self._rates is None else self._rates.of_arms(np.arange(self._known))
+        return optimal_values(chances, rewards, self._horizon, rates)[:, 0]
+
+    def first_arms(self, contexts: Floats) -> Ints:
+        """Return the first arm of the best slates: (n, d) → (n,)."""
+        chances = sigmoid(self._truth.log_odds(contexts)[:, : self._known])
+        rewards = self.rewards[:-1]
+        rates = self._rates or AnswerRates.everybody(arms=self._known, horizon=self._horizon)
+        if not self._repeats:
+            return first_of_distinct(chances, rewards, rates)
+        by_position = rates.of_arms(np.arange(self._known))
+        ahead = np.zeros((len(contexts), 1))
+        if self._horizon > 1:
+            ahead = optimal_values(chances, rewards, self._horizon - 1, by_position[1:])[:, :1]
+        return np.asarray((by_position[0] * (ahead + chances * (rewards - ahead))).argmax(axis=1))
+
+    def served(self, contexts: Floats, slates: Ints) -> Floats:
+        """Return the expected revenue of slates: (n, d), (n, H) → (n,)."""
+        chances = sigmoid(self._truth.log_odds_of(contexts, slates))
+        rates = None if self._rates is None else self._rates.of_slates(slates)
+        return values_of_slates(chances, self.rewards[slates], rates)[:, 0]

@@ -5,7 +5,8 @@
 - `explored` counts a session by the share of its positions that explored, so that it compares with M_t.
 - `regret_bound` is the mean optimistic gap V^ucb − V̂^π per session, `regret_posterior` the mean posterior regret, of
   the slates as served, under the estimate after the window (docs/math.md §6). Both are means over an evenly spread
-  sample of the sessions, and both take every active arm as eligible.
+  sample of the sessions, and both take every arm as eligible that is active or in one of these slates: else a slate
+  with a retired arm could be better than the best.
 - A number that cannot be computed, or that leaves the floating-point range, is null (0 for the two rewards). An
   assessment never fails.
 """
@@ -13,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
+from worker.stream.answering import answering
 from worker.stream.contexts import stack_packed
 from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
@@ -45,6 +47,8 @@ class Assessment:
     regret_posterior: float | None
     parameter_norm: float | None
     smallest_eigenvalue: float | None
+    lowest_answer_rate: float | None
+    unanswered_arms: tuple[str, ...] | None
 
 
 def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: Mapping[int, Parameters]) -> Assessment:
@@ -55,6 +59,7 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
         bound, posterior = _tried(lambda: _regrets(window, current), nothing)
         norm = _tried(lambda: current.model.norm, None)
         eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
+        answered = _tried(lambda: answering(current), None)
     return Assessment(
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
@@ -63,6 +68,8 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
         regret_posterior=_finite(posterior),
         parameter_norm=_finite(norm),
         smallest_eigenvalue=_finite(eigenvalue),
+        lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
+        unanswered_arms=answered.unanswered or None if answered else None,
     )
 
 
@@ -101,17 +108,19 @@ def _expected(version: Parameters, plans: list[SessionPlan]) -> float:
     if not version.arms:
         return 0.0
     contexts, slates = _contexts(version, plans), _slates(version, plans)
-    return float(slate_revenue(version.model, version.rewards, contexts, slates).sum())
+    return float(slate_revenue(version.model, version.rewards, contexts, slates, version.rates).sum())
 
 
 def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
-    planner = current.planner(dtype=np.float64)
+    arms = len(current.arms)
+    plans = sample(window.plans, min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
+    served = {arm for plan in plans for arm in plan.slate}
+    eligible = tuple(replace(arm, active=arm.active or arm.arm in served) for arm in current.arms)
+    planner = replace(current, arms=eligible).planner(dtype=np.float64)
     if planner is None:
         return None, None
-    arms = len(current.arms)
-    plans = sample(window.plans, min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // arms)))
     gaps = optimistic_gap(planner, _contexts(current, plans), _slates(current, plans), beta=current.beta)
-    plans = sample(window.plans, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
+    plans = sample(plans, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
     losses = posterior_regret(
         planner,
         _contexts(current, plans),
@@ -124,7 +133,7 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
 
 
 def _contexts(version: Parameters, plans: list[SessionPlan]) -> Floats:
-    return stack_packed([plan.context for plan in plans], version.settings.dim)
+    return version.prepared(stack_packed([plan.context for plan in plans], version.settings.dim))
 
 
 def _slates(version: Parameters, plans: list[SessionPlan]) -> Ints:

@@ -5,9 +5,9 @@ Rules that hold in this file (docs/design.md §4):
 - They take effect at their position in the journal and leave the statistics unchanged: a new arm starts at the prior, a
   retired one keeps its statistics, a price changes the reward and nothing else.
 - Arms keep the order of their first appearance, so an older version's arms are the first ones of a newer version.
-- A rollback or an import takes the estimate of another version and nothing else: position, prices and the frozen state
-  stay. A version among the last 8 is named by its number, any other is in the order itself: so the journal alone
-  determines the result.
+- A rollback or an import takes the estimate of another version, with its standardisation or the sessions that wait for
+  it, and nothing else: position, prices, features and the frozen state stay. A version among the last 8 is named by its
+  number, any other is in the order itself: so the journal alone determines the result.
 - A record that changes nothing makes no version: the same record twice is the same as once.
 - An order that cannot be carried out is refused with a reason; the journal is read on. An arm that would make a version
   too large for a record is refused as well (`sizes.py`).
@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
+from worker.stream.ad_features import check_ads, with_ads
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
-from worker.stream.parameters import Parameters, parameters_of
+from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model, parameters_of
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.sizes import too_large
 from worker.stream.versions import KEPT
@@ -77,11 +79,11 @@ def change_arms(current: Parameters, change: CatalogueChange) -> Parameters | Re
 def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | ArmEntry]) -> Parameters | Refusal | None:
     arms, indices = list(current.arms), dict(current.indices)
     for change in changes:
+        index = indices.get(change.arm)
         try:
-            arm = Arm(arm=change.arm, reward=change.reward, active=change.active)
+            arm = _wanted(change, None if index is None else arms[index])
         except InputError as error:
             return Refusal(order=order, reason=str(error))
-        index = indices.get(arm.arm)
         if index is not None:
             arms[index] = arm
         elif arm.active:
@@ -91,26 +93,66 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | Ar
             return Refusal(order=order, reason=f"arm {arm.arm!r} cannot be retired: it is not known")
     if tuple(arms) == current.arms:
         return None
+    try:
+        settings = _with_ads(current, arms)
+    except InputError as error:
+        return Refusal(order=order, reason=str(error))
+    current = replace(current, settings=settings)
     added = len(arms) - len(current.arms)
-    model = current.model.with_arms(added, ridge=current.settings.ridge) if added else current.model
-    if added and (reason := too_large(arms, model)):
+    model = _grown(current, arms)
+    if added and (reason := too_large(arms, model, settings=current.settings)):
         return Refusal(order=order, reason=reason)
-    return replace(current, arms=tuple(arms), model=model)
+    answers = current.answers.with_arms(added) if added and current.answers is not None else current.answers
+    return replace(current, arms=tuple(arms), model=model, answers=answers)
+
+
+def _grown(current: Parameters, arms: Sequence[Arm]) -> ClickModel:
+    """Return the belief about the arms of a version after changes, new ones last."""
+    settings, added = current.settings, len(arms) - len(current.arms)
+    if not current.arms:
+        return first_model(settings, arms)  # features of ads are known only now
+    columns = ad_columns(settings, arms)
+    model = current.model
+    if added:
+        model = model.with_arms(added, ridge=settings.ridge, features=columns[-added:])
+    return model.with_features(columns)
+
+
+def _wanted(change: ArmChange | ArmEntry, known: Arm | None) -> Arm:
+    """Return the arm after a change; raise `InputError` if it is not usable."""
+    kept = () if known is None else known.features
+    features = kept if change.features is None else tuple(change.features.items())
+    return Arm(arm=change.arm, reward=change.reward, active=change.active, features=features)
+
+
+def _with_ads(current: Parameters, arms: Sequence[Arm]) -> LearningSettings:
+    """Check the features of arms against the declaration; the first arms of a catalogue that was empty complete it."""
+    settings = current.settings
+    if not current.arms:
+        return replace(settings, features=with_ads(settings.features, arms))
+    check_ads(() if settings.features is None else settings.features.ads, arms)
+    return settings
 
 
 def catalogue_difference(current: Sequence[Arm], wanted: Sequence[Arm]) -> tuple[ArmEntry, ...]:
-    """Return the changes that make the active arms, and their rewards, those of `wanted`.
+    """Return the changes that make the active arms, their rewards and their features, those of `wanted`.
 
     An arm that `wanted` lacks is retired. It keeps its reward.
 
-    >>> catalogue_difference((Arm(arm="a", reward=1.0),), (Arm(arm="b", reward=2.0),))
-    (ArmEntry(arm='b', reward=2.0, active=True), ArmEntry(arm='a', reward=1.0, active=False))
+    >>> changes = catalogue_difference((Arm(arm="a", reward=1.0),), (Arm(arm="b", reward=2.0),))
+    >>> [(change.arm, change.active) for change in changes]
+    [('b', True), ('a', False)]
     """
     known = {arm.arm: arm for arm in current}
     named = {arm.arm for arm in wanted}
     changed = [arm for arm in wanted if known.get(arm.arm) != arm and (arm.active or arm.arm in known)]
     retired = [replace(arm, active=False) for arm in current if arm.active and arm.arm not in named]
-    return tuple(ArmEntry(arm=arm.arm, reward=arm.reward, active=arm.active) for arm in (*changed, *retired))
+    return tuple(entry_of(arm) for arm in (*changed, *retired))
+
+
+def entry_of(arm: Arm) -> ArmEntry:
+    """Return the wanted state of an arm as an entry of an order."""
+    return ArmEntry(arm=arm.arm, reward=arm.reward, active=arm.active, features=dict(arm.features) or None)
 
 
 def describe_changes(arms: Iterable[Arm], changes: Iterable[ArmEntry]) -> list[tuple[str, str, str]]:
@@ -120,7 +162,7 @@ def describe_changes(arms: Iterable[Arm], changes: Iterable[ArmEntry]) -> list[t
 
 
 def describe_change(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]:
-    """Return a change for people: +, − or ~, the arm, and its rewards.
+    """Return a change for people: +, − or ~, the arm, and its rewards; or the features that change.
 
     >>> describe_change(Arm(arm="a", reward=1.0), ArmEntry(arm="a", reward=2.5, active=True))
     ('~', 'a', '1 → 2.5')
@@ -130,6 +172,10 @@ def describe_change(known: Arm | None, change: ArmEntry) -> tuple[str, str, str]
         return "+", change.arm, new if known is None else f"{new} (was retired)"
     if known.active and not change.active:
         return "−", change.arm, f"{known.reward:.15g}"
+    moved = sorted(set((change.features or {}).items()) - set(known.features))
+    if moved:
+        price = [f"{known.reward:.15g} → {new}"] if change.reward != known.reward else []
+        return "~", change.arm, ", ".join([*price, *(f"{name} = {value}" for name, value in moved)])
     return "~", change.arm, f"{known.reward:.15g} → {new}"
 
 
@@ -165,57 +211,92 @@ def take_over(current: Parameters, order: Import) -> Parameters | Refusal | None
                 raise ParametersError(f"{name} is out of range")
     except ParametersError as error:
         return Refusal(order=order, reason=f"these parameters cannot be used: {error}")
-    for name in ("dim", "model"):
+    for name in ("dim", "model", "intercept", "standardise"):
         theirs, ours = getattr(given.settings, name), getattr(current.settings, name)
         if theirs != ours:
             return Refusal(order=order, reason=f"these parameters have {name} {theirs}, the present ones {ours}")
+    if given.settings.features != current.settings.features:
+        return Refusal(order=order, reason="these parameters have other features than the present ones")
     known = current.indices
     added = [arm for arm in given.arms if order.arms and arm.arm not in known]
     try:
         taken = _with_estimate(current, given, (*current.arms, *added))
         if taken is not None:
-            type(taken.model).unpack(taken.model.pack())  # else no worker could read the version
+            # Else no worker could read the version.
+            type(taken.model).unpack(taken.model.pack(), intercept=taken.settings.intercept)
     except AdcascadeError as error:
         return Refusal(order=order, reason=f"these parameters do not fit the catalogue: {error}")
-    if taken is not None and added and (reason := too_large(taken.arms, taken.model)):
+    if taken is not None and added and (reason := too_large(taken.arms, taken.model, settings=taken.settings)):
         return Refusal(order=order, reason=reason)
     return taken
 
 
 def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...]) -> Parameters | None:
     """Return the estimate of `target` for these arms; None if it is the current one."""
+    indices = {arm.arm: index for index, arm in enumerate(arms)}
+    pending = target.pending
+    if pending is not None:
+        pending = pending.renamed([indices.get(arm.arm, -1) for arm in target.arms])
     taken = replace(
         current,
         arms=arms,
-        model=align(target.model, target.arms, arms, ridge=current.settings.ridge),
+        model=align(target.model, target.arms, arms, settings=current.settings),
         folds=target.folds,
         observations=target.observations,
         expected_sessions=target.expected_sessions,
         explore_budget=target.explore_budget,
         thresholds=fitted_thresholds(target.thresholds, current.settings.horizon),
+        ties=_fitted_ties(target, current.settings),
+        answers=align_answers(target, arms, current.settings),
         radius=target.radius,
+        standardisation=target.standardisation,
+        pending=pending,
     )
     return None if taken == current else taken
 
 
-def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, ridge: float) -> ClickModel:
+def align(model: ClickModel, known: Sequence[Arm], wanted: Sequence[Arm], *, settings: LearningSettings) -> ClickModel:
     """Return the belief about `wanted` arms: the prior for new ones; the belief about others is integrated out."""
-    names = [arm.arm for arm in known]
+    names, columns = [arm.arm for arm in known], ad_columns(settings, wanted)
     if names == [arm.arm for arm in wanted]:
-        return model
+        return model.with_features(columns)
     indices = {name: index for index, name in enumerate(names)}
-    new = sum(arm.arm not in indices for arm in wanted)
-    grown = model.with_arms(new, ridge=ridge) if new else model
-    fresh = iter(range(len(names), len(names) + new))
-    return grown.choose_arms([indices[arm.arm] if arm.arm in indices else next(fresh) for arm in wanted])
+    fresh = [row for row, arm in enumerate(wanted) if arm.arm not in indices]
+    indices |= {wanted[row].arm: len(names) + number for number, row in enumerate(fresh)}
+    grown = model.with_arms(len(fresh), ridge=settings.ridge, features=columns[fresh]) if fresh else model
+    return grown.choose_arms([indices[arm.arm] for arm in wanted]).with_features(columns)
 
 
 def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
-    """Return the same estimate under other settings."""
+    """Return the same estimate under other settings; what contexts and ads mean, and their scale, stays as it is."""
+    settings = replace(settings, features=parameters.settings.features, standardise=parameters.settings.standardise)
     if settings == parameters.settings:
         return parameters
-    thresholds = fitted_thresholds(parameters.thresholds, settings.horizon)
-    return replace(parameters, settings=settings, thresholds=thresholds)
+    return replace(
+        parameters,
+        settings=settings,
+        thresholds=fitted_thresholds(parameters.thresholds, settings.horizon),
+        ties=_fitted_ties(parameters, settings),
+        answers=align_answers(parameters, parameters.arms, settings),
+    )
+
+
+def align_answers(target: Parameters, arms: Sequence[Arm], settings: LearningSettings) -> AnswerCounts | None:
+    """Return the counts of answers of `target` for these arms and settings, from nothing where it has none."""
+    empty = counts_for(settings, len(arms))
+    if empty is None or target.answers is None:
+        return empty
+    counts, names = target.answers, [arm.arm for arm in target.arms]
+    wanted = [arm.arm for arm in arms]
+    if names != wanted:
+        indices = {name: index for index, name in enumerate(names)}
+        # The index behind the last stands for every arm that was never displayed.
+        counts = counts.with_arms(1).choose_arms([indices.get(name, len(names)) for name in wanted])
+    return counts.with_horizon(settings.horizon)
+
+
+def _fitted_ties(parameters: Parameters, settings: LearningSettings) -> tuple[float, ...]:
+    return fitted_thresholds(parameters.ties, settings.horizon) if parameters.ties else ()
 
 
 def fitted_thresholds(thresholds: tuple[float, ...], horizon: int) -> tuple[float, ...]:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import nan
 from struct import Struct
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+#: A number of a context that is missing. One object, so that contexts with missing numbers are equal to themselves: a
+#: tuple compares its items by identity first.
+MISSING: Final = nan
 
 
 @cache

@@ -4,7 +4,7 @@ Rules that hold here:
 
 - A record either becomes an event or raises `Rejected`, with a reason of the closed list and one line that says what
   is wrong and where, never the payload. Nothing else escapes from a ``decode_`` function, whatever the bytes.
-- Whether a record is rejected depends on the record and the settings alone (see `MAX_DEPTH`), so all runners agree.
+- Whether a record is rejected depends on the record and the settings alone, so all runners agree.
 - Unknown fields are ignored, so that a producer may be newer than the worker.
 - `timestamp` is the time of a record. A negative one, −t, stands for a record without a time that was read at t: such
   an event may be as old as it likes.
@@ -13,33 +13,33 @@ Rules that hold here:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import hypot, inf
-from typing import Any, Final, Generic, TypeVar, get_args
+from math import hypot, inf, isnan
+from typing import Any, Final, Union, get_args
 
 import msgspec
-import numpy as np
 
-from worker.errors import AdcascadeError
+from worker.errors import InputError
+from worker.stream.contexts import MISSING
+from worker.stream.encoders import ContextEncoder
 from worker.stream.events import (
-    MOST,
     Arrival,
+    Count,
     Decision,
     Episode,
     Feedback,
     FeedbackFact,
+    Identifier,
     JournalEvent,
+    Milliseconds,
+    Mode,
     Opened,
     Progress,
-    Reason,
 )
-from worker.stream.topology import UnreadableBatch
-
-#: Deepest nesting of a record. msgspec skips unknown fields by recursion, so without this bound the depth of the
-#: caller's stack would decide what is accepted. Half of Python's usual limit. A record is at least twice as long as it
-#: is deep, so short ones need no check.
-MAX_DEPTH: Final = 512
+from worker.stream.typed_json import MAX_DEPTH as MAX_DEPTH
+from worker.stream.typed_json import Reader, read
+from worker.stream.typed_json import Rejected as Rejected
 
 #: How far the time of a journal record may lie after the timestamp of that record, in milliseconds; beyond it the
 #: learner refuses the record. Constants, so that every learner and every replay decide alike. A fact further ahead
@@ -47,19 +47,8 @@ MAX_DEPTH: Final = 512
 MAX_FACT_LEAD: Final = 86_400_000
 MAX_PROGRESS_LEAD: Final = 60_000
 
-E = TypeVar("E")
-
-
-class Rejected(AdcascadeError):  # noqa: N818 - the record is wrong, not the program
-    """A record that cannot be used: `reason` is from the closed list, `error` one line for people."""
-
-    def __init__(self, reason: Reason, error: str) -> None:
-        super().__init__(reason, error)
-        self.reason: Reason = reason
-        self.error = error
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.error}"
+#: Largest absolute value of a number that is to be standardised.
+LARGEST_NUMBER: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +78,25 @@ class Limits:
             raise ValueError("max_norm must be finite and at least 1, the norm of an arm alone")
 
 
-def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: int, grace: int = 0) -> Arrival:
+def decode_arrival(
+    value: bytes | None,
+    *,
+    limits: Limits,
+    dim: int,
+    timestamp: int,
+    grace: int = 0,
+    encoder: ContextEncoder | None = None,
+    standardise: bool = False,
+) -> Arrival:
     """Decode an arrival whose record has this `timestamp` and whose context must have `dim` numbers.
 
-    `grace` (session timeout + lateness) is how old an event may be in addition to the limit.
+    `grace` (session timeout + lateness) is how old an event may be in addition to the limit. With an `encoder` the
+    context is an object of declared features. With `standardise` the norm has no limit, but every number has.
 
     >>> decode_arrival(b'{"session_id":"s","occurred_at":5,"context":[1,2]}', limits=Limits(), dim=2, timestamp=0)
     Arrival(session_id='s', occurred_at=5, context=(1.0, 2.0), exclude=())
     """
-    event = _read(_ARRIVAL, value, limits.max_record_bytes)
+    event = _read_arrival(value, limits, encoder)
     if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
         _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
     if event.exclude:
@@ -108,14 +107,14 @@ def decode_arrival(value: bytes | None, *, limits: Limits, dim: int, timestamp: 
     if len(context) != dim:
         raise Rejected("dimension", f"$.context has {len(context)} numbers, not {dim}")
     # In this form a NaN is rejected too.
-    if not hypot(1.0, *context) <= limits.max_norm:
-        raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
+    if not hypot(1.0, *context) <= (LARGEST_NUMBER if standardise else limits.max_norm):
+        _check_numbers(context, limits, may_lack=encoder is not None, standardise=standardise)
     return event
 
 
 def decode_feedback(value: bytes | None, *, limits: Limits, horizon: int, timestamp: int, grace: int = 0) -> Feedback:
     """Decode a click or a pass at a position of 1…`horizon`; the rest as in `decode_arrival`."""
-    event = _read(_FEEDBACK, value, limits.max_record_bytes)
+    event = read(_FEEDBACK, value, limits.max_record_bytes)
     if not (0 < len(event.session_id) <= limits.max_session_id and event.session_id.isprintable()):
         _check_identifier(event.session_id, limits.max_session_id, "$.session_id")
     if not (0 < len(event.arm) <= limits.max_arm_id and event.arm.isprintable()):
@@ -132,7 +131,9 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
 
     With the `timestamp` of the record, a time too far after it is rejected as `future`.
     """
-    event = _read(_JOURNAL, value, inf)
+    # Only a context may have numbers that are missing.
+    has_null = type(value) is bytes and b"null" in value
+    event = _without_gaps(read(_JOURNAL_WITH_GAPS, value, inf)) if has_null else read(_JOURNAL, value, inf)
     if timestamp > 0:
         _check_lead(event, timestamp)
     # What the types do not cover. A slate without arms may still name its mode, `none`.
@@ -146,117 +147,86 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
 
 def decode_decision(value: bytes | None) -> Decision:
     """Decode a decision."""
-    return _read(_DECISION, value, inf)
+    return read(_DECISION, value, inf)
 
 
 def decode_episode(value: bytes | None) -> Episode:
     """Decode an episode record."""
-    return _read(_EPISODE, value, inf)
+    return read(_EPISODE, value, inf)
 
 
-class _Reader(Generic[E]):
-    """The decoder of one kind of record, compiled once."""
+class _NamedArrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An arrival whose context is an object; the declaration says what its values must be."""
 
-    __slots__ = ("_integers", "_kind", "decode")
-
-    def __init__(self, kind: Any) -> None:
-        self._kind = kind
-        self.decode: Callable[[bytes], E] = msgspec.json.Decoder(kind).decode
-        self._integers = frozenset(
-            field.name
-            for struct in (get_args(kind) or (kind,))
-            for field in msgspec.structs.fields(struct)
-            if _is_integer(msgspec.inspect.type_info(field.type))
-        )
-
-    def reread(self, value: bytes) -> E:
-        """Decode a record that writes whole numbers as 5.0 or 5e0, which JSON does not distinguish from 5."""
-        document = msgspec.json.decode(value)
-        for name in self._integers & document.keys():
-            number = document[name]
-            if type(number) is float and number.is_integer():
-                document[name] = int(number)
-        event: E = msgspec.convert(document, self._kind)
-        return event
+    session_id: str
+    occurred_at: Milliseconds
+    context: dict[str, Any]
+    exclude: tuple[str, ...] = ()
 
 
-def _is_integer(kind: msgspec.inspect.Type) -> bool:
-    options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    return any(isinstance(option, msgspec.inspect.IntType) for option in options)
+class _OpenedWithGaps(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="opened"):
+    """`Opened` with null in place of numbers that are missing."""
+
+    session_id: Identifier
+    arrived_at: Milliseconds
+    context: tuple[float | None, ...]
+    slate: tuple[Identifier, ...]
+    modes: tuple[Mode, ...]
+    exclude: tuple[Identifier, ...]
+    parameters_version: Count
 
 
-_ARRIVAL: Final = _Reader[Arrival](Arrival)
-_FEEDBACK: Final = _Reader[Feedback](Feedback)
-_JOURNAL: Final = _Reader[JournalEvent](JournalEvent)
-_DECISION: Final = _Reader[Decision](Decision)
-_EPISODE: Final = _Reader[Episode](Episode)
+_ARRIVAL: Final = Reader[Arrival](Arrival)
+_NAMED_ARRIVAL: Final = Reader[_NamedArrival](_NamedArrival)
+_FEEDBACK: Final = Reader[Feedback](Feedback)
+_JOURNAL: Final = Reader[JournalEvent](JournalEvent)
+_JOURNAL_WITH_GAPS: Final = Reader[JournalEvent | _OpenedWithGaps](
+    Union[(_OpenedWithGaps, *(kind for kind in get_args(JournalEvent) if kind is not Opened))]
+)
+_DECISION: Final = Reader[Decision](Decision)
+_EPISODE: Final = Reader[Episode](Episode)
 
 
-def _read(reader: _Reader[E], value: bytes | None, most: float) -> E:
-    if type(value) is not bytes:
-        raise _no_bytes(value)
-    if len(value) > most:
-        raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
+def _read_arrival(value: bytes | None, limits: Limits, encoder: ContextEncoder | None) -> Arrival:
     try:
-        if not value.isascii():
-            value.decode()  # msgspec does not validate the fields that it skips
-        if len(value) > 2 * MAX_DEPTH and _nests_too_deep(value):
-            raise Rejected("undecodable", f"nested deeper than {MAX_DEPTH} levels")
-        return reader.decode(value)
-    except Rejected:
+        if encoder is None:
+            return read(_ARRIVAL, value, limits.max_record_bytes)
+        event = read(_NAMED_ARRIVAL, value, limits.max_record_bytes)
+        context = encoder.encode(event.context)
+    except InputError as error:
+        raise Rejected("invalid", f"$.{error}") from None
+    except Rejected as rejected:
+        if rejected.error == "Expected `object`, got `array` at $.context":
+            raise Rejected("invalid", "$.context: an object of the declared features is needed, not a list") from None
+        if rejected.error == "Expected `array`, got `object` at $.context":
+            raise Rejected("invalid", "$.context: a list of numbers is needed: no features are declared") from None
         raise
-    except Exception as error:
-        if "got `float`" in str(error):
-            return _reread(reader, value)
-        raise _rejected(error) from None
+    return Arrival(session_id=event.session_id, occurred_at=event.occurred_at, context=context, exclude=event.exclude)
 
 
-def _no_bytes(value: bytes | None) -> Rejected:
-    if isinstance(value, UnreadableBatch):
-        return Rejected("unreadable", value.error)
-    return Rejected("undecodable", "the record has no value")
+def _check_numbers(context: tuple[float, ...], limits: Limits, *, may_lack: bool, standardise: bool) -> None:
+    known = [number for number in context if not isnan(number)]
+    if len(known) < len(context) and not may_lack:
+        raise Rejected("norm", "a number of $.context is not a number")
+    if standardise:
+        if max(map(abs, known), default=0.0) > LARGEST_NUMBER:
+            raise Rejected("norm", f"a number of $.context is beyond ±{LARGEST_NUMBER:g}")
+    elif not hypot(1.0, *known) <= limits.max_norm:
+        raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
 
 
-def _reread(reader: _Reader[E], value: bytes) -> E:
-    try:
-        return reader.reread(value)
-    except Exception as error:
-        raise _rejected(error) from None
-
-
-_TOO_LATE: Final = f"<= {MOST} - at `$.occurred_at`"
-
-
-def _rejected(error: Exception) -> Rejected:
-    """Turn an error of msgspec into one line, without a word of the payload."""
-    if isinstance(error, UnicodeDecodeError):
-        return Rejected("undecodable", f"not UTF-8 (byte {error.start})")
-    if isinstance(error, msgspec.ValidationError):
-        text, _, path = str(error).rpartition(" - at ")
-        text = text or path
-        # These two quote the payload.
-        if text.startswith(("Invalid enum value", "Invalid value")):
-            text = "Not one of the values allowed here"
-        # A time in nanoseconds does not reach the check that guesses the unit of a time.
-        guess = " (looks like nanoseconds)" if _TOO_LATE in str(error) else ""
-        return Rejected("invalid", f"{text} at {path.strip('`')}{guess}" if path != text else text)
-    if isinstance(error, msgspec.DecodeError):
-        return Rejected("undecodable", str(error))
-    # RecursionError, MemoryError, and whatever else a hostile record may cause.
-    return Rejected("undecodable", f"not readable ({type(error).__name__})")
-
-
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-#: Opening brackets to +1, closing ones to −1 as signed bytes; everything else is dropped.
-_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_NO_STEPS: Final = bytes(sorted(set(range(256)) - set(b"[{]}")))
-
-
-def _nests_too_deep(value: bytes) -> bool:
-    if value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
-        return False
-    steps = np.frombuffer(_STRINGS.sub(b"", value).translate(_STEPS, _NO_STEPS), np.int8)
-    return bool(np.cumsum(steps, dtype=np.int64).max(initial=0) > MAX_DEPTH)
+def _without_gaps(event: JournalEvent | _OpenedWithGaps) -> JournalEvent:
+    if not isinstance(event, _OpenedWithGaps):
+        return event
+    return Opened(
+        session_id=event.session_id,
+        arrived_at=event.arrived_at,
+        context=tuple([MISSING if number is None else number for number in event.context]),
+        slate=event.slate,
+        modes=event.modes,
+        exclude=event.exclude,
+        parameters_version=event.parameters_version,
+    )
 
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")

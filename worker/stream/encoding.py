@@ -4,7 +4,8 @@ Rules that hold here:
 
 - The same event gives the same bytes, always; decoding them gives the same event.
 - An optional field that is absent is left out.
-- A number that is not finite is refused, because orjson would write `null` in its place.
+- A number that is not finite is refused, because orjson would write `null` in its place. Only in the context of
+  `opened`, `null` stands for a number that is missing, which is NaN.
 
 Most of these functions run once or more per event; what looks repetitive saves a call. The order of the fields is that
 of the dictionary display.
@@ -20,6 +21,8 @@ import msgspec
 import orjson
 
 from worker.stream.events import (
+    ArmChange,
+    ArmEntry,
     Arrival,
     CatalogueChange,
     Episode,
@@ -82,7 +85,7 @@ def opened_document(
 ) -> dict[str, Any]:
     """Return `opened` as a document to encode, without making it an event first."""
     if not isfinite(sum(context)):
-        _refuse_not_finite(context, "context")
+        _refuse_not_finite([number for number in context if number == number], "context")
     return {
         "kind": "opened",
         "session_id": session_id,
@@ -158,8 +161,11 @@ def _rare_document(event: msgspec.Struct) -> dict[str, Any]:
             continue
         if isinstance(event, CatalogueChange):
             value = [_rare_document(change) for change in event.changes]
+        elif isinstance(event, ArmChange | ArmEntry) and field.name == "features":
+            _refuse_not_finite([number for number in value.values() if isinstance(number, float)], field.name)
         elif isinstance(value, float | tuple):
-            _refuse_not_finite(value if isinstance(value, tuple) else (value,), field.name)
+            several = value if isinstance(value, tuple) else (value,)
+            _refuse_not_finite([number for number in several if isinstance(number, float)], field.name)
         record[field.name] = value
     return record
 

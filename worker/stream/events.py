@@ -70,6 +70,7 @@ Position: TypeAlias = Annotated[int, Meta(ge=1, le=MOST)]
 Partitions: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_PARTITIONS)]
 Identifier: TypeAlias = Annotated[str, Meta(min_length=1)]
 Probability: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Amount: TypeAlias = Annotated[float, Meta(ge=0)]
 #: A tag begins with a letter, so that it is never taken for a version.
 TAG_PATTERN: Final = "^[A-Za-z][A-Za-z0-9._-]{0,63}$"
@@ -79,7 +80,8 @@ TagName: TypeAlias = Annotated[str, Meta(pattern=TAG_PATTERN)]
 class Arrival(Struct, frozen=True, kw_only=True, gc=False):
     """The arrival of a user (topic `arrivals`).
 
-    `context` is x, (d,); `exclude` names arms that must not be shown to this session.
+    `context` is x, (d,); for an object it has the numbers that the declared features give. `exclude` names arms that
+    must not be shown to this session.
     """
 
     session_id: str
@@ -121,7 +123,10 @@ class Decision(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="opened"):
-    """A session was opened with this slate (journal); `modes` has one entry per position of the slate."""
+    """A session was opened with this slate (journal); `modes` has one entry per position of the slate.
+
+    `context` has the numbers of the arrival before they are standardised; one that is missing is NaN, and null in JSON.
+    """
 
     session_id: Identifier
     arrived_at: Milliseconds
@@ -151,11 +156,15 @@ class Progress(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", ta
 
 
 class ArmChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arm"):
-    """An arm is added, priced, retired or reactivated (journal); `reward` is the revenue of a click."""
+    """An arm is added, priced, retired or reactivated (journal); `reward` is the revenue of a click.
+
+    Without `features`, a known arm keeps its own.
+    """
 
     arm: Identifier
     reward: Annotated[float, Meta(gt=0)]
     active: bool
+    features: dict[str, float | str] | None = None
 
 
 class ArmEntry(Struct, frozen=True, kw_only=True, gc=False):
@@ -164,6 +173,7 @@ class ArmEntry(Struct, frozen=True, kw_only=True, gc=False):
     arm: Identifier
     reward: Annotated[float, Meta(gt=0)]
     active: bool
+    features: dict[str, float | str] | None = None
 
 
 class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arms"):
@@ -218,7 +228,9 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     `rejected` with the reason). `reward` is the revenue, `expected_reward` the revenue expected by the versions that
     served. `explored` is the number of sessions that explored, as a mean over the positions, to be compared with
     `explore_budget`. `late` counts records for windows already closed. `regret_bound` and `regret_posterior` are per
-    session, null where they could not be computed. The last five are the state of the estimate, if there is one.
+    session, null where they could not be computed. `folds` and what
+    follows are the state of the estimate, if there is one. `unanswered_arms` names the first ten active arms whose
+    displays are hardly ever answered, `lowest_answer_rate` is the lowest rate of an active arm.
     """
 
     version: Count
@@ -243,6 +255,8 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     newton_steps: Count | None = None
     parameter_norm: Amount | None = None
     smallest_eigenvalue: float | None = None
+    lowest_answer_rate: Rate | None = None
+    unanswered_arms: tuple[Identifier, ...] | None = None
 
 
 #: Orders to the learner; each takes effect at its position in the journal.

@@ -3,37 +3,46 @@
 The choice comes from the kernel that serves, in float32. The numbers are computed again in float64, so of two arms
 whose scores agree in the first seven digits the choice may seem to be the second best.
 
-With repeats, all eligible arms compete at every position:
+A display of arm k at position h is answered with probability s = min(1, ρ_k r_h), 1 where rates are not learned
+(docs/math.md §8). With repeats, all eligible arms compete at every position:
 
-    score = q + bonus        q = Q̂_h(k) = f e + (1 − f) V_{h+1}
+    score = q + s · bonus        q = Q̂_h(k) = s [f e + (1 − f) V_{h+1}]
 
-The bonus is 0 if the position exploits; `myopic-ucb` has V_{h+1} = 0. Without repeats (docs/math.md §7) arms are shown
-by falling reward, so only those after the last one shown compete. With m displays left, arm k earns
-f_k e_k + (1 − f_k) V(k+1, m−1): q under the estimate, score under optimistic probabilities if the session explores. The
-bonus is the difference.
+The bonus is 0 if the position exploits; `myopic-ucb` takes every position as the first and the last one: V_{h+1} = 0
+and s of position 1. Without repeats (docs/math.md §7) arms are shown in an order, by falling reward or, where users
+leave, by ρ f e / (1 − ρ (1 − f)), so only those after the last one shown compete. With m displays left, arm k earns
+s [f_k e_k + (1 − f_k) V(k+1, m−1)]: q under the estimate, score under the optimistic probabilities of the bonus if the
+session explores. The bonus is the difference. A slate that ends too early is filled up with other arms, which compete
+for the rest by the revenue of their own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.bonuses import bonus_named
+from worker.bandit.ordering import by_worth
 from worker.bandit.planning import Masked, Planner, optimal_values
 from worker.bandit.policies import Greedy, MyopicUcb, Random, policy_named
 from worker.bandit.schedule import theory_radius
 from worker.errors import InputError
 from worker.stream.parameters import Parameters
+from worker.stream.tastes import Contribution, context_columns, contributions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An arm that competed for a position."""
+    """An arm that competed for a position.
+
+    answer_rate : probability that its display is answered; None where rates are not learned
+    contributions : the parts of its log-odds, the largest first
+    """
 
     arm: str
     probability: float
@@ -41,6 +50,8 @@ class Candidate:
     width: float
     bonus: float
     score: float
+    answer_rate: float | None = None
+    contributions: tuple[Contribution, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +74,14 @@ class Explanation:
     notes: tuple[str, ...]
 
 
-def explain(parameters: Parameters, context: Floats, excluded: Ints) -> Explanation:
-    """Plan one session with this context, (d,), without the arms at the indices `excluded`."""
+def explain(
+    parameters: Parameters, context: Floats, excluded: Ints, *, names: tuple[str, ...] | None = None
+) -> Explanation:
+    """Plan one session with this context, (d,), as it came, without the arms at the indices `excluded`.
+
+    `names` are those of the numbers of the context, if they are not those of the version.
+    """
+    given, context = context, parameters.prepared(context[None, :])[0]
     parameters = _with_radius(parameters, context)
     planner = parameters.planner()
     eligible = np.array([], dtype=np.intp) if planner is None else np.setdiff1d(planner.shown, excluded)
@@ -72,8 +89,13 @@ def explain(parameters: Parameters, context: Floats, excluded: Ints) -> Explanat
         nothing = Position(position=1, continuation=0.0, choice=None, mode="none", arms=())
         return Explanation(slate=(), positions=(nothing,), notes=("no arm is eligible: the slate is empty",))
     with np.errstate(all="ignore"):
-        contest = _Contest(parameters, context, eligible)
-        positions = contest.positions(*_served(parameters, planner, context, planner.masked([excluded.tolist()])))
+        slate, explored = _served(parameters, planner, context, planner.masked([excluded.tolist()]))
+        contest = _Contest(parameters, planner, context, eligible, explores=any(explored))
+        reasons = {
+            index: contributions(parameters, index, given, context, names or context_columns(parameters))
+            for index in eligible.tolist()
+        }
+        positions = contest.positions(slate, explored, reasons)
     return Explanation(
         slate=tuple(position.choice for position in positions if position.choice is not None),
         positions=tuple(positions),
@@ -99,8 +121,11 @@ def _with_radius(parameters: Parameters, context: Floats) -> Parameters:
 def _served(
     parameters: Parameters, planner: Planner, context: Floats, masked: Masked | None
 ) -> tuple[list[int], list[bool]]:
-    """Return the arms that serving shows, and whether each position explores; greedy for a policy that draws."""
-    policy = Greedy() if policy_named(parameters.settings.policy).draws else parameters.policy()
+    """Return the arms that serving shows, and whether each position explores; greedy for a policy that draws.
+
+    There is no session to break ties with a threshold by, so all of them explore.
+    """
+    policy = Greedy() if policy_named(parameters.settings.policy).draws else replace(parameters, ties=()).policy()
     slates = policy.slates(planner, context[None, :], masked)
     arms = slates.arms[0].tolist()
     length = arms.index(NO_ARM) if NO_ARM in arms else len(arms)
@@ -124,31 +149,45 @@ def _notes(parameters: Parameters) -> tuple[str, ...]:
         notes.append(f"{settings.random_share:.1%} of sessions have a random slate instead (random_share)")
     if policy.is_selective and not parameters.thresholds:
         notes.append("no exploration thresholds for this horizon: every position explores")
+    if policy.is_selective and parameters.policy().needs_chance:
+        notes.append(
+            "ties: of the sessions with exactly the score of a threshold, serving lets a share explore, by their ids; "
+            "here all of them explore"
+        )
     return tuple(notes)
 
 
-#: A round of the contest: columns that compete, revenue after the position, q and score of all columns.
-_Round: TypeAlias = tuple[Ints, float, Floats, Floats]
+#: A round of the contest: columns that compete, revenue after the position, q, score and answer rates of all columns.
+_Round: TypeAlias = tuple[Ints, float, Floats, Floats, Floats]
 
 
 class _Contest:
-    """The eligible arms of one session, one column each, in float64; by falling reward if arms may not repeat."""
+    """The eligible arms of one session, one column each, in float64; in the order of showing if arms may not repeat.
 
-    def __init__(self, parameters: Parameters, context: Floats, eligible: Ints) -> None:
-        rewards = parameters.rewards
-        if not parameters.settings.repeats:
-            eligible = eligible[np.argsort(-rewards[eligible], kind="stable")]
+    `rates` (H, columns) are the answer rates.
+    """
+
+    def __init__(
+        self, parameters: Parameters, planner: Planner, context: Floats, eligible: Ints, *, explores: bool
+    ) -> None:
         self.parameters, self.settings = parameters, parameters.settings
         self.policy = policy_named(self.settings.policy)
-        self.arms, self.rewards = eligible, rewards[eligible]
+        if not self.settings.repeats:
+            eligible = _in_order(parameters, planner, context, eligible, explores=explores)
+        self.arms, self.rewards = eligible, parameters.rewards[eligible]
         contexts, arms = context[None, :], eligible[None, :]
         self.log_odds = parameters.model.log_odds_of(contexts, arms)[0]
         self.widths = np.sqrt(parameters.model.squared_widths_of(contexts, arms)[0])
         if not (np.isfinite(self.log_odds).all() and np.isfinite(self.widths).all()):
             raise InputError("the context is too large: the numbers overflow")
         self.chances = sigmoid(self.log_odds)
+        known = parameters.rates
+        shape = (self.settings.horizon, len(eligible))
+        self.rates = np.ones(shape) if known is None else known.of_arms(eligible)
 
-    def positions(self, slate: list[int], explored: list[bool]) -> list[Position]:
+    def positions(
+        self, slate: list[int], explored: list[bool], reasons: dict[int, tuple[Contribution, ...]]
+    ) -> list[Position]:
         """Explain every position of the slate."""
         if self.policy is MyopicUcb:
             rounds = self._myopic(slate)
@@ -157,58 +196,87 @@ class _Contest:
         else:
             rounds = self._without_repeats(slate, explored)
         return [
-            self._position(number, arm, explore, *round_)
+            self._position(number, arm, explore, reasons, *round_)
             for number, (arm, explore, round_) in enumerate(zip(slate, explored, rounds, strict=True), start=1)
         ]
 
     def _with_repeats(self, explored: list[bool]) -> Iterator[_Round]:
-        values = optimal_values(self.chances[None, :], self.rewards, self.settings.horizon)[0]
-        for explore, after in zip(explored, [*values[1:].tolist(), 0.0], strict=False):
-            yield np.arange(len(self.arms)), after, *self._scores(after, explore)
+        values = optimal_values(self.chances[None, :], self.rewards, self.settings.horizon, self.rates)[0]
+        for h, (explore, after) in enumerate(zip(explored, [*values[1:].tolist(), 0.0], strict=False)):
+            yield np.arange(len(self.arms)), after, *self._scores(after, explore, self.rates[h])
 
     def _myopic(self, slate: list[int]) -> Iterator[_Round]:
         columns = np.arange(len(self.arms))
         for arm in slate:
-            yield columns, 0.0, *self._scores(0.0, True)
+            yield columns, 0.0, *self._scores(0.0, True, self.rates[0])
             if not self.settings.repeats:
                 columns = columns[self.arms[columns] != arm]
 
-    def _scores(self, after: float, explore: bool) -> tuple[Floats, Floats]:
-        q = self._q(self.chances, after)
+    def _scores(self, after: float, explore: bool, rates: Floats) -> tuple[Floats, Floats, Floats]:
+        q = self._q(self.chances, after, rates)
         if not explore:
-            return q, q
+            return q, q, rates
         widths = self.parameters.beta * self.widths
-        return q, q + bonus_named(self.settings.bonus).of(self.chances, widths, self.rewards - after)
+        bonus = bonus_named(self.settings.bonus).of(self.chances, widths, self.rewards - after)
+        return q, q + rates * bonus, rates
 
     def _without_repeats(self, slate: list[int], explored: list[bool]) -> Iterator[_Round]:
-        optimism = self.parameters.beta * self.widths
-        optimistic = sigmoid(self.log_odds + optimism) if any(explored) else self.chances
+        optimistic = self.chances
+        if any(explored):
+            optimism = self.parameters.beta * self.widths
+            optimistic = bonus_named(self.settings.bonus).optimistic(self.log_odds, optimism)
         values, optimistic_values = self._values(self.chances), self._values(optimistic)
         first = 0
-        for number, (arm, explore) in enumerate(zip(slate, explored, strict=True), start=1):
-            left = self.settings.horizon - number
-            columns = np.arange(first, len(self.arms))
-            q = self._q(self.chances, values[1:, left])
-            score = self._q(optimistic, optimistic_values[1:, left]) if explore else q
-            first = int(np.flatnonzero(self.arms == arm)[0]) + 1
-            yield columns, float(values[first, left]), q, score
+        for h, (arm, explore) in enumerate(zip(slate, explored, strict=True)):
+            left = self.settings.horizon - h - 1
+            place = int(np.flatnonzero(self.arms == arm)[0])
+            if place < first:
+                yield from self._fillers(slate, h)
+                return
+            q = self._q(self.chances, values[1:, left], self.rates[h])
+            score = self._q(optimistic, optimistic_values[1:, left], self.rates[h]) if explore else q
+            yield np.arange(first, len(self.arms)), float(values[place + 1, left]), q, score, self.rates[h]
+            first = place + 1
+
+    def _fillers(self, slate: list[int], start: int) -> Iterator[_Round]:
+        """Explain the positions from `start` on, which show what is left after the end of the plan."""
+        after = [0.0]  # revenue of the slate behind each position, from the last one on
+        for h in range(len(slate) - 1, start, -1):
+            place = self.arms == slate[h]
+            after.append(float(self._q(self.chances, after[-1], self.rates[h])[place][0]))
+        for h in range(start, len(slate)):
+            behind = after[len(slate) - 1 - h]
+            q = self._q(self.chances, behind, self.rates[h])
+            yield np.flatnonzero(~np.isin(self.arms, slate[:h])), behind, q, q, self.rates[h]
 
     def _values(self, chances: Floats) -> Floats:
         """Return V(i, m), the best revenue from the columns i, i+1, … with m displays: (n+1, H+1)."""
         values = np.zeros((len(chances) + 1, self.settings.horizon + 1))
+        rates = self.rates[::-1]  # with m = 1 … H displays left
         for i in range(len(chances) - 1, -1, -1):
-            shown = values[i + 1, :-1] + chances[i] * (self.rewards[i] - values[i + 1, :-1])
+            ahead = values[i + 1, :-1]
+            shown = rates[:, i] * (ahead + chances[i] * (self.rewards[i] - ahead))
             np.maximum(values[i + 1, 1:], shown, out=values[i, 1:])
         return values
 
-    def _q(self, chances: Floats, after: Floats | float) -> Floats:
-        """Return f e + (1 − f) V of every column; `after` is V."""
-        return np.asarray(after + chances * (self.rewards - after))
+    def _q(self, chances: Floats, after: Floats | float, rates: Floats) -> Floats:
+        """Return s [f e + (1 − f) V] of every column; `after` is V."""
+        return np.asarray(rates * (after + chances * (self.rewards - after)))
 
     def _position(
-        self, number: int, arm: int, explore: bool, columns: Ints, after: float, q: Floats, score: Floats
+        self,
+        number: int,
+        arm: int,
+        explore: bool,
+        reasons: dict[int, tuple[Contribution, ...]],
+        columns: Ints,
+        after: float,
+        q: Floats,
+        score: Floats,
+        rates: Floats,
     ) -> Position:
         catalogue = self.parameters.arms
+        learned = self.parameters.answers is not None
         in_order = columns[np.argsort(self.arms[columns], kind="stable")]  # the order of the catalogue
         return Position(
             position=number,
@@ -223,6 +291,8 @@ class _Contest:
                     width=float(self.widths[column]),
                     bonus=float(score[column] - q[column]),
                     score=float(score[column]),
+                    answer_rate=float(rates[column]) if learned else None,
+                    contributions=reasons[int(self.arms[column])],
                 )
                 for column in in_order.tolist()
             ),
@@ -234,3 +304,21 @@ class _Contest:
         if self.policy is Random:
             return "random"
         return "explore" if explore else "exploit"
+
+
+def _in_order(parameters: Parameters, planner: Planner, context: Floats, eligible: Ints, *, explores: bool) -> Ints:
+    """Return the arms in the order in which a slate without repeats shows them, as serving computes it."""
+    columns = planner.by_falling_revenue
+    if planner.answers is not None and parameters.settings.policy != MyopicUcb.name:
+        everything = slice(0, len(planner.shown))
+        batch = planner.batch(context[None, :])
+        chances = batch.probabilities(0, 1, everything)
+        if explores:
+            bonus = bonus_named(parameters.settings.bonus)
+            odds = batch.log_odds(0, 1, everything)
+            chances = bonus.optimistic(odds, parameters.beta * batch.widths(0, 1, everything))
+        rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
+        rates = planner.answers.arms[planner.shown][columns].astype(planner.dtype)
+        columns = columns[by_worth(chances.T[columns], rewards, rates, planner.answers.positions)[:, 0]]
+    arms = planner.shown[columns]
+    return arms[np.isin(arms, eligible)]

@@ -7,10 +7,14 @@ Rules that hold in this file:
 - The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded.
   Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
   error that the machine causes (no memory) is passed on: another machine may have more.
-- Exploration is planned for as many users as the window had. N = sessions of this window, t = folds so far:
-  M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t among the
-  window's own contexts under the new estimate (docs/math.md §5). Sessions drawn at random (`random_share`) explore
-  nothing, so the rank is scaled up to the share of the others.
+- Exploration is planned for as many users as the window had. N = sessions of this window, t = the episode that comes,
+  folds so far + 1: M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t
+  among the window's own contexts under the new estimate (docs/math.md §5). Where several have that very score, a share
+  of them explores. Sessions drawn at random (`random_share`) explore nothing, so the rank is scaled up to the share of
+  the others.
+- Answers are counted for every window that makes a version (`answers.py`), and fade as the estimate does.
+- Centre and scale of contexts come from all sessions up to the first fold, at least `LEAST_SESSIONS`
+  (`standardising.py`). As long as there are fewer, the version keeps them, and no fold happens.
 - β "theory" takes c_z, the bound on ‖z‖, from the contexts folded, at least sqrt(1 + d); it never falls.
 """
 
@@ -23,6 +27,7 @@ from functools import cache
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats
 from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel, Observations
@@ -32,7 +37,9 @@ from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.contexts import stack_packed
 from worker.stream.exclusions import excluded_indices, packed_indices
+from worker.stream.observed import ObservedSessions
 from worker.stream.parameters import Parameters
+from worker.stream.standardising import LEAST_SESSIONS, Standardisation
 from worker.stream.windows import ClosedWindow, SessionPlan
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
@@ -44,10 +51,13 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """The parent with the new estimate, not yet numbered, and the number of Newton steps."""
+    """The parent with the new estimate, not yet numbered, and the number of Newton steps.
+
+    `steps` is None if the sessions of the window only wait for more.
+    """
 
     parameters: Parameters
-    steps: int
+    steps: int | None
 
 
 @cache
@@ -66,7 +76,13 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
     settings = parent.settings
     try:
         with one_thread(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            data = observations(parent, window)
+            sessions = observed(parent, window)
+            if parent.awaits_standardisation:
+                if len(sessions) < LEAST_SESSIONS:
+                    waiting = replace(parent, pending=sessions, answers=_answers(parent, window))
+                    return Folded(parameters=waiting, steps=None)
+                parent = replace(parent, pending=None, standardisation=_standardisation(parent, sessions))
+            data = sessions.observations(parent.prepared)
             fit = _faded(parent).fold(data, estimator=settings.estimator)
             folded = replace(
                 parent,
@@ -74,10 +90,12 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
                 folds=parent.folds + 1,
                 observations=parent.observations + len(data),
                 expected_sessions=len(window.plans),
-                explore_budget=explore_budget(len(window.plans), parent.folds + 1, settings.horizon_episodes),
+                explore_budget=_budget(parent, len(window.plans)),
+                answers=_answers(parent, window),
             )
             folded = replace(folded, radius=_radius(folded, data))
-            folded = replace(folded, thresholds=_thresholds(folded, window.plans))
+            thresholds, ties = _thresholds(folded, window.plans)
+            folded = replace(folded, thresholds=thresholds, ties=ties)
     except (EstimationError, MemoryError):
         raise
     except AdcascadeError as error:
@@ -89,17 +107,41 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
     return Folded(parameters=folded, steps=fit.steps)
 
 
-def observations(parameters: Parameters, window: ClosedWindow) -> Observations:
-    """Return the displays that count, of known arms; sessions without any are left out."""
-    indices = parameters.indices
-    arms = np.array([indices.get(arm, -1) for arm in window.arms], dtype=np.intp)
+def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
+    """Return the sessions that the next fold learns from: those that wait, and those of the window."""
+    dim, indices = parameters.settings.dim, parameters.indices
+    sessions = ObservedSessions.of(window, dim=dim, indices=indices)
+    return sessions if parameters.pending is None else parameters.pending.followed_by(sessions)
+
+
+def _standardisation(parameters: Parameters, sessions: ObservedSessions) -> Standardisation:
+    features = parameters.settings.features
+    numbers = features.number_columns if features is not None and features.context else None
+    return Standardisation.estimate(sessions.contexts, numbers)
+
+
+def _budget(parent: Parameters, sessions: int) -> int:
+    """Return M_t of the episode that comes after this fold."""
+    settings = parent.settings
+    # The first release counted one episode less. Its versions carry the budget whatever the policy is.
+    t = parent.folds + (1 if settings.are_of_the_first_release else 2)
+    return explore_budget(sessions, t, settings.horizon_episodes)
+
+
+def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
+    """Return the counts of answers with those of the window; unknown arms are left out."""
+    counts, keep = parent.answers, parent.settings.forgetting
+    if counts is None:
+        return None
+    indices = parent.indices
+    shown = [*zip(window.positions, window.arms, strict=True), *window.unanswered]
+    arms = np.array([indices.get(arm, -1) for _, arm in shown], dtype=np.intp)
+    answered = np.arange(len(shown)) < len(window.arms)
     known = arms >= 0
-    rows, sessions = np.unique(np.array(window.rows, dtype=np.intp)[known], return_inverse=True)
-    return Observations(
-        contexts=stack_packed([window.plans[row].context for row in rows.tolist()], parameters.settings.dim),
-        sessions=sessions.astype(np.intp),
+    return (counts if keep == 1 else counts.faded(keep)).plus(
+        positions=np.array([position - 1 for position, _ in shown], dtype=np.intp)[known],
         arms=arms[known],
-        clicked=np.array(window.clicked, dtype=np.float64)[known],
+        answered=answered[known].astype(np.float64),
     )
 
 
@@ -130,15 +172,18 @@ def _radius(folded: Parameters, data: Observations) -> float:
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _thresholds(folded: Parameters, plans: list[SessionPlan]) -> tuple[float, ...]:
+def _thresholds(folded: Parameters, plans: list[SessionPlan]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return τ_h, and the share of the sessions with exactly that score that explore; empty if all do."""
     settings = folded.settings
     planner = folded.planner()
     planned_for = len(plans) * (1 - settings.random_share)
     if planner is None or not policy_named(settings.policy).is_selective or folded.explore_budget >= planned_for:
-        return (0.0,) * settings.horizon
+        return (0.0,) * settings.horizon, ()
     chosen = sample(plans, max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
     scores = _scores(folded, planner, chosen)
-    return tuple(score_of_rank(column, folded.explore_budget * len(chosen) / planned_for) for column in scores.T)
+    rank = folded.explore_budget * len(chosen) / planned_for
+    thresholds, ties = zip(*(score_of_rank(column, rank) for column in scores.T), strict=True)
+    return thresholds, ties if min(ties) < 1 else ()
 
 
 def sample(plans: list[SessionPlan], most: int) -> list[SessionPlan]:
@@ -159,22 +204,30 @@ def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) 
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):
         part = plans[start : start + ROWS_AT_ONCE]
-        contexts = stack_packed([plan.context for plan in part], parameters.settings.dim)
+        contexts = parameters.prepared(stack_packed([plan.context for plan in part], parameters.settings.dim))
         masked = planner.masked([excluded_indices(plan.exclude, indices) for plan in part])
         parts.append(exploration_scores(planner, contexts, policy.slates(planner, contexts, masked).arms))
     return np.concatenate(parts)
 
 
-def score_of_rank(scores: Floats, rank: float) -> float:
-    """Return the score of a rank counted from the highest, 1; between two ranks, in between.
+def score_of_rank(scores: Floats, rank: float) -> tuple[float, float]:
+    """Return the score of a rank counted from the highest, 1, and the share of those with that score to take.
+
+    Between two ranks, the score is in between; where the scores of both are equal, the share is what is left to take.
 
     >>> score_of_rank(np.array([1.0, 4.0, 2.0]), 2), score_of_rank(np.array([1.0, 4.0, 2.0]), 1.5)
-    (2.0, 3.0)
+    ((2.0, 1.0), (3.0, 1.0))
+    >>> score_of_rank(np.array([4.0, 1.0, 1.0, 1.0, 1.0]), 2)
+    (1.0, 0.25)
     """
     falling = np.sort(scores)[::-1]
     rank = min(max(rank, 1.0), float(len(falling)))
     above = int(rank)
+    last = float(falling[above - 1])
+    equal, higher = int((falling == last).sum()), int((falling > last).sum())
+    if higher + equal > rank:
+        return last, (rank - higher) / equal
     share = rank - above
     if not share:
-        return float(falling[above - 1])
-    return float(falling[above - 1] * (1 - share) + falling[above] * share)
+        return last, 1.0
+    return float(last * (1 - share) + falling[above] * share), 1.0

@@ -35,14 +35,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final, TypeAlias
 
-from worker.errors import EstimationError, FailedError, InputError
+from worker.errors import EstimationError, FailedError
 from worker.stream.assessment import Assessment, assess
 from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Episode, FeedbackFact, Opened, Order, Progress, Tag
 from worker.stream.folding import fold
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings, continued
 from worker.stream.sizes import check_size
 from worker.stream.troubles import Troubles
 from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
@@ -108,17 +108,13 @@ class Learner:
         self._newest_known = self._known[max(self._known)] if self._known else None
         if self._newest_known is None:
             first = Parameters.first(settings, tuple(arms))
-            check_size(first.arms, first.model)
+            check_size(first.arms, first.model, settings=first.settings)
             self._start(first)
         else:
             self._start(self._known[base_version(self._known)])
 
     def _start(self, loaded: Parameters) -> None:
-        if loaded.settings.dim != self._configured.dim:
-            raise InputError(
-                f"dim is {self._configured.dim} in the settings, but parameters version {loaded.version} has "
-                f"{loaded.settings.dim}: a model of another size needs topics (or a state folder) of its own"
-            )
+        self._configured = continued(self._configured, loaded.settings)
         self._current = loaded
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded

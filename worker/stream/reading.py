@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 from worker.stream.bounds import OutputBounds
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.encoders import context_encoder
 from worker.stream.events import Arrival, Feedback
 from worker.stream.topology import Emits, Record, dead_letter
 from worker.stream.versions import Versions
+
+#: Bytes of a number of a context and a comma, at most.
+LONGEST_NUMBER = 26
 
 
 class RecordReader:
@@ -24,8 +28,11 @@ class RecordReader:
         """Decode records; return None in place of those that become dead letters."""
         settings, limits = self._versions.newest.settings, self._limits
         dim, horizon, topic = settings.dim, self._versions.horizon, self._arrivals
-        grace = settings.grace
-        small = self._bounds.surely_fits(self._versions.slate_bytes)
+        grace, standardise = settings.grace, settings.standardise
+        encoder = context_encoder(settings.features)
+        # Of an object, the outputs have all columns, whatever its length.
+        encoded = 0 if encoder is None else LONGEST_NUMBER * dim
+        small = self._bounds.surely_fits(self._versions.slate_bytes + encoded)
         events: list[Arrival | Feedback | None] = []
         arrivals = 0
         for record in records:
@@ -34,7 +41,13 @@ class RecordReader:
                 if record.topic == topic:
                     arrivals += 1
                     event = decode_arrival(
-                        record.value, limits=limits, dim=dim, timestamp=record.timestamp, grace=grace
+                        record.value,
+                        limits=limits,
+                        dim=dim,
+                        timestamp=record.timestamp,
+                        grace=grace,
+                        encoder=encoder,
+                        standardise=standardise,
                     )
                 else:
                     event = decode_feedback(

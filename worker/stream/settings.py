@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
-from typing import Final
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.models import MODELS
 from worker.bandit.policies import POLICIES, check_combination
 from worker.errors import InputError
+from worker.stream.features import LONGEST_NAME, TAKEN, Features
 
 UNANSWERED = ("ignored", "passed")
-FIRST_MODEL = "additive"
+ANSWERS = ("learned", "all")
 _NUMBERS = (int, float)
 
 
@@ -35,11 +36,18 @@ def is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """An ad that can be shown: its id, the revenue of a click, and whether it is shown at present."""
+    """An ad that can be shown: its id, the revenue of a click, whether it is shown at present, and its features.
+
+    `features` are pairs of a name and a number or text, sorted by name; a mapping may be given.
+
+    >>> Arm(arm="a", reward=1.0, features={"price": 3, "brand": "x"}).features
+    (('brand', 'x'), ('price', 3.0))
+    """
 
     arm: str
     reward: float
     active: bool = True
+    features: tuple[tuple[str, float | str], ...] = ()
 
     def __post_init__(self) -> None:
         if not (isinstance(self.arm, str) and self.arm):
@@ -50,25 +58,44 @@ class Arm:
         if not isinstance(self.active, bool):
             raise InputError(f"arm {self.arm!r}: active must be true or false, not {self.active!r}")
         object.__setattr__(self, "reward", float(self.reward))
+        if self.features:
+            object.__setattr__(self, "features", tuple(sorted(self._checked_features())))
+
+    def _checked_features(self) -> list[tuple[str, float | str]]:
+        pairs = []
+        for name, value in dict(self.features).items():
+            if not (isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()):
+                raise InputError(
+                    f"arm {self.arm!r}: a feature's name has 1 to {LONGEST_NAME} printable characters, not {name!r}"
+                )
+            if name in TAKEN:
+                raise InputError(
+                    f"arm {self.arm!r}: a feature cannot have the name {name!r}, which has another meaning"
+                )
+            if not isinstance(value, str) and not is_number(value):
+                raise InputError(f"arm {self.arm!r}, {name}: must be a finite number or a text, not {value!r}")
+            pairs.append((name, value if isinstance(value, str) else float(value)))
+        return pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningSettings:
     """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
 
-    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds.
+    Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `answers`:
+    whether answer rates are learned, or all displays taken as answered.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
     dim: int
     horizon: int = 5
     repeats: bool = True
-    policy: str = "ucbbp"
+    policy: str = "aucbbp"
     epsilon: float = 0.1
-    bonus: str = "value"
-    beta: float | str = 2.5
+    bonus: str = "curve"
+    beta: float | str = 1.5
     estimator: str = "laplace"
-    ridge: float = 0.5
+    ridge: float = 1.0
     forgetting: float = 1.0
     warmup: int = 1
     horizon_episodes: int = 1000
@@ -78,7 +105,16 @@ class LearningSettings:
     lateness: int = 5_000
     window: int = 60_000
     unanswered: str = "ignored"
-    model: str = FIRST_MODEL
+    model: str = "personal"
+    intercept: bool = True
+    answers: str = "learned"
+    standardise: bool = True
+    features: Features | None = None
+
+    @property
+    def are_of_the_first_release(self) -> bool:
+        """Whether the first release could have had these settings: its logs are replayed to the bit."""
+        return all(getattr(self, name) == first for name, first in LATER_SETTINGS.items())
 
     @property
     def grace(self) -> int:
@@ -93,12 +129,27 @@ class LearningSettings:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in tuple(known):
                 raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
-        if not isinstance(self.repeats, bool):
-            raise InputError(f"repeats must be true or false, not {self.repeats!r}")
+        for name in ("repeats", "intercept", "standardise"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if not self.intercept and self.model != "additive":
+            raise InputError(f"the model {self.model} has an intercept; only additive runs without")
         if not isinstance(self.salt, str):
             raise InputError(f"salt must be a text, not {self.salt!r}")
+        self._check_features()
         self._check_numbers()
         check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
+
+    def _check_features(self) -> None:
+        if self.features is None:
+            return
+        if not isinstance(self.features, Features):
+            raise InputError(f"features must be declared features, not {self.features!r}")
+        if self.features.context and self.features.dim != self.dim:
+            raise InputError(
+                f"dim is {self.dim}, but the declared features of contexts have {self.features.dim} columns: "
+                "leave dim out, it follows from them"
+            )
 
     def _check_numbers(self) -> None:
         for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
@@ -136,8 +187,56 @@ _CHOICES: Mapping[str, Collection[str]] = {
     "estimator": ESTIMATORS,
     "unanswered": UNANSWERED,
     "model": MODELS,
+    "answers": ANSWERS,
 }
 
-#: Names of the settings in the record of a version. `model` is written only where it differs from the first model, so
-#: that versions made before there were others keep their hash.
-SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name != "model")
+#: Settings that the first release did not have, with what it did. They are written only where they differ from that, so
+#: that versions made before there was a choice keep their hash.
+LATER_SETTINGS: Final[Mapping[str, Any]] = {
+    "model": "additive",
+    "intercept": False,
+    "answers": "all",
+    "standardise": False,
+    "features": None,
+}
+
+#: Names of the settings that the record of every version has.
+SETTINGS = tuple(f.name for f in fields(LearningSettings) if f.name not in LATER_SETTINGS)
+
+#: Settings that hold for the life of a model (see `continued`). The first catalogue may complete the features.
+KEPT_BY_MODEL: Final = ("standardise", "features")
+
+
+def check_same_model(settings: LearningSettings, published: LearningSettings) -> None:
+    """Raise `InputError` if these settings are for another model than the published parameters are of."""
+    for name, option in (("dim", "--dim"), ("model", "--model"), ("intercept", "--intercept")):
+        mine, theirs = getattr(settings, name), getattr(published, name)
+        if mine == theirs:
+            continue
+        if name == "intercept":
+            option, mine, theirs = "the intercept", *("on" if one else "off" for one in (mine, theirs))
+        keep = "" if published.intercept else " --no-intercept"
+        raise InputError(
+            f"{option} is {mine}, but the published parameters have {theirs}: go on with theirs (--dim "
+            f"{published.dim} --model {published.model}{keep}), or give another model topics (--prefix) or a state "
+            "folder of its own"
+        )
+
+
+def continued(settings: LearningSettings, published: LearningSettings) -> LearningSettings:
+    """Return settings for a model that exists: what its contexts and ads mean, and their scale, stay as they are.
+
+    Raise `InputError` if they are for another model, or if other features are declared. A declaration may leave out
+    either part.
+    """
+    check_same_model(settings, published)
+    ours, theirs = settings.features, published.features
+    for part in ("context", "ads"):
+        mine = getattr(ours.declared, part) if ours is not None else ()
+        known = getattr(theirs.declared, part) if theirs is not None else ()
+        if mine and mine != known:
+            raise InputError(
+                f"the declared features of {'contexts' if part == 'context' else 'ads'} differ from those of the "
+                "published parameters: a model of other features needs topics (or a state folder) of its own"
+            )
+    return replace(settings, features=theirs, standardise=published.standardise)

@@ -96,10 +96,11 @@ class SlatePlanner:
         settings = self.parameters.settings
         try:
             masked = self._masked(arrivals)
-            needed = mode is not None or self._policy.draws
+            needed = mode is not None or self._policy.needs_chance
             names = [arrival.session_id for arrival in arrivals]
             uniforms = session_uniforms(settings.salt, names, settings.horizon) if needed else None
             with np.errstate(all="ignore"):
+                contexts = self.parameters.prepared(contexts)
                 if mode is not None and uniforms is not None:
                     slates = random_slates(self._planner, len(arrivals), uniforms[:, :, 1], masked)
                 else:

@@ -65,6 +65,10 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         share=0.75,
         of="sessions",
     ),
+    "unanswered-ads": TroubleKind(
+        "Ads are shown, but hardly ever answered: at less than a quarter of the usual rate. Slates avoid them.",
+        "Check the creative of these ads and how the client reports them, then retire or mend them (adcascade arms).",
+    ),
     "norms": TroubleKind(
         "Contexts have very large or very small features. The model then learns slowly, or explores wrongly.",
         "Rescale the features in the client, so that most of them are between -1 and 1.",

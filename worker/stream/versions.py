@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from worker.errors import FailedError
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, arrays_of
 from worker.stream.slates import SlatePlanner
 
 KEPT = 8
@@ -67,16 +67,18 @@ def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
     for name in ("settings", "arms", "frozen", "folds", "observations", "expected_sessions", "explore_budget"):
         if getattr(one, name) != getattr(other, name):
             return name, inf
-    if len(one.thresholds) != len(other.thresholds):
-        return "thresholds", inf
     worst = ("parent_sha256", 0.0)
-    packed = other.model.pack()
-    for name, mine, theirs in (
+    ours, packed = arrays_of(one), arrays_of(other)
+    pairs: list[tuple[str, Any, Any]] = [
         ("thresholds", one.thresholds, other.thresholds),
+        ("ties", one.ties, other.ties),
         ("radius", one.radius, other.radius),
-        *((name.split(".")[0], mine, packed[name]) for name, mine in one.model.pack().items()),
-    ):
-        a, b = np.asarray(mine, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+        *((name.split(".")[0], ours.get(name), packed.get(name)) for name in {**ours, **packed}),
+    ]
+    for name, mine, theirs in pairs:
+        if mine is None or theirs is None or np.shape(mine) != np.shape(theirs):
+            return name, inf
+        a, b = (np.nan_to_num(np.asarray(numbers, dtype=np.float64), nan=0.0) for numbers in (mine, theirs))
         by = float((np.abs(a - b) / np.maximum(1.0, np.maximum(np.abs(a), np.abs(b)))).max(initial=0.0))
         if by > worst[1]:
             worst = (name, by)

@@ -57,15 +57,19 @@ class ClosedWindow:
     Parameters
     ----------
     plans : the plan of each session
-    rows, arms, clicked : per display, its session (an index into `plans`), its arm, and whether it was clicked
+    rows, positions, arms, clicked : per display that was answered, its session (an index into `plans`), its position
+        from 1, its arm, and whether it was clicked
+    unanswered : position and arm of each display that was shown and not answered: the one after the last answer
     """
 
     start: int
     end: int
     plans: list[SessionPlan]
     rows: list[int]
+    positions: list[int]
     arms: list[str]
     clicked: list[bool]
+    unanswered: list[tuple[int, str]]
 
 
 class _Window:
@@ -201,19 +205,23 @@ class OpenWindows:
             self.skip(end)
 
     def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
-        closed = ClosedWindow(start=end - self._window, end=end, plans=[], rows=[], arms=[], clicked=[])
+        closed = ClosedWindow(
+            start=end - self._window, end=end, plans=[], rows=[], positions=[], arms=[], clicked=[], unanswered=[]
+        )
         for row, key in enumerate(sorted(window.sessions)):
             plans = window.sessions[key]
             answers = self._belonging(key, session_timeout)
             if isinstance(plans, SessionPlan):
                 closed.plans.append(plans)
-                if answers or whole_slates:
-                    _count(closed, row, plans.slate, *answered(plans.slate, answers, whole_slate=whole_slates))
+                shown, clicked = answered(plans.slate, answers, whole_slate=whole_slates)
+                _count(closed, row, plans.slate, shown, clicked)
+                if not clicked and shown < len(plans.slate):
+                    closed.unanswered.append((shown + 1, plans.slate[shown]))
             else:
                 plan, displays = agreed(plans, answers, whole_slate=whole_slates)
                 closed.plans.append(plan)
-                for _, arm, clicked in displays:
-                    _count(closed, row, (arm,), 1, clicked)
+                for position, arm, clicked in displays:
+                    _count(closed, row, (arm,), 1, clicked, first=position)
         return closed
 
     def skip(self, until: int) -> None:
@@ -247,10 +255,13 @@ def _several(known: Answer | set[Answer]) -> Collection[Answer]:
     return (known,) if isinstance(known, Answer) else known
 
 
-def _count(closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool) -> None:
-    """Add the first displays of a slate, all passed over but possibly the last."""
+def _count(
+    closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool, *, first: int = 1
+) -> None:
+    """Add the first displays of a slate, from the position `first` on, all passed over but possibly the last."""
     if shown:
         closed.rows.extend([row] * shown)
+        closed.positions.extend(range(first, first + shown))
         closed.arms.extend(slate[:shown])
         closed.clicked.extend([False] * (shown - 1))
         closed.clicked.append(clicked)

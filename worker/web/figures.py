@@ -10,6 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from worker.bandit.arrays import sigmoid
+from worker.bandit.click_model import ClickModel
+from worker.bandit.personal import PersonalModel
 from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, quantile
@@ -19,23 +21,34 @@ from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
 
 MOST_ARMS: Final = 12
+MOST_FEATURES: Final = 12
+#: Words for the strength of tastes, from this standard deviation of the log-odds on.
+STRENGTHS: Final = (
+    (0.7, "users differ strongly in what they like"),
+    (0.3, "users differ in what they like"),
+    (0.1, "users differ a little in what they like"),
+    (0.0, "users hardly differ in what they like"),
+)
 CONFIDENCE: Final = 1.96  # standard deviations on each side of an estimate: 95 %
 
 
 def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the arms with the highest expected revenue per display, with 95 % intervals; retired arms come last.
 
-    Everything is averaged over the packed contexts, or taken at x = 0 if there are none: an average user with features
+    Click probabilities are those of answered displays; the revenue counts that some displays get no answer. Everything
+    is averaged over the packed contexts, or taken at x = 0 if there are none: an average user with features
     that exclude each other, such as countries, is nobody.
     """
     if not parameters.arms:
         return []
     model, rewards, dim = parameters.model, parameters.rewards, parameters.settings.dim
-    users = stack_packed(contexts, dim) if contexts else np.zeros((1, dim))
+    users = parameters.prepared(stack_packed(contexts, dim)) if contexts else np.zeros((1, dim))
+    rates = parameters.rates
+    worth = rewards if rates is None else rewards * rates.arms
     try:
         chance = sigmoid(model.log_odds(users)).mean(axis=0)
         active = np.array([arm.active for arm in parameters.arms])
-        order = np.lexsort((-chance * rewards, ~active))[:MOST_ARMS]
+        order = np.lexsort((-chance * worth, ~active))[:MOST_ARMS]
         shown = np.tile(order, (len(users), 1))
         log_odds, deviations = model.log_odds_of(users, shown), np.sqrt(model.squared_widths_of(users, shown))
     except AdcascadeError:
@@ -49,10 +62,57 @@ def top_arms(parameters: Parameters, contexts: Sequence[bytes]) -> list[dict[str
             "probability": _short(chance[index]),
             "low": _short(low[place]),
             "high": _short(high[place]),
-            "value": _short(chance[index] * rewards[index]),
+            "value": _short(chance[index] * worth[index]),
         }
         for place, index in enumerate(order.tolist())
     ]
+
+
+def least_answered(snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return the ads with the lowest answer rates, and how many have collapsed; None where rates are not learned."""
+    known = snapshot.answering
+    if known is None:
+        return None
+    ads = [{"arm": one.arm, "rate": _short(one.rate), "displays": one.displays} for one in known.lowest]
+    return {"ads": ads, "collapsed": known.collapsed}
+
+
+def recent_users(parameters: Parameters | None, contexts: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the features of contexts by name: the average over recent users, the scale, and the effect on all ads.
+
+    The effect is that of one standard deviation on the log-odds. Of many features, those with the largest effect are
+    shown.
+    """
+    if parameters is None or not contexts:
+        return []
+    dim, model, known = parameters.settings.dim, parameters.model, parameters.standardisation
+    declared = parameters.settings.features
+    names = declared.context_names if declared is not None and declared.context else ()
+    names = names or tuple(f"x{number}" for number in range(1, dim + 1))
+    values = stack_packed(contexts, dim)
+    there = np.isfinite(values)
+    means = np.where(there, values, 0.0).sum(axis=0) / np.maximum(1, there.sum(axis=0))
+    effects = model.effects
+    shown = np.sort(np.argsort(-np.abs(effects), kind="stable")[:MOST_FEATURES])
+    return [
+        {
+            "name": names[index],
+            "mean": _short(means[index]) if there[:, index].any() else None,
+            "centre": None if known is None else _short(known.centre[index]),
+            "scale": None if known is None else _short(known.scale[index]),
+            "effect": _short(effects[index]),
+        }
+        for index in shown.tolist()
+    ]
+
+
+def strength_of_tastes(model: ClickModel) -> str | None:
+    """Return in words how much users differ in what they like; None if the model knows no tastes."""
+    if not isinstance(model, PersonalModel):
+        return None
+    # The standard deviation of the log-odds that tastes make between two ads, over standardised contexts.
+    spread = math.sqrt(model.dim / model.tastes)
+    return next(words for least, words in STRENGTHS if spread >= least)
 
 
 def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
@@ -63,6 +123,11 @@ def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
     return {
         "version": parameters.version,
         "age": max(0, time - parameters.made_at) if parameters.made_at else None,
+        "model": parameters.settings.model,
+        "tastes": strength_of_tastes(parameters.model) if parameters.folds else None,
+        "standardise": parameters.settings.standardise,
+        "standardised": parameters.standardisation is not None,
+        "answers": parameters.answers is not None,
         "policy": parameters.settings.policy,
         "beta": _short(parameters.beta),
         "window": parameters.settings.window,

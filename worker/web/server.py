@@ -1,21 +1,18 @@
-"""A small HTTP server in threads of its own: /metrics, /livez, /readyz, and any other routes.
+"""The web server of a worker, in a thread of its own: /metrics, /livez, /readyz, and any other routes.
 
 It only reads. There is no login, so it listens on loopback by default.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BufferedReader, RawIOBase
-from socket import SHUT_RDWR, socket
-from threading import Lock, Thread
-from time import monotonic
-from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from threading import Event, Thread
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -25,7 +22,7 @@ from worker.errors import FailedError
 LOOPBACK = "127.0.0.1"
 
 _REQUEST_TIMEOUT = 10.0  # seconds for a whole request to come in, however slowly its bytes do
-_MOST_CONNECTIONS = 64  # each has a thread; beyond that the oldest is closed
+_MOST_CONNECTIONS = 64
 _LEAST_COMPRESSED = 1_000  # bytes
 
 
@@ -66,6 +63,23 @@ def operations(
     return {"/metrics": metrics, "/livez": lambda _: Page(body=b"alive\n"), "/readyz": ready}
 
 
+def answer(routes: Mapping[str, Route], method: str, path: str, headers: Mapping[str, str]) -> Page:
+    """Return the page for a GET or HEAD request; it is compressed if that is worth it and the client takes it."""
+    if method not in ("GET", "HEAD"):
+        return Page(body=b"only GET and HEAD\n", status=501)
+    route = routes.get(path)
+    if route is None:
+        return Page(body=f"not found; available: {', '.join(sorted(routes))}\n".encode(), status=404)
+    try:
+        page = route(headers)
+    except Exception as error:  # one failing route must not stop the server
+        return Page(body=f"failed: {type(error).__name__}\n".encode(), status=500)
+    if len(page.body) < _LEAST_COMPRESSED or "gzip" not in headers.get("accept-encoding", ""):
+        return page
+    body = gzip.compress(page.body, compresslevel=1, mtime=0)
+    return Page(body=body, kind=page.kind, status=page.status, headers=(*page.headers, ("Content-Encoding", "gzip")))
+
+
 class WebServer:
     """Answer GET and HEAD requests while the context is open; port 0 is any free port.
 
@@ -76,14 +90,17 @@ class WebServer:
     """
 
     def __init__(self, routes: Mapping[str, Route], *, host: str = LOOPBACK, port: int = 0) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._server = _Server((host, port), _handler(dict(routes)))
+            self._socket = socket.create_server((host, port), family=family, backlog=128)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise FailedError(f"cannot listen on {host}:{port}: {reason}; choose another port, or 0 for any") from None
+        self._routes = dict(routes)
         self.host = host
-        self.port = int(self._server.server_address[1])
-        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+        self.port = int(self._socket.getsockname()[1])
+        self._thread = Thread(target=self._run, name="web", daemon=True)
+        self._started = Event()
 
     @property
     def url(self) -> str:
@@ -93,117 +110,50 @@ class WebServer:
 
     def __enter__(self) -> WebServer:
         self._thread.start()
+        self._started.wait()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
 
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._socket.close()
+            self._started.set()
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    block_on_close = False  # open connections must not delay the shutdown
+    async def _serve(self) -> None:
+        # aiohttp takes a while to import; --help and wrong options need not wait for it.
+        from aiohttp import web
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self._lock = Lock()
-        self._open: dict[socket, None] = {}  # the oldest first
+        from worker.web.connections import ConnectionLimits, LimitedServer
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; the oldest of too many connections makes room."""
-        with self._lock:
-            self._open[request] = None
-            surplus = list(self._open)[: max(0, len(self._open) - _MOST_CONNECTIONS)]
-            for oldest in surplus:
-                del self._open[oldest]
-        for oldest in surplus:
-            with suppress(OSError):
-                oldest.shutdown(SHUT_RDWR)
-        super().process_request(request, client_address)
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            path = request.raw_path.partition("?")[0]
+            # In a thread: the figures of a large catalogue take a while, and health checks must not wait for them.
+            page = await asyncio.to_thread(answer, self._routes, request.method, path, headers)
+            server.received(request)
+            more = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "adcascade"}
+            return web.Response(
+                body=page.body, status=page.status, headers={"Content-Type": page.kind, **more, **dict(page.headers)}
+            )
 
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        with self._lock:
-            self._open.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect."""
-
-
-class _TimedReader(RawIOBase):
-    """Reads from a connection until a deadline."""
-
-    def __init__(self, connection: socket) -> None:
-        self._connection = connection
-        self.deadline = 0.0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read some bytes; raise `TimeoutError` at the deadline."""
-        left = self.deadline - monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
-def _handler(routes: Mapping[str, Route]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        server_version = "adcascade"
-        sys_version = ""
-        # Send header and body in one write: each write waits for the interpreter lock.
-        wbufsize = 1 << 18
-
-        def setup(self) -> None:
-            """Read with a deadline for the whole request."""
-            super().setup()
-            self._timed = _TimedReader(self.connection)
-            self.rfile = BufferedReader(self._timed)
-
-        def handle_one_request(self) -> None:
-            """Read and answer one request."""
-            self._timed.deadline = monotonic() + _REQUEST_TIMEOUT
-            super().handle_one_request()
-
-        def do_GET(self) -> None:
-            """Answer a GET or HEAD request."""
-            route = routes.get(urlsplit(self.path).path)
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            if route is None:
-                page = Page(body=f"not found; available: {', '.join(sorted(routes))}\n".encode(), status=404)
-            else:
-                try:
-                    page = route(headers)
-                except Exception as error:  # one failing route must not stop the server
-                    page = Page(body=f"failed: {type(error).__name__}\n".encode(), status=500)
-            self._send(page, "gzip" in headers.get("accept-encoding", "") and len(page.body) >= _LEAST_COMPRESSED)
-
-        do_HEAD = do_GET  # noqa: N815 (the name is that of http.server)
-
-        def _send(self, page: Page, compressed: bool) -> None:
-            content = gzip.compress(page.body, compresslevel=1, mtime=0) if compressed else page.body
-            self.connection.settimeout(_REQUEST_TIMEOUT)
-            self.send_response(page.status)
-            for name, value in (
-                ("Content-Type", page.kind),
-                ("Content-Length", str(len(content))),
-                ("Cache-Control", "no-store"),
-                ("X-Content-Type-Options", "nosniff"),
-                *((("Content-Encoding", "gzip"),) if compressed else ()),
-                *page.headers,
-            ):
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Do not log requests: scrapes come every few seconds."""
-
-    return Handler
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        limits = ConnectionLimits(
+            max_connections=_MOST_CONNECTIONS, request_timeout=_REQUEST_TIMEOUT, idle_timeout=_REQUEST_TIMEOUT
+        )
+        server = LimitedServer(handle, limits)
+        runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=0.2)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, self._socket).start()
+            sweeping = asyncio.create_task(server.cut_slow_clients())
+            self._started.set()
+            await self._stop.wait()
+            sweeping.cancel()
+        finally:
+            await runner.cleanup()

@@ -19,7 +19,7 @@ from worker import __version__
 from worker.metrics import Metrics
 from worker.metrics.accounts import open_sessions
 from worker.stream.parameters import Parameters
-from worker.web.figures import columns, lately, positions, recent, top_arms, version
+from worker.web.figures import columns, lately, least_answered, positions, recent, recent_users, top_arms, version
 from worker.web.problems import problems
 from worker.web.server import Page, Route
 
@@ -125,6 +125,8 @@ class StatusDocument:
             "positions": positions(snapshot),
             "parameters": version(snapshot, time),
             "arms": self._top_arms(snapshot.parameters, users, now),
+            "answered": least_answered(snapshot),
+            "features": recent_users(snapshot.parameters, users),
             "users": len(users),
             "lag": snapshot.lag,
             "dead": {reason: count for reason, count in tally.dead.most_common() if count},

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -15,35 +14,45 @@ from typing import Any, Final
 
 import orjson
 
+from worker.cli.options.ad_columns import DECIMAL_COMMA, other_fields, typed_features
 from worker.cli.options.parser import Option, boolean
 from worker.console import read_file
 from worker.errors import InputError
+from worker.stream.ad_features import Value
 from worker.stream.decoding import Limits
+from worker.stream.features import Feature
 from worker.stream.settings import Arm
 
 CATALOG = Option(
     "catalog",
-    "ads of version 0, JSON, CSV or TOML with arm and reward (later changes: `adcascade arms`)",
+    "ads of version 0, JSON, CSV or TOML with arm, reward and features (later changes: `adcascade arms`)",
     metavar="FILE",
 )
 
 _LONGEST_ID = Limits().max_arm_id
 
 
-def read_arms(path: str | None, *, name: str = "--catalog") -> tuple[Arm, ...]:
+def read_arms(
+    path: str | None, *, name: str = "--catalog", declared: Sequence[Feature] | None = None
+) -> tuple[Arm, ...]:
     """Read the arms of version 0, or of `arms sync`; `name` is the option that gives the file.
 
     JSON and TOML have a list ``arms`` of ``{arm, reward, active?}``, or a table of arm to reward; JSON may also be the
     list alone. CSV has a header with ``arm`` and ``reward``, and optionally ``active``; commas, semicolons or tabs
-    separate its columns.
+    separate its columns. Further columns are features of the ads: those `declared`, or, if that is None, any.
     """
     if path is None:
         return ()
     content = read_file(path, name)
     try:
         text = content.decode("utf-8-sig")
-        rows = list(_READERS.get(Path(path).suffix.lower(), _json)(text))
-        arms = tuple(_arm(row, where) for where, row in rows)
+        suffix = Path(path).suffix.lower()
+        rows = list(_READERS.get(suffix, _json)(text))
+        for where, row in rows:
+            _check_row(row, where, declared)
+        others = [(where, other_fields(row, FIELDS)) for where, row in rows]
+        features = typed_features(others, declared, as_text=suffix in (".csv", ".tsv"))
+        arms = tuple(_arm(row, where, given) for (where, row), given in zip(rows, features, strict=True))
     except (UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError, csv.Error) as error:
         raise InputError(f"{name} {path}: cannot be read: {error}") from None
     except InputError as error:
@@ -75,7 +84,11 @@ def _csv(text: str) -> Iterable[Placed]:
     separator = max(SEPARATORS, key=header.count)
     rows = csv.DictReader(io.StringIO(text), strict=True, delimiter=separator, skipinitialspace=True)
     rows.fieldnames = [column.strip() for column in rows.fieldnames or ()]
-    _check_names(rows.fieldnames, f"row 1, the header {header.strip()!r}")
+    if not {"arm", "reward"} <= set(rows.fieldnames):
+        _check_names(rows.fieldnames, f"row 1, the header {header.strip()!r}")
+    for column, times in Counter(rows.fieldnames).items():
+        if times > 1:
+            raise InputError(f"row 1: the column {column!r} is there twice")
     for row in rows:
         where = f"row {rows.line_num}"
         if None in row:
@@ -99,7 +112,7 @@ def _rows(content: Any) -> Iterable[Placed]:
 
 
 #: Fields of an arm, with other names that people give them.
-FIELDS: Final = {
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "arm": ("id", "ad", "ad_id", "arm_id", "name", "sku", "item", "product"),
     "reward": ("price", "revenue", "value", "amount", "cpc", "bid", "payout"),
     "active": ("enabled", "is_active"),
@@ -126,15 +139,19 @@ def _missing(names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _arm(row: Any, where: str) -> Arm:
+def _check_row(row: Any, where: str, declared: Sequence[Feature] | None) -> None:
     if not isinstance(row, Mapping):
         raise InputError(f"{where} must have arm and reward")
-    _check_names(row.keys(), where)
+    known = {feature.name for feature in declared or ()}
+    _check_names([name for name in row if name not in known], where)
+
+
+def _arm(row: Any, where: str, features: Mapping[str, Value]) -> Arm:
     active = row.get("active", True)
     reward = _number(row["reward"], where)
     try:
         active = boolean(active) if isinstance(active, str) else active
-        arm = Arm(arm=row["arm"], reward=reward, active=active)
+        arm = Arm(arm=row["arm"], reward=reward, active=active, features=tuple(features.items()))
     except ValueError as error:
         raise InputError(f"{where}, active: {error}") from None
     except InputError as error:
@@ -150,9 +167,6 @@ def _number(value: Any, where: str) -> Any:
     try:
         return float(value)
     except ValueError:
-        hint = "; write a decimal point, not a comma" if _DECIMAL_COMMA.fullmatch(value.strip()) else ""
+        hint = "; write a decimal point, not a comma" if DECIMAL_COMMA.fullmatch(value.strip()) else ""
         what = f"{value!r} is not a number" if value.strip() else "the cell is empty"
         raise InputError(f"{where}, reward: {what}{hint}") from None
-
-
-_DECIMAL_COMMA: Final = re.compile(r"\d+,\d+")

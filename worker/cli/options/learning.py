@@ -8,12 +8,14 @@ from typing import Any
 
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.models import MODELS
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import Duration, time_option
 from worker.errors import InputError
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
-from worker.stream.settings import SETTINGS, UNANSWERED, LearningSettings
+from worker.stream.features import Feature, Features
+from worker.stream.settings import ANSWERS, UNANSWERED, LearningSettings
 
 
 def beta(text: str) -> float | str:
@@ -49,15 +51,22 @@ def _count(name: str, help: str, *, least: int) -> Option:
 
 LEARNING = grouped(
     "serving and learning",
-    count("dim", "number d of context features (default: that of the published parameters)"),
+    count("dim", "number d of context features (default: that of [features.context] or the published parameters)"),
     _count("horizon", "most displays H in a session", least=1),
     _option("repeats", "repeated displays of an arm within a session", flag=True),
+    _option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
+    _option("intercept", "base rate shared by all ads; without it additive is the model of the paper", flag=True),
+    _option("answers", "rates at which displays are answered: learned, or all taken as answered", choices=ANSWERS),
     _option("policy", "policy that chooses the slates", choices=POLICIES),
     _option("epsilon", "share of random choices of epsilon-greedy", parse=_SHARE),
     _option("bonus", "exploration bonus added to Q", choices=BONUSES),
     _option("beta", "strength of exploration: a number of standard deviations, or theory", parse=beta),
     _option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
-    _option("ridge", "precision λ of the prior", parse=number(above=0)),
+    _option(
+        "ridge",
+        "precision of the prior, per context feature in units of their number d (without an intercept: λ of λI)",
+        parse=number(above=0),
+    ),
     _option("forgetting", "factor γ per fold, for users who drift; 1 forgets nothing", parse=number(above=0, most=1)),
     _count("warmup", "number of first folds during which slates are random", least=0),
     _count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
@@ -67,6 +76,13 @@ LEARNING = grouped(
     _time("lateness", "largest delay of a record"),
     _time("window", "length of an episode"),
     _option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
+    _option("standardise", "whether numbers of contexts are brought to one scale by the first sessions", flag=True),
+    _option(
+        "features",
+        "declared features of contexts and of ads, in the tables [features.context] and [features.ads]",
+        parse=Features.of_table,
+        table=True,
+    ),
 )
 
 LIMITS = grouped(
@@ -103,9 +119,31 @@ def with_defaults(defaults: object, *names: str) -> tuple[Option, ...]:
     return tuple(setting(name, default=getattr(defaults, name.replace("-", "_"))) for name in names)
 
 
+def context_dim(options: argparse.Namespace) -> int | None:
+    """Return the number of context columns: that of the declared features, else that of --dim, which may be None.
+
+    Raise `InputError` if both are given and differ.
+    """
+    declared: Features | None = options.features
+    given: int | None = options.dim
+    if declared is None or not declared.context:
+        return given
+    if given is not None and given != declared.dim:
+        raise InputError(
+            f"--dim is {given}, but the declared features of contexts have {declared.dim} columns: leave --dim out"
+        )
+    return declared.dim
+
+
+def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
+    """Return the declared features of ads; None if none are declared, so that the catalogue may have any."""
+    declared: Features | None = options.features
+    return declared.ads or None if declared is not None else None
+
+
 def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
     """Return the settings of the options, for contexts of `dim` numbers."""
-    values = {name: getattr(options, name) for name in SETTINGS if name != "dim"}
+    values = {f.name: getattr(options, f.name) for f in fields(LearningSettings) if f.name != "dim"}
     plain: dict[str, Any] = {
         name: int(value) if isinstance(value, Duration) else value for name, value in values.items()
     }

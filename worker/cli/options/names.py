@@ -21,10 +21,13 @@ PREFIX: Final = "ADCASCADE_"
 OTHER_VARIABLES: Final = frozenset(
     {
         "ADCASCADE_FUZZ",
+        "ADCASCADE_FUZZED_REQUESTS",
+        "ADCASCADE_FUZZ_SEED",
         "ADCASCADE_HOSTILE",
         "ADCASCADE_HOSTILE_ONLY",
         "ADCASCADE_HOSTILE_SEED",
         "ADCASCADE_KAFKA_CACHE",
+        "ADCASCADE_KILLS",
         "ADCASCADE_SCHEDULES",
         "ADCASCADE_TEST_CLOCK",
         "ADCASCADE_TEST_KAFKA",
@@ -54,11 +57,16 @@ def check_variables(environ: Mapping[str, str], known: Iterable[str]) -> None:
     """Raise `InputError` for a variable with our prefix that no command has."""
     names = {*known, *OTHER_VARIABLES}
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in names and not _of_kubernetes(name, environ[name]):
+        if name.startswith(PREFIX) and name not in names and not of_kubernetes(name, environ[name]):
             raise InputError(f"unknown variable {name}{did_you_mean(name, sorted(names - OTHER_VARIABLES))}")
 
 
-def _of_kubernetes(name: str, value: str) -> bool:
+def of_kubernetes(name: str, value: str) -> bool:
+    """Return whether a variable is one that Kubernetes adds for a service.
+
+    >>> of_kubernetes("ADCASCADE_PORT", "tcp://10.0.0.1:80"), of_kubernetes("ADCASCADE_PORT", "8080")
+    (True, False)
+    """
     return bool(_SERVICE.fullmatch(name) or (name.endswith("_PORT") and _ADDRESS.match(value)))
 
 

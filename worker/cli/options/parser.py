@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
-from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean
+from worker.cli.options.names import PREFIX, check_file, check_variables, did_you_mean, of_kubernetes
 from worker.console import read_file
 from worker.errors import InputError
 
@@ -30,7 +30,8 @@ class Option:
     `help` is a noun phrase; a default that is found out at run time stands at its end, as ``(default: …)``. `parse`
     turns text into the value and raises `ValueError` with a reason. A `flag` takes no text (``--no-repeats`` turns it
     off); a `repeatable` option collects a tuple; a `positional` one has no dashes and no variable. A `secret` is never
-    shown, and comes from the environment or a file only. `group` is the heading in the help.
+    shown, and comes from the environment or a file only. A `table` is a table of the TOML file, and nothing else; its
+    `parse` takes the table. `group` is the heading in the help.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Option:
     positional: bool = False
     optional: bool = False
     secret: bool = False
+    table: bool = False
     group: str = "options"
 
     @property
@@ -182,7 +184,7 @@ _WRONG_ACTION = re.compile(r"argument ACTION: invalid choice: '(.*?)' \(choose f
 
 
 def _flags(option: Option) -> list[str]:
-    if option.positional or option.secret:
+    if option.positional or option.secret or option.table:
         return []
     return [f"--{option.name}", *([f"--no-{option.name}"] if option.flag else [])]
 
@@ -199,7 +201,12 @@ def build_parser(command: CommandSpec, prog: str) -> ArgumentParser:
 
 def _texts(command: CommandSpec) -> dict[str, Any]:
     secrets = [f"{option.variable}  {option.help}" for option in command.options if option.secret]
-    sections = {"examples": command.examples, "secrets, from the environment or the --config file": secrets}
+    tables = [f"[{option.attribute}]  {option.help}" for option in command.options if option.table]
+    sections = {
+        "examples": command.examples,
+        "secrets, from the environment or the --config file": secrets,
+        "tables of the --config file": tables,
+    }
     texts = ["\n  ".join([f"{title}:", *lines]) for title, lines in sections.items() if lines]
     positional = [option for option in command.options if option.positional]
     names = ["ACTION"] if command.actions else [f"[{_metavar(o)}]" if o.optional else _metavar(o) for o in positional]
@@ -222,7 +229,7 @@ def _fill(parser: argparse.ArgumentParser, command: CommandSpec, path: tuple[str
     parser.set_defaults(_command=command, _path=path)
     groups: dict[str, Any] = {"options": parser}
     for option in (*command.options, CONFIG):
-        if not option.secret:
+        if not option.secret and not option.table:
             if option.group not in groups:
                 groups[option.group] = parser.add_argument_group(option.group)
             _add(groups[option.group], option)
@@ -262,18 +269,27 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     command: CommandSpec = parsed._command
-    own = {option.variable for option in (*command.options, CONFIG)}
+    own = {*_variables(command), CONFIG.variable}
     if load_all is not None and any(name.startswith(PREFIX) and name not in own for name in environ):
         leaves = [leaf for each in load_all() for leaf in _leaves(each)]
-        check_variables(environ, own.union(*({option.variable for option in leaf.options} for leaf in leaves)))
+        check_variables(
+            environ, own.union(*({option.variable for option in leaf.options if not option.table} for leaf in leaves))
+        )
     file = _config(parsed, environ, load_all)
     values = {}
     for option in command.options:
+        if option.table:
+            values[option.attribute] = _parse_table(option, file)
+            continue
         given = getattr(parsed, option.attribute, _UNSET)
         if given is not _UNSET and given is not None:
             where = _metavar(option) if option.positional else f"--{option.name}"
             values[option.attribute] = _parse(option, given, where)
-        elif not option.positional and option.variable in environ:
+        elif (
+            not option.positional
+            and option.variable in environ
+            and not of_kubernetes(option.variable, environ[option.variable])
+        ):
             text: Any = environ[option.variable]
             text = [part.strip() for part in text.split(",")] if option.repeatable else text
             values[option.attribute] = _parse(option, text, option.variable)
@@ -284,6 +300,15 @@ def resolve(
         else:
             values[option.attribute] = option.default
     return argparse.Namespace(**values)
+
+
+def _parse_table(option: Option, file: Mapping[str, Any]) -> Any:
+    if option.attribute not in file:
+        return option.default
+    try:
+        return option.parse(file[option.attribute])
+    except InputError as error:
+        raise InputError(f"{error} (in the config file)") from None
 
 
 def _parse(option: Option, given: Any, where: str) -> Any:
@@ -321,16 +346,29 @@ def _config(
         raise InputError(f"--config {path}: not valid TOML: {error}") from None
     if load_all is not None:
         try:
-            check_file(content, {each.name: {leaf.name: _names(leaf) for leaf in _leaves(each)} for each in load_all()})
+            commands = list(load_all())
+            tables = {option.attribute for each in commands for leaf in _leaves(each) for option in _tables(leaf)}
+            rest = {name: value for name, value in content.items() if name not in tables}
+            check_file(rest, {each.name: {leaf.name: _names(leaf) for leaf in _leaves(each)} for each in commands})
         except InputError as error:
             raise InputError(f"--config {path}: {error}") from None
     top, action = parsed._path[0], parsed._path[-1]
     table = content.get(top, {})
-    return {**_values(content), **_values(table), **_values(table.get(action, {}))}
+    names = [option.attribute for option in _tables(parsed._command)]
+    own = {name: content[name] for name in names if name in content}
+    return {**_values(content), **_values(table), **_values(table.get(action, {})), **own}
 
 
 def _names(command: CommandSpec) -> list[str]:
-    return [option.attribute for option in command.options if not option.positional]
+    return [option.attribute for option in command.options if not option.positional and not option.table]
+
+
+def _variables(command: CommandSpec) -> set[str]:
+    return {option.variable for option in command.options if not option.table}
+
+
+def _tables(command: CommandSpec) -> list[Option]:
+    return [option for option in command.options if option.table]
 
 
 def _values(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
+from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.embedded.state import StateFolder
 from worker.metrics.history import exploration_share
+from worker.simulation.demo.kinds import Kinds
 from worker.simulation.users import Users
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
@@ -17,19 +21,31 @@ from worker.stream.events import Episode, Opened
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Emits
 
+#: Counts of sessions by their kind and the arm of their first position: (kind, arm, sessions).
+Firsts: TypeAlias = tuple[tuple[int, int, int], ...]
+
 
 class Score(Worth, frozen=True, kw_only=True):
-    """The worth of a period's sessions, the revenue `earned` by their clicks, and counts of displays by position."""
+    """The worth of a period's sessions, the revenue `earned` by their clicks, and counts of displays by position.
+
+    `shown` and `best` are the arms of the first position by kind of user, as served and as the oracle has them; `right`
+    is the number of sessions in which both are the same.
+    """
 
     earned: float
     answered: tuple[int, ...]
     clicked: tuple[int, ...]
+    shown: Firsts
+    best: Firsts
+    right: int
 
 
-def score(users: Users, valuer: Valuer, period: int, served: Mapping[str, tuple[str, ...]]) -> Score:
+def score(users: Users, valuer: Valuer, kinds: Kinds, period: int, served: Mapping[str, tuple[str, ...]]) -> Score:
     """Score the users of a period by the slates that were served to them, by session id."""
     indices, slates = users.slates(period, served)
-    worth = valuer.worth(users.cohort(period).contexts[indices], slates)
+    contexts = users.cohort(period).contexts[indices]
+    worth = valuer.worth(contexts, slates)
+    kind, first, best = kinds.of(contexts), slates[:, 0], valuer.first_arms(contexts)
     clicked, answered = users.outcomes(period, indices, slates)
     buyers = np.flatnonzero(clicked >= 0)
     return Score(
@@ -39,7 +55,24 @@ def score(users: Users, valuer: Valuer, period: int, served: Mapping[str, tuple[
         earned=float(valuer.rewards[slates[buyers, clicked[buyers]]].sum()),
         answered=tuple(int((answered > h).sum()) for h in range(users.horizon)),
         clicked=tuple(np.bincount(clicked[buyers], minlength=users.horizon).tolist()),
+        shown=_counted(kind, first),
+        best=_counted(kind, best),
+        right=int((first == best).sum()),
     )
+
+
+def _counted(kinds: Ints, arms: Ints) -> Firsts:
+    pairs = Counter(zip(kinds.tolist(), arms.tolist(), strict=True))
+    return tuple((kind, arm, count) for (kind, arm), count in sorted(pairs.items()) if arm != NO_ARM)
+
+
+def share_by_kind(counts: Iterable[Firsts], *, kinds: int, arms: int) -> Floats:
+    """Return the share of each arm in the first positions of each kind of user: (kinds, arms), rows add up to 1."""
+    shares = np.zeros((kinds, arms))
+    for kind, arm, count in (one for window in counts for one in window):
+        if arm < arms:
+            shares[kind, arm] += count
+    return np.asarray(shares / np.maximum(1.0, shares.sum(axis=1, keepdims=True)))
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +91,12 @@ class Totals(Worth, frozen=True, kw_only=True):
     earned: float
     explored: float
     allowed: float
+    right: int
+
+    @property
+    def right_share(self) -> float:
+        """The share of the sessions whose first arm is the oracle's."""
+        return self.right / max(1, self.sessions)
 
     @property
     def earned_share(self) -> float:
@@ -80,6 +119,7 @@ def totals(rows: Sequence[Row]) -> Totals:
         earned=math.fsum(row.episode.reward for row in rows),
         explored=math.fsum(row.episode.explored for row in rows),
         allowed=math.fsum(row.allowed for row in rows),
+        right=sum(row.score.right for row in rows),
     )
 
 
@@ -93,6 +133,7 @@ class Ledger:
         self.rows: list[Row] = []
         self._fresh: list[Row] = []
         self._users, self._valuer, self._state = users, valuer, state
+        self.kinds = Kinds(users.world.truth)
         self._served: dict[int, dict[str, tuple[tuple[str, ...], int]]] = {}  # period → session → slate, version
         self._shares: dict[int, float] = {}  # version → share of the sessions that may explore
 
@@ -126,7 +167,7 @@ class Ledger:
         row = Row(
             index=index,
             episode=episode,
-            score=score(self._users, self._valuer, index, slates),
+            score=score(self._users, self._valuer, self.kinds, index, slates),
             allowed=math.fsum(self._shares.get(version, 0.0) for _, version in served.values()),
         )
         self.rows.append(row)

@@ -1,4 +1,7 @@
-"""The plots of a demo's report: regret, revenue, clicks, exploration, estimates. Each function returns a PNG."""
+"""The plots of a demo's report. Each function returns a PNG.
+
+`beside` is the same run with the additive model, where there is one.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worker.bandit.arrays import Floats
-from worker.simulation.demo.ledger import Row
+from worker.simulation.demo.kinds import true_heads
+from worker.simulation.demo.ledger import Firsts, Row, share_by_kind, totals
 from worker.simulation.demo.run import Demo
-from worker.simulation.demo.summary import has_budget
+from worker.simulation.demo.summary import has_budget, heads
+from worker.simulation.digits import DigitsTruth
 from worker.simulation.plots import LOOKS, drawing, rendered
 from worker.simulation.worth import tenths
 
@@ -19,10 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ORACLE, FAINT, DARK = "#888888", "#bdbdbd", "#333333"
+BESIDE = "#56B4E9"
+GOOD = 0.98  # share of the oracle's revenue that is marked
 BOUND, POSTERIOR = "#E69F00", "#CC79A7"
 TRUTH = "#D55E00"
 MOST_LABELS = 12  # under one axis
 SURE = 1.96  # standard deviations of a 95 % interval
+MOST_COLUMNS = 12  # ads in the picture of tastes
+MOST_DOTS = 400
+LEGIBLE = 0.15  # share from which a cell has its number
 
 
 def _png(size: tuple[float, float], draw: Callable[[Figure], None]) -> bytes:
@@ -79,19 +89,20 @@ def _line(axes: Axes, demo: Demo, values: Floats, label: str, **more: Any) -> No
 # ── the plots ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def regret(demo: Demo) -> bytes:
+def regret(demo: Demo, beside: Demo | None) -> bytes:
     """Draw the time-averaged regrets: the true one, and the two that need no truth."""
     rows = demo.rows
-    pseudo = _per_session(rows, lambda row: row.score.regret / max(1, row.score.sessions))
     posterior = _per_session(rows, lambda row: row.episode.regret_posterior)
     bound = _per_session(rows, lambda row: row.episode.regret_bound)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         _episode_axis(axes, demo, label=0.03)
+        if beside is not None and beside.rows:
+            _line(axes, beside, _true_regret(beside), "truth: additive model", color=BESIDE, linewidth=2.0)
+        _line(axes, demo, _true_regret(demo), f"truth: {_name(demo)}", color=_colour(demo), linewidth=2.4)
         _line(axes, demo, bound, "bound: optimistic gap", color=BOUND, linestyle="--", linewidth=1.4)
         _line(axes, demo, posterior, "estimate: posterior regret", color=POSTERIOR, linestyle="-.", linewidth=1.4)
-        _line(axes, demo, pseudo, "truth: pseudo-regret", color=LOOKS[demo.settings.policy][0], linewidth=2.4)
         axes.set(
             title="Time-averaged regret per session",
             xlabel="episode t",
@@ -104,36 +115,109 @@ def regret(demo: Demo) -> bytes:
     return _png((7.4, 3.9), draw)
 
 
-def revenue(demo: Demo) -> bytes:
+def _true_regret(demo: Demo) -> Floats:
+    return _per_session(demo.rows, lambda row: row.score.regret_per_session)
+
+
+def _colour(demo: Demo) -> str:
+    return LOOKS[demo.settings.policy][0]
+
+
+def _name(demo: Demo) -> str:
+    return f"{demo.settings.model} model"
+
+
+def revenue(demo: Demo, beside: Demo | None) -> bytes:
     """Draw the revenue of every episode and the oracle's, and the share of both."""
-    rows, colour = demo.rows, LOOKS[demo.settings.policy][0]
-    oracle = np.array([row.score.oracle for row in rows])
-    served = np.array([row.score.served for row in rows])
+    rows, colour = demo.rows, _colour(demo)
+    oracle, served = _revenues(demo)
     earned = np.array([row.episode.reward for row in rows])
 
     def draw(figure: Figure) -> None:
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1.0))
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.4, 1.2))
         _episode_axis(upper, demo, label=0.03)
         upper.scatter(_episodes(rows), earned, s=11, color=FAINT, label="earned", zorder=2)
-        _line(upper, demo, oracle, "oracle (expected)", color=ORACLE, linestyle="--", linewidth=1.3)
-        _line(upper, demo, served, "served (expected)", color=colour, linewidth=1.8)
-        upper.set(title="Revenue per episode", ylabel="revenue", ylim=(0, None))
-        upper.legend(loc="lower right", ncols=3)
+        _line(upper, demo, oracle, "oracle", color=ORACLE, linestyle="--", linewidth=1.3)
+        _line(upper, demo, served, _name(demo), color=colour)
         _episode_axis(lower, demo)
-        share = served / np.where(oracle > 0, oracle, 1.0)
         lower.axhline(1.0, color=ORACLE, linestyle="--", linewidth=1.0)
-        lower.axhline(0.97, color=FAINT, linestyle=":", linewidth=1.2)
-        lower.annotate(
-            "97 %", (1.005, 0.97), xycoords=("axes fraction", "data"), fontsize=8, color="#888888", va="center"
-        )
-        _line(lower, demo, share, "served", color=colour)
+        lower.axhline(GOOD, color=FAINT, linestyle=":", linewidth=1.2)
+        _at_the_end(lower, GOOD, f"{GOOD:.0%}", "#888888")
+        if beside is not None and beside.rows:
+            _line(upper, beside, _revenues(beside)[1], _name(beside), color=BESIDE, linewidth=1.5)
+            _line(lower, beside, _share(beside), _name(beside), color=BESIDE, linewidth=1.5)
+            last = totals(tenths(beside.rows)[1]).share
+            _at_the_end(lower, last, f"{last:.0%}", BESIDE)
+        _line(lower, demo, _share(demo), _name(demo), color=colour)
+        upper.set(title="Revenue per episode", ylabel="revenue", ylim=(0, None))
+        upper.legend(loc="lower right", ncols=4)
         lower.set(title="Served, as a share of the oracle's", xlabel="episode t")
         lower.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
-    return _png((7.4, 5.4), draw)
+    return _png((7.4, 5.6), draw)
 
 
-def clicks(demo: Demo) -> bytes:
+def _revenues(demo: Demo) -> tuple[Floats, Floats]:
+    return np.array([row.score.oracle for row in demo.rows]), np.array([row.score.served for row in demo.rows])
+
+
+def _share(demo: Demo) -> Floats:
+    return np.array([row.score.share for row in demo.rows])
+
+
+def _at_the_end(axes: Axes, height: float, text: str, colour: str) -> None:
+    place: Any = ("axes fraction", "data")
+    axes.annotate(text, (1.005, height), xycoords=place, fontsize=8, color=colour, va="center")
+
+
+def tastes(demo: Demo, beside: Demo | None) -> bytes:
+    """Draw which kinds of users get which ads first: early, late, as the truth would have it, and beside it."""
+    early, late = tenths(demo.rows)
+    panels = [
+        (f"{_name(demo)}: first tenth", _firsts(demo, [row.score.shown for row in early]), totals(early).right_share),
+        (f"{_name(demo)}: last tenth", _firsts(demo, [row.score.shown for row in late]), totals(late).right_share),
+        ("what the truth would show", _firsts(demo, [row.score.best for row in demo.rows]), None),
+    ]
+    if beside is not None and beside.rows:
+        last = tenths(beside.rows)[1]
+        shown = _firsts(beside, [row.score.shown for row in last])
+        panels.append((f"{_name(beside)}: last tenth", shown, totals(last).right_share))
+    # The ads that someone gets, from the one that most users should get first.
+    need = panels[2][1].sum(axis=0) + 1e-3 * sum(share.sum(axis=0) for _, share, _ in panels)
+    columns = np.argsort(-need, kind="stable")[: min(MOST_COLUMNS, int((need > 0).sum()))]
+
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(1, len(panels), sharey=True)
+        for axes, (title, shares, right) in zip(grid, panels, strict=True):
+            _heat(axes, shares[:, columns])
+            note = "" if right is None else f"{right:.0%} of users get their best ad first"
+            axes.set_title(f"{title}\n", fontsize=10)
+            axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color="#555555", va="bottom")
+            axes.set_xticks(range(len(columns)), [demo.arms[k].arm for k in columns], rotation=90, fontsize=8)
+            axes.set_xlabel("ad at position 1")
+        grid[0].set_yticks(range(len(demo.kinds.names)), demo.kinds.names, fontsize=8.5)
+        grid[0].set_ylabel("users, by their strongest feature" if demo.settings.environment != "digits" else "users")
+
+    return _png((3.0 * len(panels) + 0.6, 0.26 * len(demo.kinds.names) + 1.9), draw)
+
+
+def _firsts(demo: Demo, counts: Sequence[Firsts]) -> Floats:
+    return share_by_kind(counts, kinds=len(demo.kinds.names), arms=len(demo.arms))
+
+
+def _heat(axes: Axes, shares: Floats) -> None:
+    """Draw shares as darkness, and as numbers where they are large."""
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    for row, column in np.argwhere(shares >= LEGIBLE):
+        share = shares[row, column]
+        axes.text(
+            column, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color="w" if share > 0.5 else DARK
+        )
+
+
+def clicks(demo: Demo, beside: Demo | None) -> bytes:
     """Draw the click rate by position, early and late."""
     early, late = tenths(demo.rows)
 
@@ -159,7 +243,7 @@ def clicks(demo: Demo) -> bytes:
     return _png((7.4, 3.6), draw)
 
 
-def exploration(demo: Demo) -> bytes:
+def exploration(demo: Demo, beside: Demo | None) -> bytes:
     """Draw the share of sessions that explored, and the share allowed to."""
     rows = demo.rows
     sessions = np.maximum(1.0, [row.score.sessions for row in rows])
@@ -194,22 +278,38 @@ def exploration(demo: Demo) -> bytes:
     return _png((7.4, 3.6), draw)
 
 
-def estimates(demo: Demo) -> bytes:
-    """Draw the final estimates and the truth."""
-    belief, truth, rewards = demo.parameters.model, demo.world.truth, demo.world.rewards
+def estimates(demo: Demo, beside: Demo | None) -> bytes:
+    """Draw the final estimates and the truth: of each ad for the average user, and of tastes."""
+    found, deviations = heads(demo.parameters)
+    rewards, known = demo.world.rewards, len(demo.world.rewards)
+    truth = demo.world.truth
     order = np.argsort(rewards, kind="stable")
 
     def draw(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2, width_ratios=(2.2, 1.0))
+        left, right = figure.subplots(1, 2, width_ratios=(1.5, 1.0))
         labels = [f"{demo.arms[k].arm}\n{rewards[k]:.2f}" for k in order]
-        _against_truth(left, belief.biases[order], belief.bias_deviations[order], truth.biases[order], labels)
+        _against_truth(left, found[order, 0], deviations[order, 0], truth.biases[order], labels)
         left.set(title="Arms, by rising revenue", xlabel="arm and its revenue per click", ylabel="log-odds at x = 0")
-        names = [f"x{i}" for i in range(1, belief.dim + 1)]
-        _against_truth(right, belief.effects, belief.effect_deviations, truth.effects, names)
-        right.set(title="Context", xlabel="feature", ylabel="weight")
         left.legend(loc="best")
+        if isinstance(truth, DigitsTruth):
+            right.set_visible(False)  # no coefficients: the truth is not linear in the pixels
+            return
+        _scattered(right, true_heads(truth)[:, 1:].ravel(), found[:known, 1:].ravel(), deviations[:known, 1:].ravel())
+        right.set(title="Effects of features, of every ad", xlabel="truth", ylabel="estimate, 95 %")
 
-    return _png((9.4, 4.0), draw)
+    return _png((9.4, 4.2), draw)
+
+
+def _scattered(axes: Axes, truth: Floats, estimate: Floats, deviation: Floats) -> None:
+    if len(truth) > MOST_DOTS:
+        chosen = np.linspace(0, len(truth) - 1, MOST_DOTS).astype(int)
+        truth, estimate, deviation = truth[chosen], estimate[chosen], deviation[chosen]
+    limit = 1.1 * max(1e-3, float(np.abs(np.concatenate([truth, estimate])).max()))
+    axes.plot([-limit, limit], [-limit, limit], color=TRUTH, linewidth=1.4, zorder=1)
+    axes.errorbar(
+        truth, estimate, SURE * deviation, fmt="o", color=LOOKS["ucbbp"][0], markersize=3.4, elinewidth=0.7, alpha=0.75
+    )
+    axes.set(xlim=(-limit, limit), ylim=(-limit, limit))
 
 
 def _against_truth(axes: Axes, estimate: Floats, deviation: Floats, truth: Floats, labels: Sequence[str]) -> None:

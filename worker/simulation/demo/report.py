@@ -19,17 +19,26 @@ PAGE = "report.html"
 #: The plots in their order: the function of `worker.simulation.demo.plots`, a heading and an explanation.
 PLOTS = (
     (
-        "regret",
-        "Regret",
-        "The mean loss of a session up to each episode. The thick line is the true regret, known here because the "
-        "users are simulated. The thin lines are the figures of a real deployment: an upper bound, and an estimate "
-        "that tends to be too high.",
+        "tastes",
+        "Who gets which ad",
+        "Users are grouped by their strongest feature, or by their digit. A row shows which ads these users get first, "
+        "in percent. In the first tenth slates are drawn at random or still a guess. In the last tenth the rows look "
+        "like those of the truth: each group gets the ads that it likes. The additive model, which knows no tastes, "
+        "shows everybody the same ads.",
     ),
     (
         "revenue",
         "Revenue against the oracle",
         "The oracle uses the true click model. Lines are expectations for the users who came, without luck; dots are "
-        "the revenue of the clicks. On average dots lie below the lines, because some users never answer.",
+        "the revenue of the clicks. On average dots lie below the line of their model, because some users never "
+        "answer. The additive model serves the same users in a run of its own.",
+    ),
+    (
+        "regret",
+        "Regret",
+        "The mean loss of a session up to each episode. The solid lines are the true regret, known here because the "
+        "users are simulated. The others are the figures of a real deployment: an upper bound, and an estimate "
+        "that tends to be too high.",
     ),
     (
         "clicks",
@@ -46,8 +55,10 @@ PLOTS = (
     (
         "estimates",
         "Estimates against the truth",
-        "The estimates of the last version, with the uncertainty that guides exploration. Arms that no good slate "
-        "needs remain uncertain: better estimates would cost revenue and change no slate.",
+        "The estimates of the last version, with the uncertainty that guides exploration. On the left the log-odds of "
+        "each ad for the average user, on the right the effect of each feature on each ad: on the line, it is the "
+        "truth. Ads that no good slate needs remain uncertain: better estimates would cost revenue and change no "
+        "slate.",
     ),
 )
 
@@ -88,30 +99,30 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def write_report(demo: Demo, folder: Path, *, seconds: float) -> Path:
+def write_report(demo: Demo, folder: Path, *, seconds: float, beside: Demo | None = None) -> Path:
     """Write the plots and the page; return the path of the page. Without matplotlib it has no plots."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FailedError(f"cannot create the folder {folder}: {error.strerror or error}") from None
-    images = draw(demo) if can_draw() and demo.rows else {}
+    images = draw(demo, beside) if can_draw() and demo.rows else {}
     for name, png in images.items():
         write_file(folder / f"{name}.png", png)
     page = folder / PAGE
-    write_file(page, html(demo, images, seconds=seconds).encode())
+    write_file(page, html(demo, images, seconds=seconds, beside=beside).encode())
     return page
 
 
-def draw(demo: Demo) -> dict[str, bytes]:
+def draw(demo: Demo, beside: Demo | None = None) -> dict[str, bytes]:
     """Return all plots by name, as PNG."""
     from worker.simulation.demo import plots
 
-    return {name: getattr(plots, name)(demo) for name, _, _ in PLOTS}
+    return {name: getattr(plots, name)(demo, beside) for name, _, _ in PLOTS}
 
 
-def html(demo: Demo, images: Mapping[str, bytes], *, seconds: float) -> str:
+def html(demo: Demo, images: Mapping[str, bytes], *, seconds: float, beside: Demo | None = None) -> str:
     """Return the page, plots included."""
-    numbers = summary(demo)
+    numbers = summary(demo, beside)
     settings = numbers["settings"]
     unfinished = "" if numbers["finished"] else " Ended early."
     parts = [
@@ -121,8 +132,8 @@ def html(demo: Demo, images: Mapping[str, bytes], *, seconds: float) -> str:
         f"<style>{_STYLE}</style><main>",
         "<h1>adcascade demo</h1>",
         f"<p>{numbers['sessions']:,} simulated sessions in {numbers['episodes']} episodes of a minute, run in "
-        f"{seconds:.0f} seconds. Environment “{escape(settings['environment'])}”, policy {escape(settings['policy'])}, "
-        f"seed {settings['seed']}.{unfinished}</p>",
+        f"{seconds:.0f} seconds. Environment “{escape(settings['environment'])}”, {escape(settings['model'])} model, "
+        f"policy {escape(settings['policy'])}, seed {settings['seed']}.{unfinished}</p>",
         _figures(numbers),
     ]
     for name, heading, text in PLOTS:
@@ -143,9 +154,13 @@ def _figures(numbers: Mapping[str, Any]) -> str:
     figures = [
         (f"{share['last_tenth']:.1%}", "of the oracle’s revenue, last tenth of the episodes"),
         (f"{share['first_tenth']:.1%}", "in the first tenth"),
+        (f"{numbers['best_first']['last_tenth']:.0%}", "of users get their best ad first, last tenth"),
         (f"{regret['last_tenth']:.5f}", "pseudo-regret per session, last tenth"),
         (f"{numbers['earned_share']['overall']:.1%}", "of the oracle’s revenue earned, overall"),
     ]
+    if (additive := numbers["additive"]) is not None:
+        share_beside = f"{additive['revenue_share']['last_tenth']:.1%}"
+        figures.insert(1, (share_beside, "with the additive model, which knows no tastes"))
     if explored["ratio"] is not None:
         figures.append((f"{explored['ratio']:.1%}", "of the exploration budget used"))
     figures.append((f"v{numbers['parameters_version']}", f"parameters, sha256 {numbers['sha256'][:12]}…"))

@@ -18,10 +18,12 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
+from worker.bandit.additive import AdditiveModel
 from worker.embedded.runner import Embedded, Tap
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import Metrics
+from worker.simulation.demo.kinds import Kinds
 from worker.simulation.demo.ledger import Ledger, Row
 from worker.simulation.environments import seeded_environment
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
@@ -38,17 +40,23 @@ TICK = 1_000  # milliseconds of event time per step
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a demo; they decide the run."""
 
-    environment: str = "opposite"
+    environment: str = "tastes"
     policy: str = "aucbbp"
     users: int = 100
     episodes: int = 120
     seed: int = 0
     dim: int = 5
     arms: int = 10
+    stay: float = 1.0
     horizon: int = 5
-    beta: float | str = 2.5
-    bonus: str = "value"
-    partitions: int = 8
+    model: str = "personal"
+    intercept: bool = True
+    answers: str = "learned"
+    standardise: bool = True
+    beta: float | str = 1.5
+    bonus: str = "curve"
+    ridge: float = 1.0
+    partitions: int = 4
     repeats: bool = True
     random_share: float = 0.0
 
@@ -58,11 +66,26 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
             dim=self.dim,
             horizon=self.horizon,
             repeats=self.repeats,
+            model=self.model,
+            intercept=self.intercept,
+            answers=self.answers,
+            standardise=self.standardise,
             policy=self.policy,
             bonus=self.bonus,
             beta=self.beta,
+            ridge=self.ridge,
             random_share=self.random_share,
         )
+
+
+def additive(settings: DemoSettings) -> DemoSettings | None:
+    """Return the same run with the additive model, to compare with; None if it is that run.
+
+    The number of partitions changes no result, and with one of them a run takes the least time.
+    """
+    if settings.model == AdditiveModel.name:
+        return None
+    return msgspec.structs.replace(settings, model=AdditiveModel.name, partitions=1)
 
 
 class Demo:
@@ -89,7 +112,9 @@ class Demo:
     ) -> None:
         self.settings = settings
         self.learning = settings.learning()
-        self.world = seeded_environment(settings.environment, dim=settings.dim, arms=settings.arms, seed=settings.seed)
+        self.world = seeded_environment(
+            settings.environment, dim=settings.dim, arms=settings.arms, seed=settings.seed, stay=settings.stay
+        )
         self.arms = self.world.catalogue()
         self.users = Users(
             self.world,
@@ -225,6 +250,11 @@ class Demo:
     def rows(self) -> Sequence[Row]:
         """The windows closed so far, in order."""
         return self._ledger.rows
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds of users by which the accounts are kept."""
+        return self._ledger.kinds
 
     @property
     def parameters(self) -> Parameters:

@@ -9,24 +9,30 @@ import msgspec
 import numpy as np
 
 from worker import __version__
+from worker.bandit.arrays import Floats
 from worker.bandit.policies import policy_named
 from worker.console import table
 from worker.metrics import imbalances
-from worker.simulation.demo.ledger import totals
+from worker.simulation.demo.ledger import Totals, totals
 from worker.simulation.demo.run import Demo
 from worker.simulation.summary import worth_numbers, worth_rows
 from worker.simulation.worth import tenths
+from worker.stream.parameters import Parameters
 
 
-def summary(demo: Demo) -> dict[str, Any]:
+def summary(demo: Demo, beside: Demo | None = None) -> dict[str, Any]:
     """Return the numbers of a run over its closed episodes; the settings decide them.
+
+    `beside` is the same run with the additive model.
 
     reward : revenue of the clicks
     oracle_reward, served_reward : expected revenue of the best slates and of those served, for the same arrivals
     pseudo_regret : their difference per session in the first and the last tenth of the episodes and overall; `total` is
         the sum
     revenue_share, earned_share : served / oracle, reward / oracle
+    best_first : share of the sessions whose first ad is the oracle's
     explored : sessions that explored, and the budget of a policy that has one
+    additive : the shares of the run beside this one, None if there is none
     """
     rows = demo.rows
     first, last = (totals(part) for part in tenths(rows))
@@ -45,6 +51,8 @@ def summary(demo: Demo) -> dict[str, Any]:
             "last_tenth": last.earned_share,
             "overall": whole.earned_share,
         },
+        "best_first": _best_first(first, last, whole),
+        "additive": None if beside is None else _beside(beside),
         "explored": {
             "sessions": whole.explored,
             "allowed": whole.allowed if has_budget(demo) else None,
@@ -69,10 +77,46 @@ def has_budget(demo: Demo) -> bool:
     return policy_named(demo.settings.policy).is_selective
 
 
+def _best_first(first: Totals, last: Totals, whole: Totals) -> dict[str, float]:
+    return {"first_tenth": first.right_share, "last_tenth": last.right_share, "overall": whole.right_share}
+
+
+def _beside(demo: Demo) -> dict[str, Any]:
+    first, last = (totals(part) for part in tenths(demo.rows))
+    whole = totals(demo.rows)
+    return {
+        "episodes": len(demo.rows),
+        **{
+            name: worth_numbers(first, last, whole)[name]
+            for name in ("served_reward", "pseudo_regret", "revenue_share")
+        },
+        "best_first": _best_first(first, last, whole),
+        "sha256": demo.parameters.sha256,
+    }
+
+
+def heads(parameters: Parameters) -> tuple[Floats, Floats]:
+    """Return the estimated coefficients of [1; x] of each arm and their deviations, (K, d+1) each.
+
+    They refer to the numbers of the arrivals, before these are standardised.
+    """
+    size, known = parameters.settings.dim + 1, parameters.standardisation
+    units = np.eye(size)  # takes [1; x] to the input of the model
+    if known is not None:
+        units[1:, 1:] /= known.scale[:, None]
+        units[1:, 0] = -known.centre / known.scale
+    found, deviations = np.zeros((len(parameters.arms), size)), np.zeros((len(parameters.arms), size))
+    for arm in range(len(parameters.arms)):
+        head, covariance = parameters.model.head(arm)
+        found[arm] = head @ units
+        deviations[arm] = np.sqrt(np.einsum("ij,ik,kj->j", units, covariance, units))
+    return found, deviations
+
+
 def log_odds_error(demo: Demo) -> float:
     """Return the root mean square error of the estimated log-odds over arms, at context x = 0."""
     truth = demo.world.truth.biases
-    return float(np.sqrt(((demo.parameters.model.biases[: len(truth)] - truth) ** 2).mean()))
+    return float(np.sqrt(((heads(demo.parameters)[0][: len(truth), 0] - truth) ** 2).mean()))
 
 
 def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
@@ -82,6 +126,7 @@ def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
         ["sessions", f"{numbers['sessions']:,}", f"in {numbers['episodes']} episodes, {seconds:.1f} s"],
         ["decisions", f"{numbers['decisions']:,}", f"{numbers['decisions'] / max(seconds, 1e-9):,.0f} per second"],
         *worth_rows(numbers, earned=earned),
+        *_comparison(numbers),
         ["explored", f"{numbers['explored']['sessions']:,.0f}", _budget(numbers["explored"])],
         ["dead letters", f"{sum(numbers['dead_letters'].values()):,}", _most(numbers["dead_letters"])],
         ["parameters", f"v{numbers['parameters_version']}", f"sha256 {numbers['sha256'][:16]}…"],
@@ -89,6 +134,21 @@ def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
     if numbers["imbalances"]:
         rows.append(["ACCOUNTS", "–", f"do not balance: {numbers['imbalances']}"])
     return table(["", "", ""], rows).lstrip("\n")
+
+
+def _comparison(numbers: Mapping[str, Any]) -> list[list[str]]:
+    best = numbers["best_first"]
+    rows = [
+        [
+            "best ad first",
+            f"{best['last_tenth']:.1%}",
+            f"of users in the last tenth; {best['first_tenth']:.1%} in the first",
+        ]
+    ]
+    if (additive := numbers["additive"]) is not None:
+        share, first = additive["revenue_share"]["last_tenth"], additive["best_first"]["last_tenth"]
+        rows.append(["additive model", f"{share:.1%}", f"of the oracle's in the last tenth; best ad first {first:.1%}"])
+    return rows
 
 
 def _budget(explored: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.run import TICK, Demo
 from worker.simulation.demo.summary import has_budget
-from worker.simulation.live import Frame, Speed, revenue_curves
+from worker.simulation.live import Curve, Frame, Speed, compared_curves, revenue_curves
 from worker.simulation.users import BEGINNING
 
 RECENT = 10  # episodes that "lately" stands for
@@ -13,10 +13,10 @@ QUARTERS = 4
 
 
 class DemoView:
-    """The source of a demo's live view; `url` is the address of its web server."""
+    """The source of a demo's live view; `url` is the address of its web server, `beside` the run to compare with."""
 
-    def __init__(self, demo: Demo, url: str) -> None:
-        self._demo, self._url = demo, url
+    def __init__(self, demo: Demo, url: str, beside: Demo | None = None) -> None:
+        self._demo, self._url, self._beside = demo, url, beside
         self._quarter = 0
         self._speed = Speed()
 
@@ -44,16 +44,28 @@ class DemoView:
         # Sorted by name: an order by growing numbers would jump.
         letters = "  ".join(f"{reason} {count}" for reason, count in sorted(demo.dead_letters.items()))
         return Frame(
-            title=f"[bold]adcascade demo[/]  {settings.environment} · {settings.policy} · seed {settings.seed}",
+            title=f"[bold]adcascade demo[/]  {settings.environment} · {settings.model} · {settings.policy} · "
+            f"seed {settings.seed}",
             address=f"{self._url}/ · /metrics",
             colour="cyan",
             done=demo.done,
             status=f"[dim]episode[/] {len(demo.rows)}/{settings.episodes}  "
             f"[dim]event time[/] {minutes // 60}:{minutes % 60:02}:{rest:02}  [dim]in[/] {seconds:.0f} s",
             figures=self._figures(seconds),
-            curves=revenue_curves([row.score for row in demo.rows], settings.episodes),
+            curves=self._curves(),
             footer=("dead letters", letters or "none"),
         )
+
+    def _comparison(self) -> list[tuple[str, str]]:
+        runs = [self._demo] if self._beside is None else [self._demo, self._beside]
+        return [(run.settings.model, f"{totals(run.rows[-RECENT:]).share:.1%} of oracle") for run in runs]
+
+    def _curves(self) -> tuple[Curve, ...]:
+        demo, beside, total = self._demo, self._beside, self._demo.settings.episodes
+        if beside is None:
+            return revenue_curves([row.score for row in demo.rows], total)
+        runs = [(run.settings.model, [row.score for row in run.rows]) for run in (demo, beside)]
+        return compared_curves(runs, total)
 
     def _figures(self, seconds: float) -> list[tuple[str, str]]:
         demo = self._demo
@@ -72,4 +84,6 @@ class DemoView:
             ("click rate", f"{lately.clicks / displays:.1%} of displays"),
             ("oracle", f"{whole.oracle:,.1f}"),
             ("open sessions", f"{demo.open_sessions:,}"),
+            ("best ad first", f"{lately.right_share:.0%} of users"),
+            *self._comparison(),
         ]

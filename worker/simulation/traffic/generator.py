@@ -48,9 +48,10 @@ class TrafficSettings:
     ends after `sessions` or `duration`, whichever comes first. The last settings are shares.
     """
 
-    environment: str = "opposite"
+    environment: str = "tastes"
     dim: int = 5
     arms: int = 10
+    stay: float = 1.0
     horizon: int = 5
     repeats: bool = True
     seed: int = 0
@@ -89,7 +90,7 @@ class TrafficSettings:
 
     def world(self) -> Environment:
         """Draw the world of the users."""
-        return seeded_environment(self.environment, dim=self.dim, arms=self.arms, seed=self.seed)
+        return seeded_environment(self.environment, dim=self.dim, arms=self.arms, seed=self.seed, stay=self.stay)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -62,7 +62,7 @@ function showState(status) {
   const texts = { bad: "Needs attention", warn: "Serving, with warnings" };
   $("pill").dataset.level = worst ?? "good";
   setText("pill-text", texts[worst] ?? "Serving");
-  setText("what", [status.runner, status.simulated ? "simulated users" : null, status.parameters?.policy].filter(Boolean).join(" · "));
+  setText("what", [status.runner, status.simulated ? "simulated users" : null, status.parameters && `${status.parameters.model} model`, status.parameters?.policy].filter(Boolean).join(" · "));
   const time = status.time ? new Date(status.time).toISOString() : null;
   setText("time", time ? `${time.slice(0, 10)} ${time.slice(11, 19)} UTC` : "–");
   if (time) $("time").dateTime = time;
@@ -203,6 +203,26 @@ function showArms({ arms, users, parameters }) {
   setText("arms-lead", `By expected revenue per display, ${whom}${hidden > 0 ? `; ${count(hidden)} more` : ""}.`);
 }
 
+function showAnswered({ answered, parameters }) {
+  const rows = answered?.ads ?? [];
+  fillBars("answered", rows.map((one, index) => ({
+    name: one.arm, part: one.rate, cells: [percent(one.rate), count(one.displays)], level: index < answered.collapsed ? "dead" : undefined,
+  })), parameters && !answered ? "Answer rates are not learned: every display counts as answered." : "No ad has 50 displays yet.");
+  const few = answered?.collapsed ? ` ${count(answered.collapsed)} hardly ever answered: slates avoid ${answered.collapsed === 1 ? "it" : "them"}.` : "";
+  setText("answered-lead", `Share of the displays that get a click or a pass.${few}`);
+}
+
+function showUsers({ features, users, parameters }) {
+  const most = Math.max(...features.map((one) => Math.abs(one.effect)), 1e-9);
+  fillBars("users", features.map((one) => ({
+    name: one.name, part: Math.abs(one.effect) / most,
+    cells: [short(one.mean), one.scale === null ? "–" : `${short(one.centre)} ± ${short(one.scale)}`, `${one.effect > 0 ? "+" : ""}${short(one.effect)}`],
+  })), "No user has arrived yet.");
+  const scale = !parameters?.standardise ? "as they come" : parameters.standardised ? "standardised by the usual mean ± deviation" : "standardised as soon as 100 sessions are known";
+  const tastes = parameters?.tastes ? ` ${parameters.tastes[0].toUpperCase()}${parameters.tastes.slice(1)}.` : "";
+  if (features.length) setText("users-lead", `Features, averaged over ${count(users)} recent user${users === 1 ? "" : "s"}; ${scale}. Effect on the log-odds of a click on any ad.${tastes}`);
+}
+
 const STAGES = { fetch: "… until fetched", queue: "… until handled", handle: "… handling", write: "… until acknowledged" };
 
 function showHealth(status) {
@@ -243,6 +263,8 @@ function show(status) {
   showCharts(status);
   showPositions(status);
   showArms(status);
+  showAnswered(status);
+  showUsers(status);
   showHealth(status);
   document.body.classList.remove("stale");
   document.body.dataset.shown = String(Number(document.body.dataset.shown ?? 0) + 1);

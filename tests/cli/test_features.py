@@ -1,0 +1,191 @@
+"""Features on the command line: the tables of the settings file, the columns of a catalogue, `arms add --feature`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from worker.cli.main import COMMANDS, load, main
+from worker.cli.options.catalog import read_arms
+from worker.cli.options.learning import context_dim, learning_settings
+from worker.cli.options.parser import build_parser, resolve
+from worker.embedded.runner import Embedded
+from worker.embedded.state import StateFolder
+from worker.errors import InputError
+from worker.stream.features import Features
+from worker.stream.settings import Arm, LearningSettings
+
+TABLES = """\
+[features.context]
+age = "number"
+device = ["mobile", "desktop"]
+[features.ads]
+price = "number"
+brand = ["n"]
+"""
+ADS = Features.of_table({"ads": {"price": "number", "brand": ["n"]}}).ads
+
+
+def resolved(tmp_path: Path, text: str, *flags: str) -> argparse.Namespace:
+    path = tmp_path / "worker.toml"
+    path.write_text(text)
+    parsed = build_parser(load("worker"), "adcascade worker").parse_args(["--config", str(path), *flags])
+    return resolve(parsed, environ={}, load_all=lambda: map(load, COMMANDS))
+
+
+def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_path: Path) -> None:
+    options = resolved(tmp_path, f"horizon = 4\n{TABLES}")
+    assert context_dim(options) == 3
+    settings = learning_settings(options, 3)
+    assert settings.features == Features.of_table(
+        {"context": {"age": "number", "device": ["mobile", "desktop"]}, "ads": {"price": "number", "brand": ["n"]}}
+    )
+    assert (settings.horizon, settings.standardise) == (4, True)
+    assert not learning_settings(resolved(tmp_path, TABLES, "--no-standardise"), 3).standardise
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("features = 3\n", r"\[features\] must have the tables"),
+        ("[features.user]\nage = 'number'\n", r"\[features\] has no table 'user'"),
+        ("[features.context]\nage = 'years'\n", "age must be"),
+        ("[features.context]\nage = 'number'\nage = 'number'\n", "not valid TOML"),
+        ("[feature.context]\nage = 'number'\n", "there is no command for the table 'feature'"),
+    ],
+)
+def test_a_wrong_declaration_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        resolved(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_dimension_than_the_declared_one_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--dim is 5, but the declared features of contexts have 3 columns"):
+        context_dim(resolved(tmp_path, TABLES, "--dim", "5"))
+    assert context_dim(resolved(tmp_path, TABLES, "--dim", "3")) == 3
+    assert context_dim(resolved(tmp_path, "", "--dim", "5")) == 5
+
+
+# ── catalogues ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+WANTED = (
+    Arm(arm="a", reward=1.0, features={"price": 10.5, "brand": "n"}),
+    Arm(arm="b", reward=2.0, features={"price": 3.0, "brand": "7"}),
+)
+FILES = {
+    "arms.csv": "arm,reward,price,brand\na,1,10.5,n\nb,2,3,7\n",
+    "arms.json": '[{"arm":"a","reward":1,"price":10.5,"brand":"n"},{"arm":"b","reward":2,"price":3,"brand":"7"}]',
+    "nested.json": '{"arms":[{"arm":"a","reward":1,"features":{"price":10.5,"brand":"n"}},'
+    '{"arm":"b","reward":2,"features":{"price":3,"brand":"7"}}]}',
+    "arms.toml": '[[arms]]\narm = "a"\nreward = 1\nprice = 10.5\nbrand = "n"\n'
+    '[[arms]]\narm = "b"\nreward = 2\nprice = 3\nbrand = "7"\n',
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("declared", [None, ADS], ids=["inferred", "declared"])
+def test_further_columns_of_a_catalogue_are_features(tmp_path: Path, name: str, declared: Any) -> None:
+    (tmp_path / name).write_text(FILES[name])
+    assert read_arms(str(tmp_path / name), declared=declared) == WANTED
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "declared", "message"),
+    [
+        ("x.csv", "arm,reward,price\na,1,3\n", ADS, "row 2 has no brand, a declared feature of ads"),
+        ("x.csv", "arm,reward,price,brand,size\na,1,3,n,L\n", ADS, "row 2, size: this feature is not declared"),
+        (
+            "x.csv",
+            "arm,reward,price,brand\na,1,3,n\nb,1,dear,n\n",
+            ADS,
+            "row 3, price: a number is declared",
+        ),
+        ("x.csv", "arm;reward;price;brand\na;1;3,5;n\n", ADS, "row 2, price: .*write a decimal point, not a comma"),
+        ("x.csv", "arm,reward,price,brand\na,1,,n\n", None, "row 2, price: the cell is empty"),
+        ("x.csv", "arm,reward,price,price\na,1,3,4\n", None, "row 1: the column 'price' is there twice"),
+        ("x.csv", "arm,reward,price,brand\na,1,nan,n\n", ADS, "row 2, price: a number is declared"),
+        (
+            "x.json",
+            '[{"arm":"a","reward":1,"x":1},{"arm":"b","reward":1}]',
+            None,
+            "entry 2 has no x, which",
+        ),
+        ("x.json", '[{"arm":"a","reward":1,"price":"3","brand":"n"}]', ADS, "entry 1, price: a number is declared"),
+        ("x.json", '[{"arm":"a","reward":1,"x":null}]', None, "entry 1, x: a feature must be a number or a text"),
+        ("x.json", '[{"arm":"a","reward":1,"x":true}]', None, "entry 1, x: a feature must be a number or a text"),
+        ("x.toml", '[[arms]]\narm = "a"\nreward = 1\nx = nan\n', None, "entry 1, x: must be a finite number"),
+    ],
+)
+def test_a_catalogue_that_does_not_fit_is_one_line_with_row_and_column(
+    tmp_path: Path, name: str, content: str, declared: Any, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_arms(str(tmp_path / name), declared=declared)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_column_of_numbers_and_texts_is_a_category(tmp_path: Path) -> None:
+    for name, text in (
+        ("x.csv", "arm,reward,size\na,1,40\nb,1,L\n"),
+        ("x.json", '[{"arm":"a","reward":1,"size":40},{"arm":"b","reward":1,"size":"L"}]'),
+    ):
+        (tmp_path / name).write_text(text)
+        assert [arm.features for arm in read_arms(str(tmp_path / name))] == [(("size", "40"),), (("size", "L"),)]
+
+
+# ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Return the state folder of a runner whose ads have features."""
+    path = tmp_path / "state"
+    with StateFolder(path) as state:
+        Embedded(LearningSettings(dim=2), WANTED, state=state)
+    return str(path)
+
+
+def test_an_ad_is_added_with_its_features_and_keeps_them(folder: str, tmp_path: Path, capsys: Any) -> None:
+    where = ["--state", folder]
+    assert main(["arms", "add", "c", "--reward", "3", "--feature", "price=7", "--feature", "brand=n", *where]) == 0
+    assert main(["arms", "price", "c", "--reward", "4", *where]) == 0
+    assert main(["arms", "retire", "a", *where]) == 0
+    capsys.readouterr()
+    assert main(["arms", "list", *where, "--json", "-"]) == 0
+    listed = orjson.loads(capsys.readouterr().out)["arms"]
+    assert listed[2] == {"arm": "c", "reward": 4.0, "active": True, "features": {"price": 7.0, "brand": "n"}}
+    assert listed[0]["features"] == {"price": 10.5, "brand": "n"}
+    assert main(["arms", "list", *where]) == 0
+    assert "price" in capsys.readouterr().out
+    (tmp_path / "arms.csv").write_text("arm,reward,price,brand\nb,2,3.5,7\nc,4,7,n\n")
+    assert main(["arms", "sync", str(tmp_path / "arms.csv"), "--yes", *where]) == 0
+    assert "0 added, 0 retired, 1 changed" in capsys.readouterr().out
+    assert main(["arms", "sync", str(tmp_path / "arms.csv"), "--yes", *where]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (["price=7"], "arm 'c' has no brand"),
+        (["price=dear", "brand=n"], "price: a number is declared"),
+        (["price=7", "brand=n", "size=3"], "size: this feature is not declared"),
+        (["price=7", "price=8", "brand=n"], "--feature price: the feature is given twice"),
+        (["price"], "must be name=value"),
+        ([], "arm 'c' has no"),
+    ],
+)
+def test_an_ad_whose_features_do_not_fit_is_one_line(
+    folder: str, capsys: Any, features: list[str], message: str
+) -> None:
+    flags = [text for feature in features for text in ("--feature", feature)]
+    assert main(["arms", "add", "c", "--reward", "3", *flags, "--state", folder]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,152 @@
+"""Contexts as people have them learn like standardised ones, through the whole stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from worker.embedded.runner import Embedded
+from worker.stream.events import Episode
+from worker.stream.features import Features
+from worker.stream.settings import Arm, LearningSettings
+
+from .traffic import SECOND, START
+
+USERS, WINDOWS, WINDOW = 150, 12, 10 * SECOND
+REWARDS = np.array([1.0, 0.8, 0.55, 0.35, 0.2, 0.9])
+ARMS = tuple(Arm(arm=f"ad-{k}", reward=float(reward)) for k, reward in enumerate(REWARDS))
+DECLARED = Features.of_table(
+    {"context": {"share": "number", "cents": "number", **{f"mark-{n}": ["yes"] for n in range(1, 5)}}}
+)
+
+
+@dataclass
+class World:
+    """Users with a share in [0, 0.01], an amount up to a million cents, and four marks, that change all odds alike."""
+
+    raw: np.ndarray
+    standard: np.ndarray
+    log_odds: np.ndarray
+    draws: np.ndarray
+
+    @classmethod
+    def of(cls, seed: int) -> World:
+        generator = np.random.default_rng(seed)
+        count = USERS * WINDOWS
+        shares, cents = generator.random(count) * 0.01, generator.integers(0, 10**6, count).astype(float)
+        marks = (generator.random((count, 4)) < 0.4).astype(float)
+        raw = np.column_stack([shares, cents, marks])
+        standard = (raw - raw.mean(axis=0)) / raw.std(axis=0)
+        effects = generator.normal(size=6) / np.sqrt(6)
+        biases = np.array([-2.5, -1.8, -1.2, -0.6, 0.2, -2.2])
+        log_odds = biases + (standard @ effects)[:, None]
+        return cls(raw, standard, log_odds, generator.random((count, 8)))
+
+    def chances(self, user: int, slate: list[str]) -> np.ndarray:
+        arms = [int(arm.removeprefix("ad-")) for arm in slate]
+        return np.asarray(1 / (1 + np.exp(-self.log_odds[user, arms])))
+
+    def expected(self, user: int, slate: list[str]) -> float:
+        """Return the true expected revenue of a slate."""
+        chances = self.chances(user, slate)
+        reached = np.concatenate([[1.0], np.cumprod(1 - chances)[:-1]])
+        prices = REWARDS[[int(arm.removeprefix("ad-")) for arm in slate]]
+        return float((reached * chances * prices).sum())
+
+    def answer(self, user: int, decision: dict[str, Any]) -> dict[str, Any]:
+        """Return the report of a user who has seen the slate: a click, or that all of it was passed over."""
+        slate = decision["slate"]
+        clicks = np.flatnonzero(self.draws[user, : len(slate)] < self.chances(user, slate))
+        position = int(clicks[0]) + 1 if len(clicks) else len(slate)
+        return {
+            "session_id": decision["session_id"],
+            "occurred_at": decision["arrived_at"] + 100,
+            "position": position,
+            "arm": slate[position - 1],
+            "clicked": bool(len(clicks)),
+        }
+
+
+class Watcher:
+    """Keeps the episodes of a run."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Episode] = []
+
+    def episode(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+
+    def batch(self, *_: Any) -> None: ...
+
+    def version(self, *_: Any) -> None: ...
+
+    def late(self, *_: Any) -> None: ...
+
+
+def served(world: World, contexts: list[Any], **settings: Any) -> tuple[float, list[Episode], Embedded]:
+    """Serve all users of a world; return the expected revenue of their slates after warm-up, and the episodes."""
+    watcher = Watcher()
+    learning = LearningSettings(
+        **{"dim": 6, "horizon": 3, "window": WINDOW, "session_timeout": 3 * SECOND, "lateness": SECOND, **settings}
+    )
+    runner = Embedded(learning, ARMS, partitions=2, observers=[watcher])
+    revenue = 0.0
+    for window in range(WINDOWS):
+        start = START + window * WINDOW
+        for place in range(USERS):
+            user, at = window * USERS + place, start + place * WINDOW // USERS
+            name = f"user-{user:05}"
+            body = {"session_id": name, "occurred_at": at, "context": contexts[user]}
+            runner.send(runner.topics.arrivals, orjson.dumps(body), key=name.encode(), timestamp=at)
+        for _, value in runner.pump():
+            decision = orjson.loads(value)
+            user = int(decision["session_id"].removeprefix("user-"))
+            if decision["mode"] != "warmup":
+                revenue += world.expected(user, decision["slate"])
+            answer = world.answer(user, decision)
+            name, at = decision["session_id"].encode(), answer["occurred_at"]
+            runner.send(runner.topics.clicks, orjson.dumps(answer), key=name, timestamp=at)
+        runner.pump()
+        runner.advance(start + WINDOW + 5 * SECOND)
+    assert not runner.tally.dead
+    return revenue, watcher.episodes, runner
+
+
+#: Worlds that are added up: the exploration of a single run moves its revenue by about 1 %.
+SEEDS = range(4)
+
+
+def test_shares_cents_and_marks_learn_like_standardised_contexts() -> None:
+    raw = standard = 0.0
+    for world in map(World.of, SEEDS):
+        revenue, episodes, runner = served(world, world.raw.tolist())
+        raw += revenue
+        standard += served(world, world.standard.tolist(), standardise=False)[0]
+        assert [episode.rejected for episode in episodes] == [None] * WINDOWS
+        assert runner.learner.current.folds == WINDOWS
+    assert raw == pytest.approx(standard, rel=0.01)
+
+
+def test_contexts_by_name_learn_like_contexts_with_standardised_numbers() -> None:
+    named = standard = 0.0
+    for world in map(World.of, SEEDS):
+        names = [
+            {"share": row[0], "cents": row[1], **{f"mark-{n}": "yes" for n in range(1, 5) if row[n + 1]}}
+            for row in world.raw.tolist()
+        ]
+        revenue, episodes, _ = served(world, names, features=DECLARED)
+        named += revenue
+        marks_as_they_are = np.column_stack([world.standard[:, :2], world.raw[:, 2:]])
+        standard += served(world, marks_as_they_are.tolist(), standardise=False)[0]
+        assert not any(episode.rejected for episode in episodes)
+    assert named == pytest.approx(standard, rel=0.01)
+
+
+def test_without_standardising_the_same_contexts_are_dead_letters() -> None:
+    world = World.of(0)
+    with pytest.raises(AssertionError, match=r"'norm': 1\d{3}"):
+        served(world, world.raw.tolist(), standardise=False)

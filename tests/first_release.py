@@ -1,0 +1,16 @@
+"""The settings of the first release, for tests whose numbers are of its click model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FIRST_RELEASE: dict[str, Any] = {
+    "model": "additive",
+    "intercept": False,
+    "answers": "all",
+    "standardise": False,
+    "policy": "ucbbp",
+    "bonus": "value",
+    "beta": 2.5,
+    "ridge": 0.5,
+}

@@ -1,0 +1,115 @@
+"""An HTTP server in a thread, a service without a memory of its own making, and a client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+
+from worker.http.api import ApiSettings
+from worker.http.server import http_server
+from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnknownSessionError
+from worker.stream.decoding import Limits, decode_arrival, decode_feedback
+from worker.stream.session import Session
+
+NOW = 1_700_000_000_000
+DIM, SLATE = 2, ("a", "b", "c")
+
+
+class Memory:
+    """A service that keeps sessions in memory; with `slow` set, it answers only fallback ads."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.why_not: str | None = None
+        self.slow = False
+        self.broken = False
+
+    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+        if self.broken:
+            raise RuntimeError("a defect")
+        arrival = decode_arrival(request.record(NOW), limits=Limits(), dim=DIM, timestamp=NOW)
+        session = Session(NOW, NOW + 60_000, b"", (), 0, SLATE, ("exploit",) * 3, None, (0.3, 0.2, 0.1))
+        if self.slow:
+            return Answer(arrival.session_id, _decision(arrival.session_id, session), fallback=True)
+        return _answer(arrival.session_id, self.sessions.setdefault(arrival.session_id, session))
+
+    async def feedback(self, request: FeedbackRequest, deadline: float) -> Answer:
+        feedback = decode_feedback(request.record(NOW), limits=Limits(), horizon=3, timestamp=NOW)
+        session = self.sessions.get(feedback.session_id)
+        if session is None:
+            raise UnknownSessionError("no such session")
+        session.apply(feedback)
+        return _answer(feedback.session_id, session)
+
+    async def session(self, session_id: str) -> Answer | None:
+        session = self.sessions.get(session_id)
+        return None if session is None else _answer(session_id, session)
+
+    def ready(self) -> str | None:
+        return self.why_not
+
+
+def _decision(session_id: str, session: Session) -> bytes:
+    return json.dumps(session.decision(session_id, None)).encode()
+
+
+def _answer(session_id: str, session: Session) -> Answer:
+    if session.is_open:
+        return Answer(session_id, _decision(session_id, session))
+    return Answer(session_id, None, session.ending)
+
+
+@contextmanager
+def http(service: Any, settings: ApiSettings | None = None) -> Iterator[HttpClient]:
+    """Serve in a thread while the context is open."""
+    ready, stop = threading.Event(), asyncio.Event()
+    found: list[Any] = []
+
+    async def serve() -> None:
+        registry = CollectorRegistry()
+        async with http_server(service, settings or ApiSettings(), host="127.0.0.1", port=0, registry=registry) as url:
+            found.extend((url, asyncio.get_running_loop()))
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield HttpClient(found[0])
+    finally:
+        found[1].call_soon_threadsafe(stop.set)
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+class HttpClient:
+    """Asks one request per connection."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host, self.port = parts.hostname or "", parts.port or 0
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and body."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection = HTTPConnection(self.host, self.port, timeout=30)
+        try:
+            connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def json(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        """Return status and document."""
+        status, _, answer = self.ask(method, path, body, **headers)
+        return status, json.loads(answer)

@@ -1,0 +1,327 @@
+"""The HTTP interface: its routes, its problems, its keys, its description."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.http.running import HttpClient, Memory, http
+from worker.errors import InputError
+from worker.http.api import ApiSettings
+from worker.http.description import openapi
+from worker.http.keys import ApiKeys, read_keys
+from worker.http.problems import PROBLEMS
+from worker.http.requests import MOST_BATCH
+from worker.secret import Secret
+from worker.stream.events import DEAD_LETTER_REASONS
+from worker.web.connections import ConnectionLimits
+
+KEY, OTHER = "0123456789abcdef-web", "0123456789abcdef-app"
+DESCRIBED = Path(__file__).parents[2] / "schemas" / "openapi.json"
+
+
+@pytest.fixture(scope="module")
+def service():
+    return Memory()
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    with http(service) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    keys = ApiKeys({"web": Secret(KEY), "app": Secret(OTHER)})
+    with http(Memory(), ApiSettings(keys=keys, max_sessions_per_key=3)) as running:
+        yield running
+
+
+def conforms(document: Any, name: str) -> bool:
+    """Return whether a document is what the description says."""
+    described = openapi()
+    schema = {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
+    Draft202012Validator(schema).validate(document)
+    return True
+
+
+def test_a_cascade_ends_with_a_click(client):
+    status, first = client.json("POST", "/v1/sessions", {"session_id": "one", "context": [1, 2]})
+    assert (status, first["position"], first["arm"]) == (200, 1, "a")
+    assert conforms(first, "Answer")
+    status, second = client.json("POST", "/v1/sessions/one/feedback", {"position": 1, "arm": "a", "clicked": False})
+    assert (status, second["position"], second["arm"]) == (200, 2, "b")
+    assert client.json("GET", "/v1/sessions/one") == (200, second)
+    status, end = client.json("POST", "/v1/sessions/one/feedback", {"position": 2, "arm": "b", "clicked": True})
+    assert (status, end) == (200, {"session_id": "one", "ended": "clicked"})
+    assert conforms(end, "Answer")
+
+
+def test_a_session_without_an_id_gets_a_new_one(client):
+    ids = {client.json("POST", "/v1/sessions", {"context": [1, 2]})[1]["session_id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert client.json("GET", f"/v1/sessions/{ids.pop()}")[0] == 200
+
+
+def test_a_session_id_may_have_any_printable_character(client):
+    status, answer = client.json("POST", "/v1/sessions", {"session_id": "a/b?ü", "context": [1, 2]})
+    assert (status, answer["session_id"]) == (200, "a/b?ü")
+    status, answer = client.json("GET", "/v1/sessions/a%2Fb%3F%C3%BC?query=1")
+    assert (status, answer["session_id"]) == (200, "a/b?ü")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("/v1/sessions", b"{", 400, "undecodable"),
+        ("/v1/sessions", b"\xff\xfe", 400, "undecodable"),
+        ("/v1/sessions", b"", 400, "undecodable"),
+        ("/v1/sessions", b'{"context":' + b"[" * 60_000, 400, "undecodable"),
+        ("/v1/sessions", b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b',"context":[1,2]}', 400, "undecodable"),
+        ("/v1/sessions", [1], 400, "invalid"),
+        ("/v1/sessions", {"session_id": "s"}, 400, "invalid"),
+        ("/v1/sessions", {"session_id": 5, "context": [1, 2]}, 400, "invalid"),
+        ("/v1/sessions", {"session_id": "", "context": [1, 2]}, 400, "invalid"),
+        ("/v1/sessions", {"context": "no"}, 400, "invalid"),
+        ("/v1/sessions", {"context": [1]}, 400, "dimension"),
+        ("/v1/sessions", {"context": [1e9, 0]}, 400, "norm"),
+        ("/v1/sessions", {"context": [1, 2], "occurred_at": 1}, 400, "past"),
+        ("/v1/sessions", {"context": [1, 2], "occurred_at": 2_000_000_000_000}, 400, "future"),
+        ("/v1/sessions", {"context": [1, 2], "exclude": ["a"] * 1000}, 400, "invalid"),
+        ("/v1/sessions/%FF/feedback", {}, 400, "invalid"),
+        ("/v1/sessions/x/feedback", {}, 400, "invalid"),
+        ("/v1/sessions/x/feedback", {"position": 9, "arm": "a", "clicked": True}, 400, "position"),
+        ("/v1/sessions/x/feedback", {"position": 1, "arm": "a", "clicked": True}, 404, "unknown-session"),
+        ("/v1/batch/sessions", {"requests": [{}] * (MOST_BATCH + 1)}, 413, "too-large"),
+        ("/v1/batch/feedback", {"requests": 5}, 400, "invalid"),
+        ("/v1/nothing", {}, 404, "not-found"),
+        ("/v1/sessions/", {}, 404, "not-found"),
+        ("/v1/sessions/a/b/feedback", {}, 404, "not-found"),
+        ("/metrics", {}, 405, "method"),
+    ],
+)
+def test_a_mistake_of_the_client_is_a_problem_with_a_reason(client, path, body, status, reason):
+    got, headers, answer = client.ask("POST", path, body)
+    problem = json.loads(answer)
+    assert (got, problem["status"], problem["reason"]) == (status, status, reason)
+    assert headers["content-type"] == "application/problem+json"
+    assert conforms(problem, "Problem")
+
+
+def test_a_whole_number_may_be_written_as_a_float(client):
+    client.json("POST", "/v1/sessions", {"session_id": "float", "context": [1, 2], "occurred_at": 1.7e12})
+    body = {"position": 1.0, "arm": "a", "clicked": False, "token": None, "occurred_at": None}
+    assert client.json("POST", "/v1/sessions/float/feedback", body)[1]["position"] == 2
+
+
+def test_every_reason_of_a_dead_letter_is_a_problem():
+    assert set(DEAD_LETTER_REASONS) <= set(PROBLEMS)
+    assert all(400 <= PROBLEMS[reason].status < 500 for reason in DEAD_LETTER_REASONS)
+
+
+def test_a_session_that_nobody_knows_is_not_found(client):
+    assert client.json("GET", "/v1/sessions/nobody")[1]["reason"] == "unknown-session"
+
+
+def test_a_batch_answers_each_request_in_its_place(client):
+    requests = [{"session_id": "b1", "context": [1, 2]}, {"context": [1]}, {"session_id": "b2", "context": [1, 2]}, 7]
+    status, document = client.json("POST", "/v1/batch/sessions", {"requests": requests})
+    assert status == 200
+    assert conforms(document, "Answers")
+    assert [answer.get("session_id") or answer["reason"] for answer in document["answers"]] == [
+        "b1",
+        "dimension",
+        "b2",
+        "invalid",
+    ]
+    feedback = [
+        {"session_id": "b1", "position": 1, "arm": "a", "clicked": True},
+        {"position": 1, "arm": "a", "clicked": True},
+        {"session_id": "nobody", "position": 1, "arm": "a", "clicked": True},
+    ]
+    _, document = client.json("POST", "/v1/batch/feedback", {"requests": feedback})
+    assert [answer.get("ended") or answer["reason"] for answer in document["answers"]] == [
+        "clicked",
+        "invalid",
+        "unknown-session",
+    ]
+
+
+def test_fallback_ads_are_marked_and_counted():
+    service = Memory()
+    service.slow = True
+    with http(service) as client:
+        answer = client.json("POST", "/v1/sessions", {"context": [1, 2]})[1]
+        assert answer["fallback"] is True
+        assert conforms(answer, "Answer")
+        assert b"adcascade_http_fallbacks_total 1.0" in client.ask("GET", "/metrics")[2]
+
+
+def test_a_defect_is_reported_without_details_and_does_not_end_the_server(caplog):
+    service = Memory()
+    service.broken = True
+    with http(service) as client:
+        status, problem = client.json("POST", "/v1/sessions", {"context": [1, 2]})
+        assert (status, problem["reason"]) == (500, "internal")
+        assert "defect" not in json.dumps(problem)
+        service.broken = False
+        assert client.json("POST", "/v1/sessions", {"context": [1, 2]})[0] == 200
+
+
+def test_health_follows_the_service(client, service):
+    assert client.ask("GET", "/livez")[0] == 200
+    assert client.ask("GET", "/readyz")[0] == 200
+    service.why_not = "it starts"
+    try:
+        status, _, body = client.ask("GET", "/readyz")
+    finally:
+        service.why_not = None
+    assert (status, body) == (503, b"not ready: it starts\n")
+
+
+def test_requests_are_counted_by_route_and_status(client):
+    client.json("GET", "/v1/sessions/nobody")
+    text = client.ask("GET", "/metrics")[2].decode()
+    assert 'adcascade_http_requests_total{route="session",status="404"}' in text
+    assert "adcascade_http_connections 1.0" in text
+
+
+def test_head_is_a_get_without_a_body(client):
+    status, headers, body = client.ask("HEAD", "/livez")
+    assert (status, body, headers["server"]) == (200, b"", "adcascade")
+
+
+# ── limits on bodies ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_body_over_the_limit_is_refused_by_its_length_alone(client):
+    status, _, answer = client.ask("POST", "/v1/sessions", b" " * 70_000)
+    assert (status, json.loads(answer)["reason"]) == (413, "too-large")
+
+
+def test_a_compressed_body_is_refused(client):
+    status, problem = client.json("POST", "/v1/sessions", b"x", Content_Encoding="gzip")
+    assert (status, problem["reason"]) == (415, "encoding")
+
+
+def test_a_client_that_asks_whether_to_send_its_body_is_told_to_continue(client):
+    body = {"session_id": "expects", "context": [1, 2]}
+    status, answer = client.json("POST", "/v1/sessions", body, Expect="100-continue")
+    assert (status, answer["session_id"]) == (200, "expects")
+
+
+def test_requests_that_another_website_makes_a_browser_send_are_refused(client):
+    body = {"session_id": "origin", "context": [1, 2]}
+    status, problem = client.json("POST", "/v1/sessions", body, Origin="https://elsewhere.example")
+    assert (status, problem["reason"]) == (403, "origin")
+    assert client.json("POST", "/v1/sessions", body, Origin="null")[0] == 403
+    assert client.json("POST", "/v1/sessions", body, Origin="http://[")[0] == 403
+    assert client.json("POST", "/v1/sessions", body, Origin=f"http://{client.host}:{client.port}")[0] == 200
+
+
+# ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("header", [None, "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x", "Bearer \xff"])
+def test_without_a_valid_key_nothing_is_answered(guarded, header):
+    headers = {} if header is None else {"Authorization": header}
+    for method, path in (("POST", "/v1/sessions"), ("GET", "/metrics"), ("GET", "/v1/sessions/x")):
+        status, got, answer = guarded.ask(method, path, {"context": [1, 2]} if method == "POST" else None, **headers)
+        assert (status, json.loads(answer)["reason"]) == (401, "unauthorized")
+        assert got["www-authenticate"].startswith("Bearer")
+
+
+def test_a_key_is_accepted_as_a_bearer_token_or_as_a_password(guarded: HttpClient):
+    from base64 import b64encode
+
+    basic = "Basic " + b64encode(f"anybody:{KEY}".encode()).decode()
+    for header in (f"Bearer {KEY}", f"bearer  {OTHER}", basic):
+        assert guarded.ask("GET", "/metrics", Authorization=header)[0] == 200
+
+
+def test_health_and_description_need_no_key(guarded):
+    for path in ("/livez", "/readyz", "/v1/openapi.json", "/v1/", "/v1/try.js", "/v1/try.css"):
+        assert guarded.ask("GET", path)[0] == 200
+
+
+def test_each_key_may_open_so_many_sessions_a_minute(guarded):
+    body = {"requests": [{"context": [1, 2]}] * 3}
+    assert guarded.ask("POST", "/v1/batch/sessions", body, Authorization=f"Bearer {OTHER}")[0] == 200
+    status, headers, answer = guarded.ask("POST", "/v1/sessions", {"context": [1, 2]}, Authorization=f"Bearer {OTHER}")
+    assert (status, json.loads(answer)["reason"]) == (429, "too-many-sessions")
+    assert 1 <= int(headers["retry-after"]) <= 60
+    assert guarded.ask("POST", "/v1/sessions", {"context": [1, 2]}, Authorization=f"Bearer {KEY}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing\n",
+        "web\n",
+        "web short\n",
+        f"web {KEY} more\n",
+        f"web {KEY}\nweb {OTHER}\n",
+        "w kéy-0123456789abcdef",
+    ],
+)
+def test_a_file_of_keys_that_will_not_do_is_refused_without_showing_any(tmp_path, text):
+    file = tmp_path / "keys"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_keys(str(file))
+    assert KEY not in str(caught.value)
+    assert "0123456789" not in str(caught.value)
+
+
+def test_keys_do_not_show_themselves(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"# the shop\nweb {KEY}\n\napp   {OTHER}\n", encoding="utf-8")
+    keys = read_keys(str(file))
+    assert list(keys) == ["web", "app"]
+    assert KEY not in repr(keys) + repr(vars(ApiKeys(keys)))
+
+
+# ── the description ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_description_in_the_schemas_is_the_one_that_is_served(client):
+    served = client.json("GET", "/v1/openapi.json")[1]
+    assert served == openapi() == json.loads(DESCRIBED.read_text(encoding="utf-8"))
+
+
+def test_every_described_route_is_there_and_takes_only_the_described_method(client):
+    for path, item in openapi()["paths"].items():
+        methods = {method.upper() for method in item} & {"GET", "POST", "PUT", "DELETE", "PATCH"}
+        for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
+            status = client.ask(method, path.replace("{session_id}", "described"), b"{}" if method != "GET" else None)[
+                0
+            ]
+            assert (status == 405) == (method not in methods), (method, path)
+
+
+def test_the_schemas_of_the_description_are_schemas():
+    for schema in openapi()["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_the_page_to_try_it_out_loads_nothing_from_elsewhere(client):
+    status, headers, page = client.ask("GET", "/v1/")
+    assert status == 200
+    assert "default-src 'none'" in headers["content-security-policy"]
+    script = client.ask("GET", "/v1/try.js")[2]
+    for text in (page, script, client.ask("GET", "/v1/try.css")[2]):
+        assert b"http://" not in text
+        assert b"https://" not in text
+
+
+def test_limits_are_those_of_the_settings():
+    settings = ApiSettings(connections=ConnectionLimits(max_body_bytes=30))
+    with http(Memory(), settings) as client:
+        assert client.ask("POST", "/v1/sessions", {"context": [1, 2]})[0] == 200
+        assert client.ask("POST", "/v1/sessions", {"context": [1, 2], "session_id": "long"})[0] == 413

@@ -1,0 +1,237 @@
+"""`adcascade gateway` in front of real workers on the real broker."""
+
+from __future__ import annotations
+
+import json
+import signal
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import orjson
+import pytest
+
+from tests.kafka.conftest import OwnBroker
+from tests.kafka.fleet import Fleet, Running
+from tests.kafka.world import eventually
+from worker.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+CONTEXT = [0.1, -0.2, 0.3]
+SECRET = {"ADCASCADE_TOKEN_SECRET": "a secret of twenty-odd bytes"}
+
+
+class Gateway(Running):
+    """One `adcascade gateway`, with a long deadline unless a test gives another."""
+
+    def __init__(self, fleet: Fleet, *arguments: str) -> None:
+        log = fleet.folder / f"gateway-{uuid.uuid4().hex[:8]}.log"
+        command = ("worker", "gateway", *fleet.flags, "--port", "0", "--deadline", "30s", *arguments)
+        super().__init__(log, *command)
+        eventually(lambda: self.url and self.ready, what="the gateway is ready")
+
+    def json(self, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, Any]]:
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with urlopen(Request(self.url + path, data, headers), timeout=60) as answer:
+                return answer.status, json.loads(answer.read())
+        except HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def arrive(self, session_id: str, **more: Any) -> dict[str, Any]:
+        status, answer = self.json("/v1/sessions", {"session_id": session_id, "context": CONTEXT, **more})
+        assert status == 200, answer
+        return answer
+
+    def feedback(self, shown: dict[str, Any], *, clicked: bool) -> dict[str, Any]:
+        """Report the ad of an answer."""
+        body = {"position": shown["position"], "arm": shown["arm"], "clicked": clicked}
+        body |= {"token": shown["tokens"][0]} if "tokens" in shown else {}
+        status, answer = self.json(f"/v1/sessions/{shown['session_id']}/feedback", body)
+        assert status == 200, answer
+        return answer
+
+
+@pytest.fixture(scope="module")
+def served(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with closing(Fleet(address, f"g{uuid.uuid4().hex[:8]}", tmp_path_factory.mktemp("gateway"))) as fleet:
+        fleet.serving(**SECRET)
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def pair(served: Fleet) -> Iterator[tuple[Gateway, Gateway]]:
+    """Two gateways of the same topics."""
+    both = Gateway(served), Gateway(served)
+    yield both
+    for gateway in both:
+        gateway.kill()
+
+
+def facts(fleet: Fleet, session_id: str) -> set[Any]:
+    """Return the displays of a session that are in the journal."""
+    bodies = (orjson.loads(fact) for fact in fleet.facts())
+    return {
+        (body["position"], body["arm"], body["clicked"])
+        for body in bodies
+        if body["kind"] == "feedback" and body["session_id"] == session_id
+    }
+
+
+def dead(fleet: Fleet) -> list[Any]:
+    return fleet.read(fleet.names.dead_letters)
+
+
+def test_a_session_is_opened_at_one_gateway_goes_on_at_another_and_every_display_counts(
+    served: Fleet, pair: tuple[Gateway, Gateway]
+) -> None:
+    here, there = pair
+    first = here.arrive("both")
+    assert (first["position"], len(first["tokens"])) == (1, 3)
+    assert there.arrive("both") == first
+    second = there.feedback(first, clicked=False)
+    assert (second["position"], second["arm"]) == (2, first["slate"][1])
+    eventually(lambda: here.json("/v1/sessions/both") == (200, second), what="both know the decision")
+    assert here.feedback(second, clicked=True) == {"session_id": "both", "ended": "clicked"}
+    wanted = {(1, first["arm"], False), (2, second["arm"], True)}
+    eventually(lambda: facts(served, "both") == wanted, what="both displays are in the journal")
+    assert not dead(served)
+
+
+def test_the_same_arrival_at_many_gateways_at_once_is_one_session(served: Fleet, pair: tuple[Gateway, Gateway]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: pair[number % 2].arrive("at-once"), range(8)))
+    assert all(answer == answers[0] for answer in answers)
+    opened = [fact for fact in served.facts() if b'"at-once"' in fact]
+    assert len(opened) == 1
+
+
+def test_a_batch_is_answered_in_its_order(pair: tuple[Gateway, Gateway]) -> None:
+    names = [f"batch-{number}" for number in range(50)]
+    requests: list[dict[str, Any]] = [{"session_id": name, "context": CONTEXT} for name in names]
+    requests.insert(3, {"session_id": "wrong", "context": [1]})
+    status, answer = pair[0].json("/v1/batch/sessions", {"requests": requests})
+    assert status == 200
+    answers = answer["answers"]
+    assert answers.pop(3)["reason"] == "dimension"
+    assert [one["session_id"] for one in answers] == names
+    reports = [
+        {"session_id": one["session_id"], "position": 1, "arm": one["arm"], "clicked": True, "token": one["tokens"][0]}
+        for one in answers
+    ]
+    status, answer = pair[1].json("/v1/batch/feedback", {"requests": reports})
+    assert [one["ended"] for one in answer["answers"]] == ["clicked"] * 50
+
+
+def test_mistakes_are_problems_with_the_reasons_of_dead_letters_and_leave_no_dead_letter(
+    served: Fleet, pair: tuple[Gateway, Gateway]
+) -> None:
+    before, gateway = len(dead(served)), pair[0]
+    shown = gateway.arrive("mistakes")
+    wrong = {"position": 1, "arm": shown["arm"], "clicked": True}
+    for path, body, status, reason in (
+        ("/v1/sessions", {"context": [1, 2]}, 400, "dimension"),
+        ("/v1/sessions", {"context": [1, 2, 1e9]}, 400, "norm"),
+        ("/v1/sessions", {"session_id": "mistakes", "context": [1, 2, 3]}, 409, "session-reused"),
+        ("/v1/sessions/mistakes/feedback", wrong, 403, "token"),
+        ("/v1/sessions/mistakes/feedback", {**wrong, "arm": "ad-x"}, 409, "arm-mismatch"),
+        ("/v1/sessions/mistakes/feedback", {**wrong, "position": 9}, 400, "position"),
+        ("/v1/sessions/unseen/feedback", {**wrong, "arm": "ad-x"}, 400, "unknown-arm"),
+    ):
+        found, problem = gateway.json(path, body)
+        assert (found, problem["reason"]) == (status, reason)
+    gateway.feedback(shown, clicked=True)
+    eventually(lambda: facts(served, "mistakes"), what="the click is in the journal")
+    assert len(dead(served)) == before
+
+
+def test_without_an_answer_at_the_deadline_fallback_ads_are_marked_and_the_same_request_gets_the_decision_later(
+    fleet: Fleet,
+) -> None:
+    worker = fleet.serving()
+    gateway = Gateway(fleet, "--deadline", "50ms")
+    try:
+        worker.pause()
+        answer = gateway.arrive("slow")
+        assert (answer["fallback"], answer["mode"], answer["arm"]) == (True, "fallback", "ad-0")
+        status, problem = gateway.json("/v1/sessions/slow/feedback", {"position": 1, "arm": "ad-0", "clicked": True})
+        assert (status, problem["reason"]) == (409, "arm-mismatch")
+        worker.resume()
+        answer = eventually(
+            lambda: None if (again := gateway.arrive("slow")).get("fallback") else again, what="the decision comes"
+        )
+        assert answer["position"] == 1
+        assert gateway.metric("adcascade_http_fallbacks_total") >= 1
+        assert gateway.metric("adcascade_gateway_late_decisions_total") == 1
+        assert not dead(fleet)
+    finally:
+        gateway.kill()
+
+
+def test_it_needs_a_key_where_keys_are_given_and_shows_none(served: Fleet, tmp_path: Path) -> None:
+    key = "0123456789abcdef-shop"
+    keys = tmp_path / "keys"
+    keys.write_text(f"shop {key}\n", encoding="utf-8")
+    gateway = Gateway(served, "--api-keys", str(keys), "--log-level", "debug", "--max-sessions-per-key", "1")
+    try:
+        request = {"context": CONTEXT}
+        assert gateway.json("/v1/sessions", request)[0] == 401
+        assert gateway.json("/v1/sessions", request, Authorization=f"Bearer {key}x")[0] == 401
+        assert gateway.json("/v1/sessions", request, Authorization=f"Bearer {key}")[0] == 200
+        assert gateway.json("/v1/sessions", request, Authorization=f"Bearer {key}")[0] == 429
+        assert gateway.ask("/readyz")[0] == gateway.ask("/livez")[0] == 200
+        assert gateway.ask("/metrics")[0] == 401
+        assert key not in gateway.log.read_text(encoding="utf-8")
+    finally:
+        gateway.kill()
+
+
+@pytest.mark.parametrize("how", [(), ("--kill",)], ids=["clean", "hard"])
+def test_while_the_broker_is_away_fallback_ads_are_answered_and_afterwards_decisions_again(
+    own_broker: OwnBroker, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    from tests.kafka.conftest import broker
+
+    with closing(Fleet(own_broker.address, f"b{uuid.uuid4().hex[:8]}", tmp_path)) as fleet:
+        fleet.serving()
+        gateway = Gateway(fleet, "--deadline", "50ms")
+        try:
+            broker("stop", *how, *own_broker.data)
+            assert gateway.arrive("away")["fallback"]
+            eventually(lambda: gateway.ask("/readyz")[0] == 503, what="it is not ready")
+            assert own_broker.address in gateway.ask("/readyz")[1]
+            broker("start", "--port", own_broker.address.rpartition(":")[2], *own_broker.data)
+            for name in ("away", "afterwards"):
+                eventually(lambda name=name: "fallback" not in gateway.arrive(name), what="it decides again")  # type: ignore[misc]
+            eventually(lambda: gateway.ready, what="it is ready again")
+        finally:
+            gateway.kill()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_good_order(served: Fleet, sent: signal.Signals) -> None:
+    gateway = Gateway(served)
+    gateway.arrive(f"before-{sent.name}")
+    gateway.process.send_signal(sent)
+    assert gateway.process.wait(30) == 0, gateway.tail()
+    assert "Traceback" not in gateway.log.read_text(encoding="utf-8")
+
+
+def test_missing_topics_and_an_unreachable_broker_are_reported_in_one_line(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for at, complaint in (
+        (["--broker", address, "--prefix", "nowhere"], "adcascade topics create"),
+        (["--broker", "127.0.0.1:1"], "127.0.0.1:1"),
+    ):
+        assert main(["gateway", *at, "--port", "0", "--log-format", "text"]) == 1
+        said = capsys.readouterr().err
+        assert complaint in said
+        assert said.count("\n") == 1

@@ -1,0 +1,295 @@
+"""The serving process without HTTP: batches, repeated requests, deadlines, a disk that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.embedded.steps import remaining
+from worker.errors import FailedError
+from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
+from worker.metrics import Metrics
+from worker.secret import Secret
+from worker.serve.runner import RunnerStart, ServeRunner
+from worker.serve.service import EmbeddedService
+from worker.stream.decoding import Limits, Rejected
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
+from worker.stream.topology import Topics
+from worker.stream.versions import Versions
+
+START = 1_700_000_000_000
+ARMS = [Arm(arm=name, reward=reward) for name, reward in (("hat", 1.0), ("coat", 3.0), ("shoe", 2.0))]
+LEARNING = LearningSettings(dim=2, horizon=3, repeats=False, warmup=0, session_timeout=60_000)
+
+
+class Scene:
+    """A runner with a clock that the test sets."""
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.now = START
+        self.versions = Versions(Parameters.first(LEARNING, ARMS))
+        self.metrics = Metrics()
+        self.folder = folder
+        self.runner = ServeRunner(
+            folder,
+            self.versions,
+            more.pop("start", RunnerStart()),
+            self.metrics,
+            clock=lambda: self.now,
+            topics=Topics(),
+            progress_interval=3600.0,
+            **more,
+        )
+        self.service = EmbeddedService(self.runner, Limits())
+
+    def later(self, seconds: float = 10.0) -> float:
+        return asyncio.get_running_loop().time() + seconds
+
+    async def arrive(self, name: str, context: str = "[1,2]", **more: bytes) -> Any:
+        return document(await self.service.arrive(ArriveRequest(name, context.encode(), **more), self.later()))
+
+    async def report(self, decision: Any, clicked: bool) -> Any:
+        fields = {name: json.dumps(decision[name]).encode() for name in ("position", "arm")}
+        fields["clicked"] = b"true" if clicked else b"false"
+        if "tokens" in decision:
+            fields["token"] = json.dumps(decision["tokens"][0]).encode()
+        request = FeedbackRequest(decision["session_id"], fields)
+        return document(await self.service.feedback(request, self.later()))
+
+    def facts(self) -> list[Any]:
+        facts = [json.loads(value) for step in remaining(self.folder, 0) for _, value in step.journal]
+        return [fact for fact in facts if fact["kind"] != "progress"]
+
+
+def document(answer: Answer | None) -> Any:
+    assert answer is not None
+    return json.loads(answer.body())
+
+
+def play(folder: Path, story: Callable[[Scene], Awaitable[None]], **more: Any) -> Scene:
+    """Run a story with a fresh runner; return the scene."""
+    found: list[Scene] = []
+
+    async def run() -> None:
+        scene = Scene(folder, **more)
+        found.append(scene)
+        running = asyncio.create_task(scene.runner.run())
+        try:
+            await story(scene)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    return found[0]
+
+
+def test_a_session_goes_through_its_slate_until_it_is_exhausted(tmp_path):
+    async def story(scene: Scene) -> None:
+        decision = await scene.arrive("s")
+        slate = decision["slate"]
+        for position, arm in enumerate(slate, start=1):
+            assert (decision["position"], decision["arm"]) == (position, arm)
+            decision = await scene.report(decision, clicked=False)
+        assert decision == {"session_id": "s", "ended": "exhausted"}
+
+    scene = play(tmp_path, story)
+    assert [fact["kind"] for fact in scene.facts()] == ["opened", "feedback", "feedback", "feedback"]
+
+
+def test_what_was_answered_is_in_the_steps(tmp_path):
+    async def story(scene: Scene) -> None:
+        await scene.arrive("s")
+        assert [fact["session_id"] for fact in scene.facts()] == ["s"]
+
+    play(tmp_path, story)
+
+
+def test_an_arrival_that_comes_again_has_the_same_answer(tmp_path):
+    async def story(scene: Scene) -> None:
+        first = await scene.arrive("s")
+        scene.now += 5_000
+        assert await scene.arrive("s") == first
+        together = await asyncio.gather(*(scene.arrive("t") for _ in range(5)))
+        assert all(one == together[0] for one in together)
+        with pytest.raises(Rejected, match="session-reused"):
+            await scene.arrive("s", "[2,1]")
+        after = await scene.report(first, clicked=False)
+        assert await scene.arrive("s") == after
+
+    play(tmp_path, story)
+
+
+def test_feedback_that_comes_again_counts_once(tmp_path):
+    async def story(scene: Scene) -> None:
+        decision = await scene.arrive("s")
+        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
+        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
+        assert scene.metrics.snapshot().now.tally.clicks.total() == 1
+
+    play(tmp_path, story)
+
+
+def test_many_requests_are_one_step(tmp_path):
+    async def story(scene: Scene) -> None:
+        await asyncio.gather(*(scene.arrive(f"s{number}") for number in range(50)))
+
+    scene = play(tmp_path, story)
+    assert len(list(remaining(scene.folder, 0))) <= 2
+
+
+def test_mistakes_have_the_reasons_of_dead_letters(tmp_path):
+    async def story(scene: Scene) -> None:
+        decision = await scene.arrive("s")
+        for wrong, reason in (
+            ({"arm": "nothing"}, "unknown-arm"),
+            ({"arm": decision["slate"][1]}, "arm-mismatch"),
+            ({"position": 7}, "position"),
+        ):
+            with pytest.raises(Rejected) as caught:
+                await scene.report({**decision, **wrong}, clicked=True)
+            assert caught.value.reason == reason
+        with pytest.raises(Rejected, match="dimension"):
+            await scene.arrive("t", "[1]")
+        with pytest.raises(UnknownSessionError):
+            await scene.report({**decision, "session_id": "nobody"}, clicked=True)
+        assert "nobody" not in scene.runner.serving.table
+
+    play(tmp_path, story)
+
+
+def test_a_good_request_beside_a_bad_one_is_answered(tmp_path):
+    async def story(scene: Scene) -> None:
+        good, bad = await asyncio.gather(scene.arrive("good"), scene.arrive("bad", "[1]"), return_exceptions=True)
+        assert good["arm"]
+        assert isinstance(bad, Rejected)
+
+    play(tmp_path, story)
+
+
+def test_a_session_whose_time_is_over_has_expired(tmp_path):
+    async def story(scene: Scene) -> None:
+        decision = await scene.arrive("s")
+        scene.now += 60_001
+        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "expired"}
+        assert document(await scene.service.session("s"))["ended"] == "expired"
+
+    play(tmp_path, story)
+
+
+def test_tokens_are_asked_for_where_there_is_a_secret(tmp_path):
+    async def story(scene: Scene) -> None:
+        decision = await scene.arrive("s")
+        assert document(await scene.service.session("s")) == decision
+        with pytest.raises(Rejected, match="token"):
+            await scene.report({**decision, "tokens": decision["tokens"][1:]}, clicked=False)
+        assert (await scene.report(decision, clicked=False))["position"] == 2
+
+    play(tmp_path, story, secret=Secret(b"0123456789abcdef"))
+
+
+def test_without_room_fallback_ads_are_answered_and_nothing_is_kept(tmp_path):
+    async def story(scene: Scene) -> None:
+        assert (await scene.arrive("one"))["mode"] != "fallback"
+        answer = await scene.arrive("two")
+        assert (answer["mode"], answer["slate"]) == ("fallback", ["coat", "shoe", "hat"])
+        with pytest.raises(UnknownSessionError):
+            await scene.report(answer, clicked=True)
+
+    scene = play(tmp_path, story, max_open_sessions=1)
+    assert {fact["session_id"] for fact in scene.facts()} == {"one"}
+
+
+def test_time_never_goes_back(tmp_path):
+    async def story(scene: Scene) -> None:
+        first = await scene.arrive("one")
+        scene.now -= 10_000
+        assert (await scene.arrive("two"))["arrived_at"] >= first["arrived_at"]
+
+    play(tmp_path, story)
+
+
+# ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(tmp_path):
+    async def story(scene: Scene) -> None:
+        decision = await scene.arrive("known")
+        release = _hold(scene)
+        request = ArriveRequest("s", b"[1,2]", exclude=b'["coat"]')
+        answer = document(await scene.service.arrive(request, scene.later(0.01)))
+        assert (answer["fallback"], answer["mode"], answer["slate"]) == (True, "fallback", ["shoe", "hat"])
+        fields = {"position": b"1", "arm": json.dumps(decision["arm"]).encode(), "clicked": b"false"}
+        answer = document(await scene.service.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
+        assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
+        unknown = FeedbackRequest("nobody", fields)
+        with pytest.raises(UnavailableError, match="deadline"):
+            await scene.service.feedback(unknown, scene.later(0.01))
+        release.set()
+        after = await scene.arrive("s", exclude=b'["coat"]')
+        assert "fallback" not in after
+        assert document(await scene.service.session("known"))["position"] == 2
+
+    play(tmp_path, story)
+
+
+def _hold(scene: Scene) -> asyncio.Event:
+    """Let no batch be written until the event is set."""
+    release, run_batch = asyncio.Event(), scene.runner._run_batch
+
+    async def held(loop: Any, batch: Any) -> None:
+        await release.wait()
+        await run_batch(loop, batch)
+
+    scene.runner._run_batch = held  # type: ignore[method-assign]
+    return release
+
+
+# ── the disk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_where_a_step_cannot_be_written_nothing_is_answered_any_more(tmp_path, sync):
+    async def run() -> None:
+        scene = Scene(tmp_path, sync=sync)
+        running = asyncio.create_task(scene.runner.run())
+        await scene.arrive("s")
+
+        def full(frames: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        scene.runner.writer.append = full  # type: ignore[method-assign]
+        with pytest.raises(UnavailableError, match="No space left"):
+            await scene.arrive("t")
+        with pytest.raises(FailedError, match="No space left"):
+            await running
+        with pytest.raises(UnavailableError):
+            await scene.arrive("u")
+        assert scene.service.ready() is not None
+
+    asyncio.run(run())
+
+
+def test_a_runner_restored_from_its_steps_knows_its_sessions(tmp_path):
+    answers: list[Any] = []
+
+    async def before(scene: Scene) -> None:
+        answers.append(await scene.report(await scene.arrive("s"), clicked=False))
+
+    play(tmp_path, before)
+    sessions: dict[bytes, bytes] = {}
+    for step in remaining(tmp_path, 0):
+        sessions.update({key: value for key, value in step.sessions if value is not None})
+    start = RunnerStart(sessions=sessions, journal_end=2, time=START)
+
+    async def after(scene: Scene) -> None:
+        assert document(await scene.service.session("s")) == answers[0]
+        assert await scene.service.session("nobody") is None
+
+    play(tmp_path, after, start=start)

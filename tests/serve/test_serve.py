@@ -1,0 +1,109 @@
+"""`adcascade serve` as a whole: started, asked, ordered, stopped."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.http.test_connections import fuzzed
+from tests.serve.process import ServeProcess
+from worker.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    # A folder with a long name: the path of a socket may have about a hundred bytes.
+    folder = tmp_path_factory.mktemp("x" * 120)
+    with ServeProcess(folder, "--lateness", "200ms", "--deadline", "30s") as running:
+        yield running
+
+
+def ask(server: ServeProcess, path: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(server.url + path, data), timeout=30) as response:
+        return response.read() if path == "/metrics" else json.load(response)
+
+
+def test_a_session_is_served_over_http(server):
+    decision = ask(server, "/v1/sessions", {"session_id": "s", "context": [0.5, -1]})
+    feedback = {"position": 1, "arm": decision["arm"], "clicked": True}
+    assert ask(server, "/v1/sessions/s/feedback", feedback) == {"session_id": "s", "ended": "clicked"}
+    assert ask(server, "/v1/sessions/s")["ended"] == "clicked"
+
+
+def test_status_and_metrics_are_on_the_same_port(server):
+    assert ask(server, "/status.json")["runner"] == "serve"
+    metrics = ask(server, "/metrics").decode()
+    assert "adcascade_arrivals_total" in metrics
+    assert "adcascade_http_requests_total" in metrics
+
+
+def test_orders_go_through_the_running_process(server, capsys, tmp_path):
+    state = ("--state", str(server.state), "--json", str(tmp_path / "result.json"))
+    assert main(["arms", "add", "glove", "--reward", "9", *state]) == 0
+    version = json.loads((tmp_path / "result.json").read_text())["version"]
+    assert main(["arms", "list", *state]) == 0
+    listed = json.loads((tmp_path / "result.json").read_text())
+    assert listed["version"] >= version
+    assert "glove" in [arm["arm"] for arm in listed["arms"]]
+    assert main(["parameters", "freeze", *state]) == 0
+    assert main(["parameters", "tag", "frozen", *state]) == 0
+    assert main(["parameters", "unfreeze", *state]) == 0
+    assert main(["parameters", "rollback", "frozen", *state]) == 0
+    assert main(["parameters", "rollback", "nothing", *state]) == 2
+    assert ask(server, "/status.json")["parameters"]["version"] > version
+
+
+def test_fuzzed_requests_do_not_stop_the_answers(server):
+    chance = random.Random(5)
+    for _ in range(300):
+        request, _ = fuzzed(chance)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(request)
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+                head = connection.recv(65_536)
+                assert not head or head[9:10] in b"24", (request, head)
+    assert ask(server, "/v1/sessions", {"session_id": "after", "context": [0.5, -1]})["arm"]
+
+
+def test_a_second_server_does_not_start_on_the_same_folder(server, capsys):
+    assert main(["serve", "--state", str(server.state), "--port", "0"]) == 1
+    assert "another process uses" in capsys.readouterr().err
+
+
+def test_a_served_folder_takes_orders_only_while_it_is_served(tmp_path, capsys):
+    with ServeProcess(tmp_path) as running:
+        assert running.stop() == 0
+    assert main(["arms", "list", "--state", str(running.state)]) == 0
+    assert main(["arms", "retire", "hat", "--state", str(running.state)]) == 1
+    assert "does not run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dim", "2", "--record", "-"], "plain file"),
+        (["--dim", "2", "--record", "log.gz"], "plain file"),
+        (["--dim", "2", "--api-keys", "nowhere"], "--api-keys nowhere"),
+        (["--dim", "2", "--progress-interval", "1ms"], "--progress-interval"),
+        (["--port", "0"], "--dim is missing"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_served(tmp_path: Path, capsys, arguments, message):
+    assert main(["serve", "--state", str(tmp_path / "state"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_folder_of_a_demo_is_not_served(tmp_path, capsys):
+    demo = ["--episodes", "1", "--users", "20", "--report", "none", "--json", str(tmp_path / "demo.json")]
+    assert main(["demo", "--state", str(tmp_path / "state"), *demo]) == 0
+    assert main(["serve", "--state", str(tmp_path / "state"), "--port", "0"]) == 2
+    assert "does not hold the state of `adcascade serve`" in capsys.readouterr().err

@@ -1,0 +1,164 @@
+"""Features of ads: columns for the model, the declaration of the first catalogue, and orders that do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from worker.errors import InputError
+from worker.stream import sizes
+from worker.stream.ad_features import MOST_INFERRED
+from worker.stream.catalogue import catalogue_difference, describe_changes
+from worker.stream.encoding import encode_journal
+from worker.stream.events import ArmChange, CatalogueChange, Order
+from worker.stream.features import Features
+from worker.stream.hashing import hashed_column
+from worker.stream.learner import Learner, Outcome
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.settings import Arm, LearningSettings
+
+DECLARED = Features.of_table({"ads": {"price": "number", "brand": ["north", "south"], "shop": {"hashed": 3}}})
+ARMS = (
+    Arm(arm="a", reward=1.0, features={"price": 10, "brand": "north", "shop": "x"}),
+    Arm(arm="b", reward=2.0, features={"price": 30, "brand": "west", "shop": "y"}),
+)
+
+
+def first(arms: tuple[Arm, ...] = ARMS, features: Features | None = DECLARED) -> Parameters:
+    return Parameters.first(LearningSettings(dim=2, features=features), arms)
+
+
+def ordered(
+    *orders: Order, arms: tuple[Arm, ...] = ARMS, features: Features | None = DECLARED
+) -> tuple[Learner, Outcome]:
+    learner = Learner(LearningSettings(dim=2, features=features), arms)
+    return learner, learner.handle(list(enumerate(map(encode_journal, orders))))
+
+
+def test_numbers_are_standardised_by_the_first_catalogue_and_categories_are_marks() -> None:
+    columns = first().ad_columns
+    shops = [[float(place == hashed_column("shop", shop, 3)) for place in range(3)] for shop in "xy"]
+    assert columns == pytest.approx(np.array([[-1.0, 1.0, 0.0, *shops[0]], [1.0, 0.0, 0.0, *shops[1]]]))
+    price = first().settings.features.ads[0]  # type: ignore[union-attr]
+    assert (price.centre, price.scale) == pytest.approx((20.0, 10.0))
+
+
+def test_a_later_ad_is_on_the_scale_of_the_first_catalogue_and_clipped() -> None:
+    features: Any = {"price": 1e9, "brand": "south", "shop": "x"}
+    learner, outcome = ordered(ArmChange(arm="c", reward=1.0, active=True, features=features))
+    assert not outcome.refusals
+    assert learner.current.ad_columns[2, :3].tolist() == [8.0, 0.0, 1.0]
+    assert np.array_equal(learner.current.ad_columns[:2], first().ad_columns)
+
+
+def test_a_number_that_was_constant_has_scale_one() -> None:
+    arms = tuple(Arm(arm=name, reward=1.0, features={"size": 0.1}) for name in "abc")
+    version = first(arms, None)
+    assert version.ad_columns.tolist() == [[0.0], [0.0], [0.0]]
+    assert version.settings.features.ads[0].scale == 1.0  # type: ignore[union-attr]
+
+
+def test_without_features_there_are_no_columns_and_no_declaration() -> None:
+    version = first((Arm(arm="a", reward=1.0),), None)
+    assert version.ad_columns.shape == (1, 0)
+    assert version.settings.features is None
+
+
+def test_the_first_catalogue_declares_what_nobody_has_declared() -> None:
+    version = first(features=None)
+    assert version.settings.features is not None
+    kinds = {one.name: (one.kind, one.values) for one in version.settings.features.ads}
+    assert kinds == {
+        "brand": ("category", ("north", "west")),
+        "price": ("number", ()),
+        "shop": ("category", ("x", "y")),
+    }
+    assert version.settings.dim == 2
+    assert decode_parameters(encode_parameters(version)) == version
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"price": 1.0}, "arm 'c' has no brand, a declared feature of ads"),
+        ({"price": "1", "brand": "north", "shop": "x"}, "arm 'c', price: a number is declared, not the text '1'"),
+        ({"price": 1.0, "brand": 2.0, "shop": "x"}, "arm 'c', brand: a category is declared, a text, not the number 2"),
+        (
+            {"price": 1.0, "brand": "north", "shop": "x", "size": 2.0},
+            "arm 'c', size: this feature is not declared; features of ads are price, brand, shop",
+        ),
+        (None, "arm 'c' has no price, a declared feature of ads"),
+    ],
+    ids=str,
+)
+def test_an_ad_that_does_not_fit_is_refused_in_one_line_by_the_learner_and_at_the_start(
+    features: Any, message: str
+) -> None:
+    _, outcome = ordered(ArmChange(arm="c", reward=1.0, active=True, features=features))
+    assert [refusal.reason for refusal in outcome.refusals] == [message]
+    assert not outcome.versions
+    with pytest.raises(InputError) as caught:
+        first((*ARMS, Arm(arm="c", reward=1.0, features=features or ())))
+    assert str(caught.value) == message
+
+
+def test_ads_with_different_features_and_names_for_features_are_refused_at_the_start() -> None:
+    with pytest.raises(InputError, match="arm 'b' has no size, which arm 'a' has: all ads must have the same features"):
+        first((Arm(arm="a", reward=1.0, features={"size": 1}), Arm(arm="b", reward=1.0)), None)
+    mixed = (Arm(arm="a", reward=1.0, features={"size": 1}), Arm(arm="b", reward=1.0, features={"size": "L"}))
+    with pytest.raises(InputError, match="size: some ads have a number, others a text"):
+        first(mixed, None)
+    titles = tuple(Arm(arm=f"a{n}", reward=1.0, features={"title": f"t{n}"}) for n in range(MOST_INFERRED + 1))
+    with pytest.raises(InputError, match=r"title: 101 different texts, more than 100: declare it in \[features.ads\]"):
+        first(titles, None)
+    _, outcome = ordered(
+        ArmChange(arm="b", reward=1.0, active=True, features={"size": 1.0}),
+        arms=(Arm(arm="a", reward=1.0),),
+        features=None,
+    )
+    assert "this catalogue has no features of ads" in outcome.refusals[0].reason
+
+
+@pytest.mark.parametrize(
+    "features", [{"": 1}, {"data": 1}, {"arm": "x"}, {"x": float("nan")}, {"x": None}, {"x": True}]
+)
+def test_an_arm_with_a_feature_that_makes_no_sense_is_refused(features: Any) -> None:
+    with pytest.raises(InputError, match="arm 'a'"):
+        Arm(arm="a", reward=1.0, features=features)
+
+
+def test_pricing_and_retiring_keep_the_features_of_an_ad() -> None:
+    learner, outcome = ordered(
+        ArmChange(arm="a", reward=9.0, active=True), ArmChange(arm="b", reward=2.0, active=False)
+    )
+    assert not outcome.refusals
+    assert [arm.features for arm in learner.current.arms] == [arm.features for arm in ARMS]
+
+
+def test_the_first_ads_of_an_empty_catalogue_complete_the_declaration() -> None:
+    new: Any = {"price": 5.0, "brand": "north", "shop": "x"}
+    learner, outcome = ordered(ArmChange(arm="c", reward=1.0, active=True, features=new), arms=())
+    assert not outcome.refusals
+    price = learner.current.settings.features.ads[0]  # type: ignore[union-attr]
+    assert (price.centre, price.scale) == (5.0, 1.0)
+    again = Learner(LearningSettings(dim=2), (), [first(()), *outcome.versions])
+    assert again.current == learner.current
+
+
+def test_a_catalogue_whose_features_differ_is_a_change_that_the_learner_carries_out() -> None:
+    wanted = (ARMS[0], Arm(arm="b", reward=2.0, features={"price": 31, "brand": "west", "shop": "y"}))
+    changes = catalogue_difference(ARMS, wanted)
+    assert describe_changes(ARMS, changes) == [("~", "b", "price = 31.0")]
+    assert catalogue_difference(wanted, wanted) == ()
+    learner, _ = ordered(CatalogueChange(changes=changes))
+    assert learner.current.arms == wanted
+
+
+def test_the_bound_on_a_version_counts_features() -> None:
+    long = tuple(Arm(arm=f"a{n}", reward=1.0, features={"text": f"{n:01000}"}) for n in range(50))
+    declared = Features.of_table({"ads": {"text": {"hashed": 4}}})
+    version = first(long, declared)
+    bound = sizes.largest_size(version.arms, version.model, version.settings)
+    assert 50_000 < len(encode_parameters(version)) <= bound - sizes.RESERVE + 2_000

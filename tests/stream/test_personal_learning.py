@@ -1,0 +1,268 @@
+"""The learner with the personal model: tastes, answer rates, features of ads, and budgets of exploration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.stream.scenes import feedback, opened
+from worker.bandit.arrays import sigmoid
+from worker.bandit.schedule import explore_budget
+from worker.errors import InputError
+from worker.stream.contexts import pack_context
+from worker.stream.encoding import encode_journal
+from worker.stream.events import ArmChange, Arrival, Episode, JournalEvent, Progress
+from worker.stream.learner import Learner
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.settings import Arm, LearningSettings
+from worker.stream.slates import SlatePlanner
+
+WINDOW = 6000
+SETTINGS = LearningSettings(
+    dim=2, horizon=3, window=WINDOW, session_timeout=300, lateness=50, warmup=1, standardise=False
+)
+ARMS = tuple(Arm(arm=name, reward=1.0) for name in "abcd")
+
+#: Whether a user with this context clicks, passes, or gives no answer (None).
+Answer = Callable[[str, np.ndarray], bool | None]
+
+
+class Stream:
+    """A learner, and the sessions of one window after the other, planned as serving plans them."""
+
+    def __init__(self, arms: tuple[Arm, ...] = ARMS, **changes: Any) -> None:
+        self.settings = replace(SETTINGS, **changes)
+        self.arms = arms
+        self.learner = Learner(self.settings, arms)
+        self.journal: list[JournalEvent] = []
+        self.episodes: list[Episode] = []
+        self.versions: list[Parameters] = []
+        self.windows = 0
+
+    @property
+    def current(self) -> Parameters:
+        return self.learner.current
+
+    def order(self, *orders: JournalEvent) -> None:
+        offset = len(self.journal)
+        self.journal += orders
+        outcome = self.learner.handle((offset + n, encode_journal(order)) for n, order in enumerate(orders))
+        assert not outcome.refusals
+        self.episodes += outcome.episodes
+        self.versions += outcome.versions
+
+    def window(self, contexts: np.ndarray, answer: Answer) -> list[tuple[str, ...]]:
+        """Serve users with these contexts, close their window, and return their slates."""
+        start = self.windows * WINDOW
+        arrivals = [
+            Arrival(session_id=f"{start}-{row}", occurred_at=start + row * WINDOW // len(contexts), context=tuple(one))
+            for row, one in enumerate(contexts.tolist())
+        ]
+        slates = SlatePlanner(self.current).plan(arrivals, [pack_context(one.context) for one in arrivals])
+        events: list[JournalEvent] = []
+        for arrival, slate, context in zip(arrivals, slates, contexts, strict=True):
+            name, at = arrival.session_id, arrival.occurred_at
+            events.append(opened(name, at, slate.arms, context=arrival.context, modes=slate.modes))
+            for position, arm in enumerate(slate.arms, 1):
+                clicked = answer(arm, context)
+                if clicked is None:
+                    break
+                events.append(feedback(position, arm, clicked, at + position, name))
+                if clicked:
+                    break
+        self.windows += 1
+        end = self.windows * WINDOW + 350
+        self.order(*events, Progress(partition=0, partitions=1, time=end))
+        return [slate.arms for slate in slates]
+
+
+def taste(generator: np.random.Generator) -> Answer:
+    """Return users who like `a` if their first feature is above zero and `b` otherwise."""
+
+    def answer(arm: str, context: np.ndarray) -> bool:
+        liked = "a" if context[0] > 0 else "b"
+        return bool(generator.random() < (0.7 if arm == liked else 0.05))
+
+    return answer
+
+
+def test_users_get_the_ad_that_users_like_them_prefer() -> None:
+    generator = np.random.default_rng(1)
+    stream = Stream()
+    for _ in range(15):
+        contexts = generator.normal(size=(100, 2))
+        slates = stream.window(contexts, taste(generator))
+    clear = np.abs(contexts[:, 0]) > 0.5
+    liked = np.where(contexts[:, 0] > 0, "a", "b")
+    first = np.array([slate[0] for slate in slates])
+    assert (first[clear] == liked[clear]).mean() > 0.9
+
+
+@pytest.mark.parametrize("every", [1, 7, 100])
+def test_a_restarted_learner_makes_the_same_versions_to_the_bit(every: int) -> None:
+    generator = np.random.default_rng(2)
+    stream = Stream(forgetting=0.9, policy="aucbbp", features=None)
+    for _ in range(3):
+        stream.window(generator.normal(size=(30, 2)), taste(generator))
+    stream.order(ArmChange(arm="e", reward=2.0, active=True))
+    stream.window(generator.normal(size=(30, 2)), taste(generator))
+    known: dict[int, Parameters] = {}
+    records = [(offset, encode_journal(event)) for offset, event in enumerate(stream.journal)]
+    for end in range(every, len(records) + every, every):
+        again = Learner(stream.settings, stream.arms, known.values())
+        first = again.begin().versions
+        made = again.handle(records[again.resume_offset : end]).versions
+        for version in (*first, *made):
+            known[version.version] = decode_parameters(encode_parameters(version))
+    assert known[stream.current.version].sha256 == stream.current.sha256
+
+
+def test_a_new_ad_starts_at_the_base_rate_and_a_version_without_data_nowhere() -> None:
+    generator = np.random.default_rng(3)
+    stream = Stream()
+    for _ in range(4):
+        stream.window(generator.normal(size=(200, 2)), lambda *_: bool(generator.random() < 0.1))
+    stream.order(ArmChange(arm="new", reward=1.0, active=True))
+    rate = sigmoid(stream.current.model.biases)[-1]
+    assert 0.05 < rate < 0.25, "near the clicks of the others, not at one half"
+
+
+def test_a_new_ad_with_features_starts_where_ads_like_it_are() -> None:
+    generator = np.random.default_rng(4)
+    kinds = {name: ("shoes" if n % 2 else "food") for n, name in enumerate("abcdefgh")}
+    arms = tuple(Arm(arm=name, reward=1.0, features={"kind": kind}) for name, kind in kinds.items())
+    stream = Stream(arms)
+    for _ in range(6):
+        stream.window(
+            generator.normal(size=(200, 2)),
+            lambda arm, _: bool(generator.random() < (0.5 if kinds[arm] == "shoes" else 0.05)),
+        )
+    for name, kind in (("pump", "shoes"), ("bread", "food")):
+        stream.order(ArmChange(arm=name, reward=1.0, active=True, features={"kind": kind}))
+    shoes, food = sigmoid(stream.current.model.biases)[-2:]
+    assert shoes > 2 * food
+
+
+def test_corrected_features_of_an_ad_leave_what_was_learned_of_it() -> None:
+    generator = np.random.default_rng(5)
+    arms = tuple(Arm(arm=name, reward=1.0, features={"price": float(n)}) for n, name in enumerate("abcd"))
+    stream = Stream(arms)
+    stream.window(generator.normal(size=(200, 2)), taste(generator))
+    before = stream.current.model.biases
+    stream.order(ArmChange(arm="b", reward=1.0, active=True, features={"price": 3.0}))
+    np.testing.assert_allclose(stream.current.model.biases, before, rtol=1e-9)
+    stream.window(generator.normal(size=(50, 2)), taste(generator))
+    assert stream.episodes[-1].rejected is None
+
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_answers_are_counted_up_to_the_first_display_that_has_none() -> None:
+    learner = Learner(SETTINGS, ARMS)
+    events: list[JournalEvent] = [
+        opened("silent", 10, ("a", "b", "c")),
+        opened("passes", 20, ("a", "b", "c")),
+        feedback(1, "a", False, 21, "passes"),
+        opened("clicks", 30, ("a", "b", "c")),
+        feedback(2, "b", True, 31, "clicks"),
+        opened("passes all", 40, ("c", "c", "d")),
+        feedback(3, "d", False, 41, "passes all"),
+        Progress(partition=0, partitions=1, time=WINDOW + 350),
+    ]
+    (version,) = learner.handle((n, encode_journal(event)) for n, event in enumerate(events)).versions
+    assert version.answers is not None
+    assert version.answers.displayed.tolist() == [[3, 0, 1, 0], [0, 2, 1, 0], [0, 0, 0, 1]]
+    assert version.answers.answered.tolist() == [[2, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    assert version.rates is not None
+    assert version.rates.arms[0] < version.rates.arms[2]
+
+
+@pytest.mark.parametrize("changes", [{"answers": "all"}, {"unanswered": "passed"}], ids=str)
+def test_rates_are_not_learned_where_they_are_switched_off_or_cannot_be_known(changes: dict[str, Any]) -> None:
+    stream = Stream(**changes)
+    stream.window(np.zeros((20, 2)), lambda *_: None)
+    assert (stream.current.answers, stream.current.rates) == (None, None)
+
+
+@pytest.mark.parametrize("policy", ["ucbbp", "aucbbp"])
+def test_an_ad_that_gets_no_answer_fades_out_instead_of_taking_over(policy: str) -> None:
+    generator = np.random.default_rng(6)
+
+    def answer(arm: str, context: np.ndarray) -> bool | None:
+        return None if arm == "d" else bool(generator.random() < 0.2)
+
+    shares = {}
+    for answers in ("learned", "all"):
+        stream = Stream(policy=policy, answers=answers)
+        for _ in range(12):
+            slates = stream.window(generator.normal(size=(100, 2)), answer)
+        shares[answers] = np.mean([slate[0] == "d" for slate in slates])
+    assert shares["learned"] < 0.02
+    assert shares["all"] > 0.5
+
+
+# ── exploration ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_budget_is_that_of_the_episode_that_comes() -> None:
+    stream = Stream(policy="aucbbp", horizon_episodes=300)
+    stream.window(np.random.default_rng(7).normal(size=(300, 2)), lambda *_: False)
+    # Episode 1 was the warm-up; the next one is t = 2, as in `simulate`.
+    assert stream.current.explore_budget == explore_budget(300, 2, 300)
+
+
+@pytest.mark.parametrize("segments", [1, 4])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_where_contexts_are_few_as_many_sessions_explore_as_the_budget_says(segments: int, repeats: bool) -> None:
+    generator = np.random.default_rng(8)
+    stream = Stream(policy="aucbbp", horizon_episodes=300, repeats=repeats)
+    kinds = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])[:segments]
+    explored, budget = 0.0, 0.0
+    for t in range(25):
+        if t:
+            budget += stream.current.explore_budget
+        stream.window(kinds[generator.integers(segments, size=300)], lambda *_: bool(generator.random() < 0.1))
+        if t:
+            explored += stream.episodes[-1].explored
+    assert abs(explored / budget - 1) < 0.1
+
+
+# ── regret, settings ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_regret_stays_above_zero_when_ads_are_retired() -> None:
+    generator = np.random.default_rng(9)
+    stream = Stream()
+    for _ in range(3):
+        stream.window(generator.normal(size=(100, 2)), taste(generator))
+    stream.window(generator.normal(size=(100, 2)), taste(generator))
+    served = stream.windows
+    # Served before, assessed after: all but one are retired while their window is open.
+    start = served * WINDOW
+    events: list[JournalEvent] = [
+        opened(f"last-{row}", start + row, ("a", "b", "a"), context=(1.0, 0.0)) for row in range(50)
+    ]
+    stream.order(*events, *(ArmChange(arm=name, reward=1.0, active=False) for name in "abc"))
+    stream.order(Progress(partition=0, partitions=1, time=start + WINDOW + 350))
+    episode = stream.episodes[-1]
+    assert episode.sessions == 50
+    assert episode.regret_bound is not None
+    assert episode.regret_posterior is not None
+    assert episode.regret_bound >= 0
+    assert episode.regret_posterior >= 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"model": "additive"}, "--model is additive, but .* have personal"), ({"dim": 3}, "--dim is 3, but .* have 2")],
+    ids=["model", "dim"],
+)
+def test_a_version_of_another_model_is_refused_with_one_line(changes: dict[str, Any], message: str) -> None:
+    known = Learner(SETTINGS, ARMS).begin().versions
+    with pytest.raises(InputError, match=message):
+        Learner(replace(SETTINGS, **changes), ARMS, known)

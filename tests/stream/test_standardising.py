@@ -1,0 +1,315 @@
+"""Contexts on any scale: centre and scale of the first sessions, and the sessions that wait for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from worker.errors import InputError, ParametersError
+from worker.stream import sizes
+from worker.stream.catalogue import Refusal, take_over
+from worker.stream.contexts import MISSING, pack_context
+from worker.stream.encoding import encode_journal
+from worker.stream.events import ArmChange, Arrival, Command, FeedbackFact, Import, JournalEvent, Opened, Progress
+from worker.stream.explanation import explain
+from worker.stream.features import Features
+from worker.stream.learner import Learner
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters, parameters_document
+from worker.stream.settings import Arm, LearningSettings
+from worker.stream.slates import SlatePlanner
+from worker.stream.standardising import LARGEST_STANDARD, LEAST_SESSIONS, Standardisation
+from worker.stream.versions import check_same, difference
+
+ARMS = tuple(Arm(arm=name, reward=1.0 + place) for place, name in enumerate("abc"))
+SETTINGS = LearningSettings(dim=3, horizon=2, window=1000, session_timeout=300, lateness=50, policy="aucbbp")
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+contexts = arrays(np.float64, st.tuples(st.integers(1, 12), st.integers(1, 4)), elements=finite | st.just(np.nan))
+
+
+# ── centre and scale ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(contexts)
+def test_any_finite_numbers_give_a_usable_scale_and_standard_numbers_within_bounds(given_contexts: Any) -> None:
+    known = Standardisation.estimate(given_contexts)
+    assert np.isfinite(known.centre).all()
+    assert (np.isfinite(known.scale) & (known.scale > 0)).all()
+    standard = known.apply(given_contexts)
+    assert np.isfinite(standard).all()
+    assert (np.abs(standard) <= LARGEST_STANDARD).all()
+    assert (standard[np.isnan(given_contexts)] == 0).all()
+
+
+@given(arrays(np.float64, (20, 3), elements=st.floats(-1e6, 1e6)), st.floats(1e-6, 1e6), st.floats(-1e6, 1e6))
+def test_the_unit_of_a_number_does_not_matter(numbers: Any, factor: float, shift: float) -> None:
+    varied = numbers + np.arange(20.0)[:, None] * 1e5  # none of them is constant
+    one = Standardisation.estimate(varied).apply(varied)
+    other = Standardisation.estimate(varied * factor + shift).apply(varied * factor + shift)
+    assert np.allclose(one, other, atol=1e-5)
+
+
+def test_constant_numbers_and_marks_keep_their_scale() -> None:
+    generator = np.random.default_rng(0)
+    marks = (generator.random((200, 2)) < 0.1).astype(float)
+    data = np.column_stack([generator.normal(1e6, 50, 200), np.full(200, 0.1), np.full(200, np.nan), marks])
+    known = Standardisation.estimate(data, np.array([True, True, True, False, False]))
+    assert known.centre[3:].tolist() == [0.0, 0.0]
+    assert known.scale[1:].tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert known.centre[:3] == pytest.approx([data[:, 0].mean(), 0.1, 0.0])
+    assert known.scale[0] == pytest.approx(data[:, 0].std())
+    assert np.array_equal(known.apply(data)[:, 3:], marks)
+
+
+def test_a_damaged_scale_is_refused() -> None:
+    for centre, scale in (([0.0], [0.0]), ([np.nan], [1.0]), ([0.0], [np.inf]), ([0.0, 0.0], [1.0])):
+        with pytest.raises(InputError):
+            Standardisation(centre=np.array(centre), scale=np.array(scale))
+
+
+@given(arrays(np.float64, (6, 3), elements=finite | st.just(np.nan)))
+def test_a_context_is_standardised_by_itself_whatever_its_neighbours(rows: Any) -> None:
+    known = Standardisation(centre=np.array([1.0, -2.0, 1e-3]), scale=np.array([3.0, 0.1, 1e-5]))
+    together = known.apply(rows)
+    assert all(np.array_equal(known.apply(rows[row : row + 1])[0], together[row]) for row in range(len(rows)))
+
+
+# ── sessions that wait ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def traffic(sizes_of_windows: Sequence[int], *, length: int = 1000, seed: int = 0) -> list[JournalEvent]:
+    """Return sessions of several windows, with wild scales and missing numbers, and the progress that closes them."""
+    generator = np.random.default_rng(seed)
+    events: list[JournalEvent] = []
+    number = 0
+    for window, count in enumerate(sizes_of_windows):
+        for place in range(count):
+            at = window * length + place * length // max(1, count)
+            context = (generator.random() * 0.01, float(generator.integers(0, 10**6)), float(generator.integers(0, 2)))
+            context = (MISSING, *context[1:]) if number % 9 == 0 else context
+            name, slate = f"s{number:04}", tuple(generator.choice(list("abc"), 2).tolist())
+            modes: Any = ("warmup", "warmup")
+            events.append(
+                Opened(
+                    session_id=name,
+                    arrived_at=at,
+                    context=context,
+                    slate=slate,
+                    modes=modes,
+                    exclude=(),
+                    parameters_version=0,
+                )
+            )
+            if number % 5:
+                click = bool(generator.random() < 0.4)
+                position = int(generator.integers(1, 3))
+                events.append(
+                    FeedbackFact(
+                        session_id=name, occurred_at=at + 10, position=position, arm=slate[position - 1], clicked=click
+                    )
+                )
+            number += 1
+        events.append(Progress(partition=0, partitions=1, time=(window + 1) * length + 350))
+    return events
+
+
+def written(events: Iterable[JournalEvent]) -> list[tuple[int, bytes]]:
+    return list(enumerate(map(encode_journal, events)))
+
+
+def versions_of(events: Iterable[JournalEvent], **changes: Any) -> list[Parameters]:
+    learner = Learner(replace(SETTINGS, **changes), ARMS)
+    return [*learner.begin().versions, *learner.handle(written(events)).versions]
+
+
+def test_sessions_wait_in_the_version_until_there_are_enough_and_then_all_of_them_count() -> None:
+    several = versions_of(traffic([30, 50, 40]))
+    (_, whole) = versions_of(traffic([120], length=3000), window=3000)
+    assert [version.folds for version in several] == [0, 0, 0, 1]
+    assert [len(version.pending) if version.pending else 0 for version in several] == [0, 30, 80, 0]
+    assert all(version.standardisation is None for version in several[:3])
+    last = several[-1]
+    assert last.observations == whole.observations > 100
+    # The sessions of both are the same, in the same order; so is every bit of what was learned.
+    assert last.model == whole.model
+    assert last.standardisation == whole.standardisation
+    assert last.expected_sessions == 40, "as many users as the last window had"
+
+
+def test_the_model_works_on_standard_numbers_from_the_first_fold_on() -> None:
+    version = versions_of(traffic([150]))[-1]
+    assert version.folds == 1
+    known = version.standardisation
+    assert known is not None
+    assert known.centre == pytest.approx([0.005, 5e5, 0.5], rel=0.2)
+    assert known.scale == pytest.approx([0.01 / 12**0.5, 1e6 / 12**0.5, 0.5], rel=0.2)
+    raw = np.array([[MISSING, 1e12, 1.0]])
+    assert version.prepared(raw)[0].tolist() == [0.0, 8.0, (1.0 - known.centre[2]) / known.scale[2]]
+
+
+def test_a_learner_that_restarts_while_sessions_wait_makes_the_same_versions() -> None:
+    records = written([*traffic([30, 50, 40, 60]), ArmChange(arm="d", reward=2.0, active=True)])
+    undisturbed = Learner(SETTINGS, ARMS)
+    made = [*undisturbed.begin().versions, *undisturbed.handle(records).versions]
+    assert [version.folds for version in made] == [0, 0, 0, 1, 2, 2]
+    for known in range(1, len(made) + 1):
+        stored = [decode_parameters(encode_parameters(version)) for version in made[:known]]
+        learner = Learner(SETTINGS, ARMS, stored)
+        learner.check_start(0)
+        again = learner.handle(records[learner.resume_offset :]).versions
+        assert [version.sha256 for version in again] == [version.sha256 for version in made[known:]]
+        assert learner.current == made[-1]
+
+
+def test_a_window_that_closes_while_learning_is_frozen_leaves_what_waits_as_it_is() -> None:
+    events = traffic([30, 50, 90])
+    second = next(place for place, event in enumerate(events) if isinstance(event, Progress)) + 1
+    frozen = [*events[:second], Command(action="freeze"), *events[second:]]
+    made = versions_of(frozen)
+    assert len(made[-1].pending or ()) == 30
+    assert made[-1].frozen
+
+
+def test_without_standardising_the_first_window_is_folded_as_it_is() -> None:
+    events = [event for event in traffic([30]) if not isinstance(event, Opened) or event.context[0] == event.context[0]]
+    version = versions_of(events, standardise=False)[-1]
+    assert (version.folds, version.standardisation, version.pending) == (1, None, None)
+
+
+def test_marks_of_declared_categories_are_not_standardised() -> None:
+    declared = Features.of_table({"context": {"low": "number", "cents": "number", "mark": ["yes"]}})
+    version = versions_of(traffic([150]), features=declared)[-1]
+    known = version.standardisation
+    assert known is not None
+    assert (known.centre[2], known.scale[2]) == (0.0, 1.0)
+    assert known.scale[1] > 1e5
+
+
+def test_a_version_is_the_same_after_a_round_through_its_record() -> None:
+    for version in versions_of(traffic([30, 50, 40])):
+        again = decode_parameters(encode_parameters(version))
+        assert again == version
+        assert again.sha256 == version.sha256
+        check_same(again, version)
+
+
+def test_a_version_that_differs_in_scale_or_in_what_waits_is_another() -> None:
+    _, waiting, more, folded = versions_of(traffic([30, 50, 40]))
+    assert difference(waiting, replace(waiting, pending=None)) == ("pending", np.inf)
+    assert difference(waiting, replace(waiting, pending=more.pending)) == ("pending", np.inf)
+    assert folded.standardisation is not None
+    moved = replace(folded.standardisation, centre=folded.standardisation.centre * (1 + 1e-6))
+    name, by = difference(folded, replace(folded, standardisation=moved))
+    assert name == "standardisation"
+    assert 0 < by < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("rows", [5.0]),
+        ("rows", [0.5]),
+        ("arms", [3.0]),
+        ("arms", [-1.0]),
+        ("positions", [0.0]),
+        ("clicked", [0.5]),
+        ("clicked", []),
+        ("contexts", [[1.0]]),
+        ("contexts", [1.0, 2.0, 3.0]),
+    ],
+)
+def test_damaged_sessions_that_wait_are_refused(name: str, wrong: Any) -> None:
+    record = json.loads(encode_parameters(versions_of(traffic([3]))[-1]))
+    record["pending"] = {
+        "contexts": [[1.0, 2.0, 3.0]],
+        "rows": [0.0],
+        "arms": [1.0],
+        "positions": [1.0],
+        "clicked": [1.0],
+    }
+    del record["sha256"]
+    decode_parameters(json.dumps(record).encode(), complete=False)
+    record["pending"][name] = wrong
+    with pytest.raises(ParametersError, match="pending"):
+        decode_parameters(json.dumps(record).encode(), complete=False)
+
+
+def test_no_version_has_more_sessions_waiting_than_there_can_be() -> None:
+    version = versions_of(traffic([LEAST_SESSIONS - 1]))[-1]
+    assert version.pending is not None
+    assert version.folds == 0
+    with pytest.raises(ParametersError, match="198 sessions are pending, at most 99 can be"):
+        replace(version, pending=version.pending.followed_by(version.pending.renamed([-1] * 3)))
+    bound = sizes.largest_size(version.arms, version.model, version.settings)
+    assert len(encode_parameters(version)) <= bound - sizes.RESERVE + 2_000
+
+
+# ── one scale on every path ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_serving_and_explaining_plan_on_the_same_numbers_as_the_learner() -> None:
+    version = replace(versions_of(traffic([150]))[-1], folds=5)
+    known = version.standardisation
+    assert known is not None
+    centred = replace(version, standardisation=None, settings=replace(version.settings, standardise=False))
+    for raw in ((0.004, 250_000.0, 1.0), (MISSING, 7.0, 0.0), (5.0, 1e15, 1.0)):
+        standard = tuple(known.apply(np.array([raw]))[0].tolist())
+        slates = [
+            SlatePlanner(parameters).plan(
+                [Arrival(session_id="s", occurred_at=0, context=context)], [pack_context(context)]
+            )
+            for parameters, context in ((version, raw), (centred, standard))
+        ]
+        assert slates[0] == slates[1]
+        nothing = np.array([], dtype=np.intp)
+        one, other = explain(version, np.array(raw), nothing), explain(centred, np.array(standard), nothing)
+        assert one.positions == other.positions
+
+
+def test_a_rollback_takes_the_estimate_with_its_scale_or_with_what_waits() -> None:
+    events = traffic([30, 50, 40, 60])
+    for target in (1, 2, 3):
+        made = versions_of([*events, Command(action="rollback", version=target)])
+        assert made[-1].version == 5
+        for name in ("model", "standardisation", "pending", "folds", "observations"):
+            assert getattr(made[-1], name) == getattr(made[target], name), name
+
+
+def test_an_import_takes_the_scale_and_is_refused_if_features_or_standardising_differ() -> None:
+    waiting, folded = (versions_of(traffic(windows))[-1] for windows in ([30], [150]))
+    current = Parameters.first(SETTINGS, ARMS[::-1])
+    taken = take_over(current, Import(parameters=parameters_document(folded), arms=False))
+    assert isinstance(taken, Parameters)
+    assert taken.standardisation == folded.standardisation
+    taken = take_over(current, Import(parameters=parameters_document(waiting), arms=False))
+    assert isinstance(taken, Parameters)
+    assert waiting.pending is not None
+    assert taken.pending is not None
+    names = [[one.arms[arm].arm for arm in one.pending.arms] for one in (taken, waiting) if one.pending]
+    assert names[0] == names[1]
+
+    plain = Parameters.first(replace(SETTINGS, standardise=False), ARMS)
+    refusal = take_over(plain, Import(parameters=parameters_document(folded), arms=False))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "these parameters have standardise True, the present ones False"
+    declared = Features.of_table({"context": {"a": "number", "b": "number", "c": "number"}})
+    named = Parameters.first(replace(SETTINGS, features=declared), ARMS)
+    refusal = take_over(named, Import(parameters=parameters_document(folded), arms=False))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "these parameters have other features than the present ones"
+
+
+def test_a_model_of_the_first_release_goes_on_without_standardising() -> None:
+    old = versions_of(traffic([30]), standardise=False, features=None)
+    learner = Learner(SETTINGS, ARMS, [decode_parameters(encode_parameters(version)) for version in old])
+    assert not learner.current.settings.standardise
+    following = learner.handle([(1000, encode_journal(ArmChange(arm="d", reward=1.0, active=True)))]).versions
+    assert not following[-1].settings.standardise

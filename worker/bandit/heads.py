@@ -1,0 +1,145 @@
+"""The planning kernel of models whose arms have coefficients of their own.
+
+All that planning needs of an arm is its head: the coefficients m_k of u = [1; x] and their covariance W_k, with
+log-odds u·m_k and width² = uᵀ W_k u. So a context costs a product of u with the coefficients of all arms, and one of
+its n(n+1)/2 products u_i u_j with the packed covariances.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from worker.bandit.arrays import Array, Floats, Ints
+from worker.bandit.click_model import BLOCK, ROWS, blocks_of, inputs
+
+#: Contexts × arms whose click probabilities a batch keeps between the greedy and the optimistic plan.
+REMEMBERED = 1 << 24
+
+
+def products(contexts: Array) -> Array:
+    """Return the products u_i u_j, i ≤ j, of each row: (r, n) → (r, n(n+1)/2)."""
+    rows, columns = triangle(contexts.shape[1])
+    result: Array = contexts.take(rows, axis=1)
+    result *= contexts.take(columns, axis=1)
+    return result
+
+
+def packed_covariances(covariances: Floats) -> Floats:
+    """Return the upper triangles, off-diagonals doubled, so that uᵀWu is a product with `products`."""
+    rows, columns = triangle(covariances.shape[1])
+    packed: Floats = covariances[:, rows, columns]
+    packed[:, rows != columns] *= 2
+    return packed
+
+
+@cache
+def triangle(size: int) -> tuple[Ints, Ints]:
+    """Return the indices of an upper triangle; a batch of few sessions would wait for them to be made."""
+    return np.triu_indices(size)
+
+
+class PersonalHeads:
+    """The kernel for the arms `shown`, of coefficients (K, n) and their covariances (K, n, n)."""
+
+    def __init__(self, coefficients: Floats, covariances: Floats, shown: Ints, dtype: DTypeLike) -> None:
+        self.dtype, self.size = np.dtype(dtype), coefficients.shape[1]
+        self.count = len(shown)
+        # Beyond this, e^−u leaves the number range.
+        self.steepest = 80.0 if self.dtype == np.float32 else 600.0
+        # A column more than there are arms: a product with a single column takes another kernel.
+        self.opposed = np.zeros((self.size, self.count + 1), dtype=self.dtype)
+        self.opposed[:, :-1] = -coefficients[shown].T
+        self._covariances = covariances, shown
+
+    @property
+    def ranking(self) -> None:
+        """Which arm is likelier depends on the user."""
+        return
+
+    @cached_property
+    def spreads(self) -> Array:
+        """The packed covariances, (n(n+1)/2, columns + 1)."""
+        covariances, shown = self._covariances
+        packed = np.zeros((self.size * (self.size + 1) // 2, self.count + 1), dtype=self.dtype)
+        for first in range(0, self.count, BLOCK):  # what is gathered at once is small beside the covariances
+            part = covariances[shown[first : first + BLOCK]]
+            packed[:, first : first + len(part)] = packed_covariances(part).T
+        return packed
+
+    def batch(self, contexts: Floats) -> _PersonalBatch:
+        """Return the contexts (r, d) as the kernel needs them."""
+        return _PersonalBatch(self, np.asarray(inputs(contexts), dtype=self.dtype))
+
+
+class _PersonalBatch:
+    def __init__(self, heads: PersonalHeads, contexts: Array) -> None:
+        self._heads, self._contexts = heads, contexts
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def select(self, rows: Ints) -> _PersonalBatch:
+        return _PersonalBatch(self._heads, self._contexts[rows])
+
+    @cached_property
+    def _blocks(self) -> Array:
+        """The contexts in blocks of rows, padded with zeros: (b, ROWS, n)."""
+        count, size = self._contexts.shape
+        padded = np.zeros((-(-count // ROWS) * ROWS, size), dtype=self._heads.dtype)
+        padded[:count] = self._contexts
+        return padded.reshape(-1, ROWS, size)
+
+    @cached_property
+    def _products(self) -> Array:
+        blocks = self._blocks
+        flat = products(blocks.reshape(-1, blocks.shape[2]))
+        return flat.reshape(len(blocks), ROWS, flat.shape[1])
+
+    def _product(self, left: Array, right: Array, start: int, stop: int, block: slice) -> Array:
+        """Return rows [start, stop) of a product, for one block of columns."""
+        first, last, _ = block.indices(self._heads.count)
+        chosen = right[:, first : max(last, first + 2)]
+        rows = left[start // ROWS : -(-stop // ROWS)]
+        result: Array = np.matmul(rows, chosen).reshape(len(rows) * ROWS, chosen.shape[1])
+        return result[: stop - start, : last - first]
+
+    def _products_of(self, left: Array, right: Array, start: int, stop: int, columns: slice) -> Array:
+        blocks = [self._product(left, right, start, stop, block) for block in blocks_of(columns)]
+        return blocks[0] if len(blocks) == 1 else np.hstack(blocks)
+
+    def log_odds(self, start: int, stop: int, columns: slice) -> Array:
+        odds = self._products_of(self._blocks, self._heads.opposed, start, stop, columns)
+        return np.asarray(np.negative(odds, out=odds))
+
+    @cached_property
+    def _remembered(self) -> Array | None:
+        """The click probabilities of the whole batch, for the greedy plan and the optimistic one; None if too many."""
+        if len(self) * self._heads.count > REMEMBERED:
+            return None
+        return self._computed(0, len(self), slice(0, self._heads.count))
+
+    def _computed(self, start: int, stop: int, columns: slice) -> Array:
+        # Always by the same blocks of columns: in another product, the last bits of a column could differ.
+        chances = np.empty((stop - start, columns.stop - columns.start), dtype=self._heads.dtype)
+        for block in blocks_of(columns):
+            part = chances[:, block.start - columns.start : block.stop - columns.start]
+            odds = self._product(self._blocks, self._heads.opposed, start, stop, block)
+            np.minimum(odds, self._heads.steepest, out=odds)
+            np.exp(odds, out=odds)
+            odds += 1
+            np.reciprocal(odds, out=part)
+        return chances
+
+    def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
+        if not isinstance(columns, slice):
+            return self.probabilities(start, stop, slice(0, self._heads.count)).take(columns, axis=1)
+        known = self._remembered
+        return self._computed(start, stop, columns) if known is None else known[start:stop, columns]
+
+    def widths(self, start: int, stop: int, columns: slice) -> Array:
+        squares = self._products_of(self._products, self._heads.spreads, start, stop, columns)
+        np.maximum(squares, 0, out=squares)
+        return np.asarray(np.sqrt(squares, out=squares))

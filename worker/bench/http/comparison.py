@@ -1,0 +1,141 @@
+"""Measure the two servers in turn: as fast as they answer, and at a rate."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from worker.bench.figures import Figure
+from worker.bench.http.client import CONNECTIONS, DIM, HORIZON, Load
+from worker.errors import FailedError
+from worker.simulation.environments import make_environment
+
+ARMS: Final = 50
+RATE: Final = 500.0
+ROUNDS: Final = 3
+SECONDS: Final = 5.0
+FIGURES: Final = 8
+_START: Final = 60.0  # seconds for a server to start
+
+
+def measure(*, quick: bool = False) -> Iterator[Figure | str]:
+    """Yield the figures."""
+    seconds, rounds = (0.5, 1) if quick else (SECONDS, ROUNDS)
+    with tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder, ExitStack() as stack:
+        yield "starting the servers"
+        served = stack.enter_context(_Server("serve", Path(folder), _serve(Path(folder))))
+        constant = stack.enter_context(_Server("constant", Path(folder), ["worker.bench.http.constant"]))
+        spent: dict[str, list[float]] = {"serve": [], "constant": []}
+        fast: dict[str, list[Load]] = {"serve": [], "constant": []}
+        steady: dict[str, list[Load]] = {"serve": [], "constant": []}
+        for _ in range(rounds):
+            for name, server in (("serve", served), ("constant", constant)):
+                yield f"{name}, as fast as it answers"
+                before = server.processor_seconds()
+                fast[name].append(_load(server.url, seconds, 0))
+                spent[name].append((server.processor_seconds() - before) / max(1, fast[name][-1].answers))
+                yield f"{name}, at {RATE:.0f} requests/s"
+                steady[name].append(_load(server.url, seconds, RATE))
+        server_memory = served.resident_memory()
+    yield from _figures(fast, steady)
+    mine, other = (statistics.median(spent[name]) * 1e6 for name in ("serve", "constant"))
+    detail = f"of the serving process, for a request; {other:.0f} µs with plain aiohttp"
+    yield Figure("processor time of serve", mine, "µs", detail=detail)
+    yield Figure("memory of serve", server_memory / 1e6, "MB", detail="with its learner, at the end")
+
+
+def _figures(fast: dict[str, list[Load]], steady: dict[str, list[Load]]) -> Iterator[Figure]:
+    rates = {name: statistics.median(load.rate for load in loads) for name, loads in fast.items()}
+    ratios = sorted(mine.rate / other.rate for mine, other in zip(fast["serve"], fast["constant"], strict=True))
+    given_up = sum(load.fallbacks for load in (*fast["serve"], *steady["serve"]))
+    shape = f"d={DIM} K={ARMS} H={HORIZON}, whole sessions, {CONNECTIONS} connections"
+    yield Figure(
+        "serve", rates["serve"], "requests/s", least=3_000, detail=f"{shape}; {given_up} answers came too late"
+    )
+    yield Figure("plain aiohttp, a constant", rates["constant"], "requests/s", detail="the same loop")
+    spread = f"rounds from {ratios[0]:.3g} to {ratios[-1]:.3g}"
+    yield Figure("serve / plain aiohttp", statistics.median(ratios), "×", least=0.35, detail=spread)
+    for name, percentile, most in (("p50", "p50", 2.0), ("p99", "p99", 10.0)):
+        mine = statistics.median(getattr(load, percentile) for load in steady["serve"])
+        other = statistics.median(getattr(load, percentile) for load in steady["constant"])
+        detail = f"{steady['serve'][0].rate:.0f} requests/s; {other:.3g} ms with plain aiohttp"
+        yield Figure(f"answer of serve, {name}", mine, "ms", most=most, detail=detail)
+    failed = sum(load.failed for loads in (*fast.values(), *steady.values()) for load in loads)
+    yield Figure("failed requests", float(failed), "", most=0)
+
+
+def _serve(folder: Path) -> list[str]:
+    environment = make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
+    catalogue = folder / "arms.json"
+    arms = [{"arm": arm.arm, "reward": arm.reward} for arm in environment.catalogue()]
+    catalogue.write_text(json.dumps({"arms": arms}), encoding="utf-8")
+    return [
+        *("worker", "serve", "--dim", str(DIM), "--horizon", str(HORIZON), "--catalog", str(catalogue)),
+        *("--state", str(folder / "state"), "--port", "0", "--log-format", "text"),
+        *("--window", "5s", "--session-timeout", "5s", "--lateness", "1s", "--warmup", "1"),
+    ]
+
+
+def _load(url: str, seconds: float, rate: float) -> Load:
+    """Run the client in a process of its own."""
+    command = [sys.executable, "-m", "worker.bench.http.load", url, str(seconds), str(rate)]
+    result = subprocess.run(command, capture_output=True, check=False, timeout=seconds + 60)
+    if result.returncode:
+        raise FailedError(f"the client failed: {result.stderr.decode(errors='replace')[-500:]}")
+    return msgspec.json.decode(result.stdout, type=Load)
+
+
+class _Server:
+    """A server in a process of its own; its URL is in its output."""
+
+    def __init__(self, name: str, folder: Path, arguments: list[str]) -> None:
+        self._name = name
+        self._log = folder / f"{name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.url = ""
+
+    def __enter__(self) -> _Server:
+        deadline = time.monotonic() + _START
+        while not self.url:
+            text = self._log.read_text(encoding="utf-8", errors="replace")
+            self.url = next((word.strip(",") for word in text.split() if word.startswith("http://")), "")
+            if not self.url and (self._process.poll() is not None or time.monotonic() > deadline):
+                self._process.kill()
+                raise FailedError(f"{self._name} did not start: {text[-500:]}")
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def processor_seconds(self) -> float:
+        """Return the processor time of the process and its threads, without its children."""
+        return time.clock_gettime(~self._process.pid << 3 | 2)  # Linux has a clock for each process
+
+    def resident_memory(self) -> int:
+        """Return the bytes that the process and its children hold."""
+        pid = self._process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        pages = sum(
+            int(Path(f"/proc/{one}/statm").read_text(encoding="ascii").split()[1]) for one in (str(pid), *children)
+        )
+        return pages * 4096

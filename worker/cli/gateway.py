@@ -1,0 +1,69 @@
+"""`adcascade gateway`: HTTP in front of Kafka."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+
+from worker.cli import log_format
+from worker.cli.options.brokers import CONNECTION, connection, topic_names
+from worker.cli.options.http import HTTP, api_settings
+from worker.cli.options.learning import LIMITS, limits
+from worker.cli.options.parser import CommandSpec, count
+from worker.cli.signals import stops_on_signals
+from worker.cli.worker import LOG
+
+OPTIONS = (
+    *CONNECTION,
+    *HTTP,
+    count("max-in-flight", "most requests without an answer; further ones wait, up to their deadline", 10_000),
+    count("max-remembered-sessions", "most sessions of which the last decision is remembered", 100_000),
+    *LIMITS,
+    *LOG,
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    from worker.gateway.run import GatewaySettings, run_gateway
+
+    reached = connection(options)
+    settings = GatewaySettings(
+        connection=reached,
+        topics=topic_names(options),
+        api=api_settings(options),
+        limits=limits(options),
+        host=options.host,
+        port=options.port,
+        max_in_flight=options.max_in_flight,
+        max_remembered_sessions=options.max_remembered_sessions,
+    )
+    # Remembered sessions live for a minute and hold no cycles; a search among a hundred thousand takes as long as some
+    # answers may.
+    gc.set_threshold(100_000, 50, 100)
+    log_format.configure(format=options.log_format, level=options.log_level, secrets=[reached.password or ""])
+
+    async def serve() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        with stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)):
+            await run_gateway(settings, stop)
+
+    asyncio.run(serve())
+    return 0
+
+
+COMMAND = CommandSpec(
+    name="gateway",
+    summary=(
+        "HTTP and JSON in front of Kafka, for clients in any language: the next ad of a session, and feedback.\n"
+        "Any number of gateways run beside each other. They keep nothing: all decisions are the workers'."
+    ),
+    examples=(
+        "adcascade gateway --port 8080",
+        "curl -s 127.0.0.1:8080/v1/sessions -d '{\"context\": [0.1, 0.2, 0.3, 0.4, 0.5]}'",
+        "adcascade gateway --broker kafka-1:9092,kafka-2:9092 --host 0.0.0.0 --api-keys keys.txt --deadline 30ms",
+    ),
+    options=OPTIONS,
+    run=run,
+)

@@ -1,0 +1,332 @@
+"""The rules by which requests and decisions meet: who waits for which decision, and what is remembered.
+
+Rules that hold in this file:
+
+- The decisions of all clients come by; one is taken up if its session is known here, or if `others` is set.
+- Of a session the decision of the highest position counts. Workers repeat decisions after a crash: what repeats or
+  goes back is counted and changes nothing.
+- A wait ends with a decision of its position or a later one, or at its deadline. A decision that comes later is
+  remembered, and answers the next wait.
+- An arrival that is asked for again is answered from memory. If no decision came yet and nobody else waits for it, the
+  same bytes are sent again; workers take them as a repetition.
+- Every request holds a place until it is answered or given up, and its record is acknowledged or has failed. When all
+  places are taken, further requests wait for one, and give up at their deadline without sending anything.
+
+Deadlines are times of the event loop's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from aiokafka.errors import KafkaError
+
+from worker.client.transport import Keyed, Transport, UndeliveredError
+from worker.stream.decoding import Rejected, decode_decision
+from worker.stream.events import Decision
+from worker.stream.topology import Record
+
+log = logging.getLogger(__name__)
+
+REUSED: Final = "another arrival has this session_id; ids must be unique"
+
+#: How a session ended, as far as it was reported here.
+Ending: TypeAlias = Literal["clicked", "exhausted"]
+
+
+class Known(NamedTuple):
+    """The decision of a session as it came, its position, and the partition of the session.
+
+    It is decoded when it is needed, because a decoded one takes three times as much memory.
+    """
+
+    value: bytes
+    position: int
+    partition: int
+
+    def decision(self) -> Decision:
+        """Decode the decision."""
+        return decode_decision(self.value)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of a client.
+
+    arrivals, feedback : records sent
+    answered, timed_out : waits that ended with a decision, or at the deadline
+    late : decisions that came after somebody had stopped waiting for them
+    repeated : decisions that were known already, or for an earlier position
+    undelivered : records that no broker took in time
+    refused : requests that found no place before their deadline
+    """
+
+    arrivals: int = 0
+    feedback: int = 0
+    answered: int = 0
+    timed_out: int = 0
+    late: int = 0
+    repeated: int = 0
+    undelivered: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """What is known of a session; `request` and `arrival` only if it was opened here."""
+
+    since: float
+    request: bytes | None = None
+    arrival: Keyed | None = None
+    known: Known | None = None
+    ending: Ending | None = None
+    asking: int = 0  # requests that wait for the answer to the arrival
+    given_up: bool = False
+    waits: tuple[tuple[int, asyncio.Future[Known | None]], ...] = ()
+
+
+class _Place:
+    """A place that a request holds: while somebody waits for it, and while its record is on its way."""
+
+    __slots__ = ("_holds", "_room")
+
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        self._room, self._holds = room, 1
+
+    def hold(self) -> None:
+        self._holds += 1
+
+    def release(self, _: object = None) -> None:
+        self._holds -= 1
+        if not self._holds:
+            self._room.release()
+
+
+class Exchange:
+    """Send requests over a transport, and find the decisions that answer them.
+
+    Parameters
+    ----------
+    most_in_flight : most requests in flight
+    remember : most sessions that are remembered, and `seconds`, for how long
+    others : whether sessions that other clients opened are remembered too
+    """
+
+    def __init__(
+        self, transport: Transport, *, most_in_flight: int, remember: int, seconds: float, others: bool = False
+    ) -> None:
+        self.transport = transport
+        self.counts = Counts()
+        self._room = asyncio.Semaphore(most_in_flight)
+        self._remember, self._others = remember, others
+        self.seconds = seconds
+        self._sessions: dict[bytes, _Session] = {}  # in the order in which they became known
+        self._unacknowledged: set[asyncio.Future[Any]] = set()
+        self._clock: Callable[[], float] = lambda: 0.0
+
+    async def start(self) -> None:
+        """Connect."""
+        self._clock = asyncio.get_running_loop().time
+        await self.transport.start(self.receive)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def arrive(self, record: Keyed, request: bytes, deadline: float) -> Known | None:
+        """Open a session, or find it; return its decision, or None at the deadline.
+
+        `request` is the part of the record that a repetition must share. Raises `Rejected` if it differs.
+        """
+        session = self._find(record.key, request)
+        if session is not None and session.known is not None:
+            return session.known
+        place = await self._enter(deadline)
+        if place is None:
+            return None
+        try:
+            # Others may have asked for the same session while there was no place.
+            session = self._find(record.key, request) or self._add(record.key)
+            if session.arrival is None:
+                session.request, session.arrival = request, record
+            if session.known is None and not session.asking:
+                self._send(session.arrival, place)
+                self.counts.arrivals += 1
+            session.asking += 1
+            try:
+                return await self._wait(session, 1, deadline)
+            finally:
+                session.asking -= 1
+        finally:
+            place.release()
+
+    async def report(self, record: Keyed, deadline: float) -> asyncio.Future[Any] | None:
+        """Send feedback; return the future of its acknowledgement, or None if there was no place before the deadline.
+
+        Others may wait for the same future: it must not be cancelled.
+        """
+        place = await self._enter(deadline)
+        if place is None:
+            return None
+        try:
+            self.counts.feedback += 1
+            return self._send(record, place)
+        finally:
+            place.release()
+
+    async def decision(self, key: bytes, position: int, deadline: float) -> Known | None:
+        """Return the decision of a session for a position or a later one, or None at the deadline."""
+        return await self._wait(self._sessions.get(key) or self._add(key), position, deadline)
+
+    def known(self, key: bytes) -> Known | None:
+        """Return the last decision of a session; None if it is not remembered."""
+        session = self._sessions.get(key)
+        return None if session is None else session.known
+
+    def is_unanswered(self, key: bytes) -> bool:
+        """Return whether a session was opened here, and no decision has come yet."""
+        session = self._sessions.get(key)
+        return session is not None and session.arrival is not None and session.known is None
+
+    def __len__(self) -> int:
+        """Return the number of sessions that are remembered."""
+        return len(self._sessions)
+
+    def end(self, key: bytes, ending: Ending) -> None:
+        """Remember that a session has ended. A click is final."""
+        session = self._sessions.get(key) or self._add(key)
+        if session.ending != "clicked":
+            session.ending = ending
+
+    def ending(self, key: bytes) -> Ending | None:
+        """Return how a session ended; None if it has not, or if that is not known here."""
+        session = self._sessions.get(key)
+        return None if session is None else session.ending
+
+    def _find(self, key: bytes, request: bytes) -> _Session | None:
+        session = self._sessions.get(key)
+        if session is not None and session.request is not None and session.request != request:
+            raise Rejected("session-reused", REUSED)
+        return session
+
+    async def _enter(self, deadline: float) -> _Place | None:
+        if self._room.locked():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._room.acquire()
+            except TimeoutError:
+                self.counts.refused += 1
+                return None
+        else:
+            await self._room.acquire()  # returns at once
+        return _Place(self._room)
+
+    # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, record: Keyed, place: _Place) -> asyncio.Future[Any]:
+        acknowledged = self.transport.send(record)
+        place.hold()
+        acknowledged.add_done_callback(place.release)
+        if acknowledged not in self._unacknowledged:  # the future of a batch is that of all its records
+            self._unacknowledged.add(acknowledged)
+            acknowledged.add_done_callback(self._settle)
+        return acknowledged
+
+    def _settle(self, acknowledged: asyncio.Future[Any]) -> None:
+        self._unacknowledged.discard(acknowledged)
+        if not acknowledged.cancelled() and (error := acknowledged.exception()) is not None:
+            self.counts.undelivered += 1
+            log.warning("records were not delivered: %r", error)
+
+    async def flush(self) -> None:
+        """Wait until everything sent is acknowledged. Raises `UndeliveredError` if a record is given up."""
+        for acknowledged in list(self._unacknowledged):
+            await delivered(acknowledged)
+
+    # ── decisions in ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, records: Sequence[Record]) -> None:
+        """Take up decisions, and end the waits for them."""
+        sessions, others = self._sessions, self._others
+        for record in records:
+            key, value = record.key, record.value
+            if key is None or value is None:
+                continue
+            session = sessions.get(key)
+            if session is None and not others:
+                continue
+            try:
+                position = decode_decision(value).position
+            except Rejected as rejected:
+                log.warning("%s: not a decision: %s", record.where, rejected)
+                continue
+            self._take(session or self._add(key), Known(value, position, record.partition))
+
+    def _take(self, session: _Session, known: Known) -> None:
+        before, position = session.known, known.position
+        if before is not None and position <= before.position:
+            self.counts.repeated += 1
+            return
+        session.known = known
+        if session.given_up:
+            self.counts.late += 1
+            session.given_up = False
+        if session.waits:
+            for wanted, answer in session.waits:
+                if wanted <= position and not answer.done():
+                    answer.set_result(known)
+            session.waits = tuple(wait for wait in session.waits if wait[0] > position)
+
+    async def _wait(self, session: _Session, position: int, deadline: float) -> Known | None:
+        known = session.known
+        if known is None or known.position < position:
+            loop = asyncio.get_running_loop()
+            wait = (position, loop.create_future())
+            session.waits += (wait,)
+            timer = loop.call_at(deadline, _give_up, wait[1])
+            try:
+                known = await wait[1]
+            finally:
+                timer.cancel()
+                if wait in session.waits:  # not if it was answered
+                    session.waits = tuple(other for other in session.waits if other is not wait)
+                    session.given_up = True
+        if known is None:
+            self.counts.timed_out += 1
+        else:
+            self.counts.answered += 1
+        return known
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _add(self, key: bytes) -> _Session:
+        """Begin to remember a session, and forget those that are too old or too many."""
+        sessions, now = self._sessions, self._clock()
+        while sessions:
+            oldest = next(iter(sessions))
+            session = sessions[oldest]
+            if len(sessions) < self._remember and now - session.since < self.seconds:
+                break
+            del sessions[oldest]
+            if session.waits:  # as if it had become known just now
+                session.since = now
+                sessions[oldest] = session
+                break
+        added = sessions[key] = _Session(now)
+        return added
+
+
+def _give_up(answer: asyncio.Future[Known | None]) -> None:
+    if not answer.done():
+        answer.set_result(None)
+
+
+async def delivered(acknowledged: asyncio.Future[Any]) -> None:
+    """Wait for an acknowledgement. Raises `UndeliveredError` if the record was given up."""
+    try:
+        await asyncio.shield(acknowledged)
+    except KafkaError as error:
+        reason = f"{type(error).__name__} {error}".strip()
+        raise UndeliveredError(f"no broker took the record ({reason}); send it again") from None

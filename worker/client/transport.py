@@ -1,0 +1,53 @@
+"""The seam between the rules of a client and Kafka: a `Transport` takes records and hands over decisions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from worker.errors import FailedError
+from worker.stream.topology import Record
+
+#: The topics that clients write to, without the prefix.
+Input: TypeAlias = Literal["arrivals", "clicks"]
+
+#: Called with the decisions of every fetch.
+Receive: TypeAlias = Callable[[Sequence[Record]], None]
+
+
+class UndeliveredError(FailedError):
+    """The brokers did not take a record within the time for delivery."""
+
+
+class Keyed(NamedTuple):
+    """A record for an input topic; without a partition it goes to that of its key."""
+
+    topic: Input
+    key: bytes
+    value: bytes
+    partition: int | None = None
+
+
+class Transport(Protocol):
+    """Moves records to and from the workers."""
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions over which new sessions are spread."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no records can be exchanged at present; None if they can."""
+
+    async def start(self, receive: Receive) -> None:
+        """Connect; from the return on, `receive` is called with every new decision. Raises `FailedError`."""
+
+    def send(self, record: Keyed) -> asyncio.Future[Any]:
+        """Send a record at once; the future resolves when all replicas have it. Others may wait for the same future."""
+
+    def send_all(self, records: Iterable[Keyed]) -> list[asyncio.Future[Any]]:
+        """Send records together; return the futures of the batches that they are in."""
+
+    async def stop(self) -> None:
+        """Send what is left, and disconnect."""

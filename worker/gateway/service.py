@@ -1,0 +1,198 @@
+"""The `AdService` on Kafka: requests become records, decisions become answers.
+
+Rules that hold in this file:
+
+- A request is judged by the project's own decoder before it is sent, and by the slate if this gateway has seen the
+  decision. What is rejected here has the reason that its dead letter would have, and leaves no record.
+- Every gateway sees all decisions. So a session may be opened at one gateway and go on at another, and a request that
+  comes again is answered from memory, wherever it comes.
+- A click, and the pass of the last ad, are answered when the brokers have them; any other request with the decision
+  of a worker. At the deadline, a pass is answered from the slate if it is known, since slates never change. Otherwise
+  the answer is the fallback ads, marked as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from worker.client.exchange import Exchange, Known
+from worker.client.transport import Keyed
+from worker.gateway.model import PublishedModel
+from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
+from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.encoders import context_encoder
+from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.session import Session
+from worker.stream.slates import SlatePlanner
+
+FALLBACK_SHOWN = (
+    "only fallback ads were answered so far, and feedback for them does not count; send the arrival again for the "
+    "decision"
+)
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class KafkaAdService:
+    """Answers requests through the workers; `clock` gives milliseconds since the epoch."""
+
+    def __init__(
+        self, exchange: Exchange, model: PublishedModel, limits: Limits, *, clock: Callable[[], int] = _now
+    ) -> None:
+        self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
+
+    def ready(self) -> str | None:
+        """Return why no requests can be taken."""
+        if self._model.planner is None:
+            return "no parameters are published yet: a worker has to run"
+        return self._exchange.transport.trouble
+
+    # ── arrivals ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+        """Open a session, or find it."""
+        planner, now = self._planner(), self._clock()
+        settings = planner.parameters.settings
+        record = request.record(now)
+        arrival = decode_arrival(
+            record,
+            limits=self._limits,
+            dim=settings.dim,
+            timestamp=now,
+            grace=settings.grace,
+            encoder=context_encoder(settings.features),
+            standardise=settings.standardise,
+        )
+        key = arrival.session_id.encode()
+        same = orjson.dumps((arrival.context, arrival.exclude))
+        known = await self._exchange.arrive(Keyed("arrivals", key, record), same, deadline)
+        return self._fallback(planner, arrival) if known is None else self._current(key, known)
+
+    def _fallback(self, planner: SlatePlanner, arrival: Arrival) -> Answer:
+        slate = planner.fallback(arrival)
+        version = planner.parameters.version
+        session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
+        return Answer(arrival.session_id, orjson.dumps(session.decision(arrival.session_id, None)), fallback=True)
+
+    # ── feedback ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def feedback(self, request: FeedbackRequest, deadline: float) -> Answer:
+        """Send a click or a pass; return what follows."""
+        planner = self._planner()
+        key = request.session_id.encode()
+        known = self._exchange.known(key)
+        decision = None if known is None else known.decision()
+        record, feedback = self._judged(request, decision, planner)
+        if self._exchange.is_unanswered(key):
+            raise Rejected("arm-mismatch", FALLBACK_SHOWN)
+        partition = None if known is None else known.partition
+        sent = await self._exchange.report(Keyed("clicks", key, record, partition), deadline)
+        if sent is None:
+            raise UnavailableError("too many requests are in flight")
+        last = planner.parameters.settings.horizon if decision is None else _last(decision)
+        if feedback.clicked or feedback.position >= last:
+            in_time = await _acknowledged(sent, deadline)
+            self._exchange.end(key, "clicked" if feedback.clicked else "exhausted")
+            return Answer(feedback.session_id, None, self._exchange.ending(key), fallback=not in_time)
+        if known is not None and (current := self._current(key, known)).decision is None:
+            return current
+        found = await self._exchange.decision(key, feedback.position + 1, deadline)
+        if found is not None:
+            return self._current(key, found)
+        await _acknowledged(sent, 0.0)
+        if known is not None:
+            return Answer(feedback.session_id, _from_slate(known, feedback.position + 1))
+        arrival = Arrival(session_id=feedback.session_id, occurred_at=feedback.occurred_at, context=())
+        return self._fallback(planner, arrival)
+
+    def _judged(
+        self, request: FeedbackRequest, decision: Decision | None, planner: SlatePlanner
+    ) -> tuple[bytes, Feedback]:
+        """Return the record of feedback and its content; raise `Rejected` if the workers would reject it."""
+        now, settings = self._clock(), planner.parameters.settings
+        # Feedback before its arrival would not count, and the clocks of two gateways may differ.
+        record = request.record(now if decision is None else max(now, decision.arrived_at))
+        horizon = settings.horizon if decision is None else max(settings.horizon, _last(decision))
+        feedback = decode_feedback(record, limits=self._limits, horizon=horizon, timestamp=now, grace=settings.grace)
+        if decision is not None:
+            _check_display(feedback, decision)
+        elif feedback.arm not in planner.index:
+            raise Rejected("unknown-arm", "$.arm is not an arm of the newest version")
+        return record, feedback
+
+    # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def session(self, session_id: str) -> Answer | None:
+        """Return the current decision of a session that this gateway has seen."""
+        key = session_id.encode()
+        known = self._exchange.known(key)
+        return None if known is None else self._current(key, known)
+
+    def _current(self, key: bytes, known: Known) -> Answer:
+        decision = known.decision()
+        session_id, timeout = decision.session_id, self._planner().parameters.settings.session_timeout
+        if not decision.slate:
+            return Answer(session_id, None, "empty")
+        if (ending := self._exchange.ending(key)) is not None:
+            return Answer(session_id, None, ending)
+        if self._clock() > decision.arrived_at + timeout:
+            return Answer(session_id, None, "expired")
+        return Answer(session_id, known.value)
+
+    def _planner(self) -> SlatePlanner:
+        if self._model.planner is None:
+            raise UnavailableError("no parameters are published yet: a worker has to run")
+        return self._model.planner
+
+
+def _last(decision: Decision) -> int:
+    """Return the last position of a slate."""
+    return decision.position + len(decision.slate) - 1
+
+
+def _check_display(feedback: Feedback, decision: Decision) -> None:
+    """Raise `Rejected` if a slate does not have the display; earlier positions are not in it."""
+    place = feedback.position - decision.position
+    if place >= len(decision.slate):
+        raise Rejected("position", f"$.position is beyond the slate of {_last(decision)}")
+    if place < 0:
+        return
+    if feedback.arm != decision.slate[place]:
+        raise Rejected("arm-mismatch", "$.arm is not what was shown at that position")
+    if decision.tokens is not None:
+        given = (feedback.token or "").encode()
+        if not hmac.compare_digest(given, decision.tokens[place].encode()):
+            raise Rejected("token", "$.token is missing or does not belong to this display")
+
+
+def _from_slate(known: Known, position: int) -> bytes:
+    """Return the record of a later position, which no worker has sent yet; its figures are those of the one known."""
+    passed = position - known.position
+    if passed <= 0:
+        return known.value
+    document: dict[str, Any] = orjson.loads(known.value)
+    document["position"] = position
+    document["slate"] = document["slate"][passed:]
+    document["arm"] = document["slate"][0]
+    if "tokens" in document:
+        document["tokens"] = document["tokens"][passed:]
+    return orjson.dumps(document)
+
+
+async def _acknowledged(sent: asyncio.Future[Any], deadline: float) -> bool:
+    """Return whether the brokers have a record before the deadline. Raises `UnavailableError` if they refused it."""
+    if not sent.done():
+        await asyncio.wait([sent], timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+    if not sent.done():
+        return False
+    if sent.exception() is not None:
+        raise UnavailableError("no broker took the record; send it again")
+    return True

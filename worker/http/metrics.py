@@ -1,0 +1,52 @@
+"""Metrics of the HTTP interface."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from worker.metrics import Histogram, MetricSpec
+from worker.metrics.histogram import DURATION_BOUNDS
+
+#: The routes by which requests are counted; `other` has everything that needs no key.
+ROUTES: Final = ("arrive", "feedback", "session", "batch-arrive", "batch-feedback", "other")
+
+REQUESTS: Final = MetricSpec("adcascade_http_requests_total", "counter", "Requests answered, by route and status.")
+FALLBACKS: Final = MetricSpec(
+    "adcascade_http_fallbacks_total", "counter", "Answers with fallback ads, because the deadline had come."
+)
+DURATIONS: Final = MetricSpec(
+    "adcascade_http_request_duration_seconds", "histogram", "Time from a request's last header to its answer."
+)
+CONNECTIONS: Final = MetricSpec("adcascade_http_connections", "gauge", "Open connections.")
+HTTP_CATALOGUE: Final = (REQUESTS, FALLBACKS, DURATIONS, CONNECTIONS)
+
+
+class HttpMetrics:
+    """Counts requests; a collector for a registry of Prometheus."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()  # route, status
+        self.fallbacks = 0
+        self.durations = Histogram(DURATION_BOUNDS)
+        self.connections: Callable[[], int] = lambda: 0
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        self.requests[route, status] += 1
+        self.durations.observe(seconds)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the series for Prometheus."""
+        requests = CounterMetricFamily(REQUESTS.name, REQUESTS.help, labels=("route", "status"))
+        for (route, status), count in sorted(self.requests.items()):
+            requests.add_metric((route, str(status)), count)
+        durations = HistogramMetricFamily(DURATIONS.name, DURATIONS.help)
+        durations.add_metric((), self.durations.buckets(), self.durations.sum)
+        yield requests
+        yield CounterMetricFamily(FALLBACKS.name, FALLBACKS.help, value=self.fallbacks)
+        yield durations
+        yield GaugeMetricFamily(CONNECTIONS.name, CONNECTIONS.help, value=self.connections())

@@ -1,0 +1,115 @@
+"""The seam between HTTP and what decides: an `AdService`, on Kafka (`gateway`) or in this process (`serve`).
+
+Rules that hold on both sides of it:
+
+- A request becomes a record of `arrivals` or `clicks`, and is judged by the rules for those (`worker.stream.decoding`).
+  A service raises `Rejected`, with the reason that a dead letter would have; the interface answers 4xx.
+- A request that comes again has the same answer. An arrival is known by its session id, its context and exclusions.
+- An answer follows when the request is durable, or at the deadline: then with fallback ads, marked as such. The
+  request itself goes on; whoever sends it again gets the real answer.
+- A service that cannot take requests at all raises `UnavailableError`; the interface answers 503.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+import orjson
+
+from worker.errors import AdcascadeError
+
+#: How a session ended; `expired`: its time for feedback is over.
+Ended = Literal["clicked", "exhausted", "expired", "empty"]
+
+
+class UnavailableError(AdcascadeError):
+    """The service takes no requests at present; the text says why. The client may try again."""
+
+
+class UnknownSessionError(AdcascadeError):
+    """There is no such session, or no longer; only a service that knows all sessions can tell."""
+
+
+class ArriveRequest(NamedTuple):
+    """A user arrives. `context`, `exclude` and `occurred_at` are JSON as it came, empty where it is missing.
+
+    >>> ArriveRequest("s", context=b"[1,2]").record(now=7)
+    b'{"session_id":"s","occurred_at":7,"context":[1,2]}'
+    """
+
+    session_id: str
+    context: bytes = b""
+    exclude: bytes = b""
+    occurred_at: bytes = b""
+
+    def record(self, now: int) -> bytes:
+        """Return the record of `arrivals`, to be read with `decode_arrival`; the time is `now` if it has none."""
+        return b'{"session_id":%b,"occurred_at":%b%b%b}' % (
+            orjson.dumps(self.session_id),
+            self.occurred_at or b"%d" % now,
+            b',"context":' + self.context if self.context else b"",
+            b',"exclude":' + self.exclude if self.exclude else b"",
+        )
+
+
+class FeedbackRequest(NamedTuple):
+    """A user clicked, or passed an ad over. `fields` are the members of the record as they came, by name.
+
+    >>> FeedbackRequest("s", fields={"position": b"1", "clicked": b"true"}).record(now=7)
+    b'{"session_id":"s","occurred_at":7,"position":1,"clicked":true}'
+    """
+
+    session_id: str
+    fields: dict[str, bytes]
+    occurred_at: bytes = b""
+
+    def record(self, now: int) -> bytes:
+        """Return the record of `clicks`, to be read with `decode_feedback`; the time is `now` if it has none."""
+        return b'{"session_id":%b,"occurred_at":%b%b}' % (
+            orjson.dumps(self.session_id),
+            self.occurred_at or b"%d" % now,
+            b"".join(b',"%b":%b' % (name.encode(), value) for name, value in self.fields.items()),
+        )
+
+
+class Answer(NamedTuple):
+    """The answer to a request: the current decision of the session, or how it ended.
+
+    `decision` is a record of the topic `decisions`, as it is encoded there. `fallback` marks an answer that was given
+    because the deadline had come, with ads that nobody planned.
+    """
+
+    session_id: str
+    decision: bytes | None
+    ended: Ended | None = None
+    fallback: bool = False
+
+    def body(self) -> bytes:
+        """Return the answer as JSON.
+
+        >>> Answer("s", None, "clicked").body()
+        b'{"session_id":"s","ended":"clicked"}'
+        """
+        if self.decision is None:
+            document: dict[str, object] = {"session_id": self.session_id, "ended": self.ended}
+            return orjson.dumps({**document, "fallback": True} if self.fallback else document)
+        return self.decision[:-1] + b',"fallback":true}' if self.fallback else self.decision
+
+
+class AdService(Protocol):
+    """What decides about ads. Deadlines are times of the event loop's clock."""
+
+    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+        """Open a session, or find it; return its current decision. Raises `Rejected` or `UnavailableError`."""
+
+    async def feedback(self, request: FeedbackRequest, deadline: float) -> Answer:
+        """Take a click or a pass; return the next decision, or how the session ended.
+
+        Raises as `arrive`, or `UnknownSessionError`.
+        """
+
+    async def session(self, session_id: str) -> Answer | None:
+        """Return the answer that the last request of a session would have now; None if it is not known."""
+
+    def ready(self) -> str | None:
+        """Return None, or why no requests can be taken."""

@@ -1,0 +1,149 @@
+"""Take the state folder of `adcascade serve` to Kafka: `adcascade topics import`.
+
+Rules that hold in this file:
+
+- The topics must be new. Whatever fails in between, the folder is as it was, and can be served or taken again.
+- The newest version is written with its content; its place in the journal is that of the new journal. So the learner on
+  Kafka goes on with the windows that are open, and their sessions are folded once.
+- Older versions are in the history, from which they can be rolled back to.
+- Sessions go to the partitions that murmur2 gives their ids, as the arrivals of most clients do.
+- The folder is marked when everything is written. It is served no more: two learners would go different ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.structs import TopicPartition
+
+from worker.embedded.state import FolderLock, StateFolder, StateView
+from worker.embedded.steps import StepReader
+from worker.errors import FailedError, InputError
+from worker.kafka.clients import partition_counts, run_client, standalone_consumer
+from worker.kafka.connection import Connection
+from worker.serve.learner import MOVED, RUNNER, SERVE, STEPS, StateKeeper
+from worker.stream.history import INDEX_KEY, HistoryIndex, KeptVersion, encode_index
+from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.partitioning import murmur2_partition
+from worker.stream.sizes import VERSION_BYTES
+from worker.stream.topology import ONLY_PARTITION, Topics
+from worker.stream.versions import version_key
+
+#: Seconds to wait for the processes of a server that was killed.
+_LOCK_PATIENCE: Final = 3.0
+#: Records that are sent before the next ones wait for them.
+_TOGETHER: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What was taken to Kafka."""
+
+    version: int
+    sessions: int
+    journal: int
+    kept_versions: int
+
+
+def move(folder: Path, connection: Connection, topics: Topics) -> Moved:
+    """Take a state folder to topics that are new; nothing serves it meanwhile."""
+    StateView(folder).close()  # raises if there is none; a lock would create it
+    with StateFolder(folder, lock=FolderLock(folder, wait=_LOCK_PATIENCE), durable=True) as state:
+        runner = state.meta(RUNNER)
+        if runner == MOVED:
+            raise InputError(f"{folder} was taken to Kafka before")
+        if runner != SERVE:
+            raise InputError(f"{folder} does not hold the state of `adcascade serve`")
+        newest = _finish(folder, state)
+        moved = run_client(connection, _write(state, newest, connection, topics))
+        state.set_meta(RUNNER, MOVED)
+        state.commit()
+    return moved
+
+
+def _finish(folder: Path, state: StateFolder) -> Parameters:
+    """Keep and fold the steps that the learner process had not come to; return the newest version."""
+    newest = decode_parameters(state.parameters()[-1])
+    path = state.meta("record.path")
+    record = None if path is None else Path(path.decode())
+    keeper = StateKeeper(state, newest.settings, newest.arms, topics=Topics(), record=record)
+    keeper.begin()
+    reader = StepReader(folder / STEPS, keeper.position)
+    while steps := reader.read():
+        keeper.take(steps, reader.position)
+    keeper.close()
+    return decode_parameters(state.parameters()[-1])
+
+
+async def _write(state: StateFolder, newest: Parameters, connection: Connection, topics: Topics) -> Moved:
+    written = (topics.journal, topics.parameters, topics.parameters_history, topics.changelog)
+    counts = await partition_counts(connection, *written, topics.arrivals)
+    async with standalone_consumer(connection) as consumer:
+        await _check_empty(consumer, {topic: counts[topic] for topic in written})
+    producer = AIOKafkaProducer(
+        **connection.arguments(), enable_idempotence=True, acks="all", max_request_size=VERSION_BYTES
+    )
+    async with producer:
+        sessions = await _send(
+            producer,
+            topics.changelog,
+            ((key, value, murmur2_partition(key, counts[topics.changelog])) for key, value in state.sessions()),
+        )
+        kept = await _write_history(producer, topics.parameters_history, state)
+        start = newest.resume_offset
+        journal = await _send(
+            producer, topics.journal, ((None, value, ONLY_PARTITION) for _, value in state.journal(start))
+        )
+        # Last: a worker serves when there is a version.
+        moved = replace(newest, resume_offset=0, journal_offset=newest.journal_offset - start)
+        await producer.send_and_wait(
+            topics.parameters, encode_parameters(moved), key=version_key(moved.version), partition=ONLY_PARTITION
+        )
+    return Moved(version=newest.version, sessions=sessions, journal=journal, kept_versions=kept)
+
+
+async def _check_empty(consumer: AIOKafkaConsumer, counts: dict[str, int]) -> None:
+    places = [TopicPartition(topic, partition) for topic, count in counts.items() for partition in range(count)]
+    for place, end in (await consumer.end_offsets(places)).items():
+        if end:
+            raise FailedError(
+                f"{place.topic} is not empty: a state folder is taken to new topics, before a worker starts "
+                "(adcascade topics create --prefix …)"
+            )
+
+
+async def _send(producer: AIOKafkaProducer, topic: str, records: Iterable[tuple[bytes | None, bytes, int]]) -> int:
+    """Send records in their order; return how many there are."""
+    count, waiting = 0, []
+    for key, value, partition in records:
+        waiting.append(await producer.send(topic, value, key=key, partition=partition))
+        count += 1
+        if len(waiting) >= _TOGETHER:
+            await _acknowledged(waiting)
+            waiting = []
+    await _acknowledged(waiting)
+    return count
+
+
+async def _acknowledged(futures: Sequence[object]) -> None:
+    for future in futures:
+        await future  # type: ignore[misc]
+
+
+async def _write_history(producer: AIOKafkaProducer, topic: str, state: StateFolder) -> int:
+    """Write the history and its index; return how many versions it has."""
+    held: dict[str, KeptVersion] = {}
+    for slot, kept in state.slots().items():
+        value = state.in_slot(slot)
+        if value is not None:
+            written = await producer.send_and_wait(topic, value, key=slot.encode(), partition=ONLY_PARTITION)
+            held[slot] = kept._replace(offset=written.offset)
+    if held:
+        through = max(kept.offset for kept in held.values()) + 1
+        index = encode_index(HistoryIndex(through=through, slots=held))
+        await producer.send_and_wait(topic, index, key=INDEX_KEY, partition=ONLY_PARTITION)
+    return len({kept.version for kept in held.values()})

@@ -1,0 +1,51 @@
+"""The settings of `adcascade serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from worker.errors import InputError
+from worker.http.api import ApiSettings
+from worker.secret import Secret
+from worker.stream.decoding import Limits
+from worker.stream.parameters import Parameters
+from worker.stream.settings import Arm, LearningSettings
+from worker.stream.topology import Topics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """The settings of a server.
+
+    `learning` has everything but the dimension: that is `dim`, or that of the folder. `learner` is the command line of
+    the learner process; the number of the open lock file is added to it.
+    """
+
+    folder: Path
+    learning: LearningSettings
+    learner: tuple[str, ...]
+    api: ApiSettings
+    host: str
+    port: int
+    clock: Callable[[], int]
+    dim: int | None = None
+    arms: tuple[Arm, ...] = ()
+    topics: Topics = field(default_factory=Topics)
+    limits: Limits = field(default_factory=Limits)
+    secret: Secret | None = None
+    max_open_sessions: int | None = None
+    record: Path | None = None
+    progress_interval: float = 1.0
+    sync: bool = True
+
+
+def dimension(dim: int | None, newest: Parameters | None) -> int:
+    """Return the number of features: the given one, else that of the folder; raise `InputError` if they differ."""
+    stored = None if newest is None else newest.settings.dim
+    if dim is None and stored is None:
+        raise InputError("--dim is missing: how many numbers has a context? (the state folder is new)")
+    if dim is not None and stored is not None and dim != stored:
+        raise InputError(f"--dim is {dim}, but the state folder has {stored}: another size needs another folder")
+    return dim or stored or 0

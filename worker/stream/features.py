@@ -1,0 +1,306 @@
+"""Declared features: what the names in the context of an arrival mean, and the further columns of the catalogue.
+
+Rules that hold in this file:
+
+- A feature is a `number`, a `category` with listed values, or a `hashed` category. A number takes one column, a
+  category one column per value, a hashed category as many columns as declared.
+- The declaration is part of every version, so workers cannot disagree. Names keep their order; it is the order of the
+  columns.
+- A declaration that makes no sense is refused with one line, when it is read.
+
+`worker.stream.encoders` turns contexts into columns; `worker.stream.ad_features` checks those of ads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.bandit.arrays import Floats
+from worker.errors import InputError
+from worker.stream.hashing import hashed_column
+from worker.stream.standardising import Standardisation
+
+if TYPE_CHECKING:
+    from worker.stream.settings import Arm
+
+Kind: TypeAlias = Literal["number", "category", "hashed"]
+
+#: Kinds of features.
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+#: Finds the column of a value of a category; None if it has none.
+ColumnOf: TypeAlias = Callable[[str], int | None]
+
+LONGEST_NAME: Final = 64
+#: Values of a hashed category whose columns are remembered.
+REMEMBERED: Final = 65_536
+#: Most columns of all features of a context, or of an ad: a version has a square of them.
+MOST_COLUMNS: Final = 4096
+
+#: Names that the catalogue has for itself. The record of a version marks its arrays by the name `data`.
+TAKEN: Final = ("arm", "reward", "active", "data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One declared feature.
+
+    `values` belong to a category, `columns` to a hashed category. `centre` and `scale` belong to a number of ads, once
+    the first catalogue is known.
+
+    >>> Feature(name="device", kind="category", values=("mobile", "desktop")).width
+    2
+    """
+
+    name: str
+    kind: Kind
+    values: tuple[str, ...] = ()
+    columns: int = 0
+    centre: float | None = None
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and 0 < len(self.name) <= LONGEST_NAME and self.name.isprintable()):
+            raise InputError(f"a feature's name must have 1 to {LONGEST_NAME} printable characters, not {self.name!r}")
+        if self.kind not in KINDS:
+            raise InputError(f"feature {self.name!r}: unknown kind {self.kind!r}; one of {', '.join(KINDS)}")
+        if self.kind == "category":
+            self._check_values()
+        elif self.values:
+            raise InputError(f"feature {self.name!r}: only a category has values")
+        if self.kind == "hashed":
+            if not isinstance(self.columns, int) or isinstance(self.columns, bool) or self.columns < 1:
+                raise InputError(f"feature {self.name!r}: hashed must be a number of columns, at least 1")
+        elif self.columns:
+            raise InputError(f"feature {self.name!r}: only a hashed category has a number of columns")
+        self._check_scale()
+
+    def _check_values(self) -> None:
+        if not self.values:
+            raise InputError(f"feature {self.name!r}: a category needs at least one value")
+        for value in self.values:
+            if not isinstance(value, str):
+                raise InputError(f"feature {self.name!r}: the values of a category are texts, not {value!r}")
+            if self.values.count(value) > 1:
+                raise InputError(f"feature {self.name!r}: the value {value!r} is listed twice")
+
+    def _check_scale(self) -> None:
+        if (self.centre is None) != (self.scale is None) or (self.centre is not None and self.kind != "number"):
+            raise InputError(f"feature {self.name!r}: a number has centre and scale, or neither")
+        if self.centre is None or self.scale is None:
+            return
+        for value in (self.centre, self.scale):
+            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+                raise InputError(f"feature {self.name!r}: centre and scale must be finite numbers, not {value!r}")
+        if self.scale <= 0:
+            raise InputError(f"feature {self.name!r}: scale must be above zero, not {self.scale}")
+        object.__setattr__(self, "centre", float(self.centre))
+        object.__setattr__(self, "scale", float(self.scale))
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return {"number": 1, "category": len(self.values), "hashed": self.columns}[self.kind]
+
+    @property
+    def declared(self) -> Feature:
+        """The feature as it was declared, without the scale that the first catalogue gave it."""
+        return replace(self, centre=None, scale=None)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the columns for people: the name, or the name and a value or number.
+
+        >>> Feature(name="device", kind="category", values=("mobile", "desktop")).column_names
+        ('device=mobile', 'device=desktop')
+        """
+        if self.kind == "number":
+            return (self.name,)
+        if self.kind == "category":
+            return tuple(f"{self.name}={value}" for value in self.values)
+        return tuple(f"{self.name}#{number}" for number in range(1, self.columns + 1))
+
+    def column_of(self, first: int) -> ColumnOf | None:
+        """Return how to find the column of a value, if `first` is the feature's first column; None for a number."""
+        if self.kind == "number":
+            return None
+        if self.kind == "category":
+            return {value: first + place for place, value in enumerate(self.values)}.get
+        name, columns = self.name, self.columns
+        return lru_cache(maxsize=REMEMBERED)(lambda value: first + hashed_column(name, value, columns))
+
+    def standardised(self, numbers: Floats) -> Floats:
+        """Return values (n,) of a number of ads on the scale of the first catalogue."""
+        centre, scale = 0.0 if self.centre is None else self.centre, 1.0 if self.scale is None else self.scale
+        return Standardisation(centre=np.array([centre]), scale=np.array([scale])).apply(numbers[:, None])[:, 0]
+
+    def document(self) -> dict[str, Any]:
+        """Return the feature as an entry of the record of a version."""
+        entry: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        if self.kind == "category":
+            entry["values"] = list(self.values)
+        if self.kind == "hashed":
+            entry["columns"] = self.columns
+        if self.centre is not None:
+            entry |= {"centre": self.centre, "scale": self.scale}
+        return entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """All declared features, of contexts and of ads; either part may be empty.
+
+    >>> declared = Features.of_table({"context": {"age": "number", "device": ["mobile", "desktop"]}})
+    >>> declared.dim, declared.context_names
+    (3, ('age', 'device=mobile', 'device=desktop'))
+    """
+
+    context: tuple[Feature, ...] = ()
+    ads: tuple[Feature, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.context and not self.ads:
+            raise InputError("features are declared, but there is none of contexts and none of ads")
+        for part, of in ((self.context, "contexts"), (self.ads, "ads")):
+            names = [feature.name for feature in part]
+            repeated = next((name for name in names if names.count(name) > 1), None)
+            if repeated is not None:
+                raise InputError(f"the feature {repeated!r} of {of} is declared twice")
+            if (width := sum(feature.width for feature in part)) > MOST_COLUMNS:
+                raise InputError(f"the features of {of} have {width:,} columns, more than {MOST_COLUMNS:,}")
+        for feature in self.ads:
+            if feature.name in TAKEN:
+                raise InputError(f"a feature of ads cannot have the name {feature.name!r}, which has another meaning")
+
+    @property
+    def dim(self) -> int:
+        """The number of columns of a context; 0 if no features of contexts are declared."""
+        return sum(feature.width for feature in self.context)
+
+    @property
+    def ad_dim(self) -> int:
+        """The number of columns of an ad."""
+        return sum(feature.width for feature in self.ads)
+
+    @cached_property
+    def context_names(self) -> tuple[str, ...]:
+        """Names of the columns of a context, for people."""
+        return tuple(name for feature in self.context for name in feature.column_names)
+
+    @cached_property
+    def ad_names(self) -> tuple[str, ...]:
+        """Names of the columns of an ad, for people."""
+        return tuple(name for feature in self.ads for name in feature.column_names)
+
+    @cached_property
+    def number_columns(self) -> NDArray[np.bool_]:
+        """Which columns of a context are numbers, (d,): only these are standardised."""
+        return np.array(
+            [feature.kind == "number" for feature in self.context for _ in range(feature.width)], dtype=bool
+        )
+
+    @property
+    def declared(self) -> Features:
+        """The features as they were declared, without the scales that the first catalogue gave to ads."""
+        return replace(self, ads=tuple(feature.declared for feature in self.ads))
+
+    def ad_columns(self, arms: Sequence[Arm]) -> Floats:
+        """Return the features of arms as the model takes them, (K, columns); (K, 0) if none are declared."""
+        columns = np.zeros((len(arms), self.ad_dim))
+        given = [dict(arm.features) for arm in arms]
+        first = 0
+        for feature in self.ads:
+            values = [features.get(feature.name) for features in given]
+            find = feature.column_of(first)
+            if find is None:
+                numbers = np.array([np.nan if value is None or isinstance(value, str) else value for value in values])
+                columns[:, first] = feature.standardised(numbers)
+            else:
+                for row, value in enumerate(values):
+                    if isinstance(value, str) and (column := find(value)) is not None:
+                        columns[row, column] = 1.0
+            first += feature.width
+        return columns
+
+    # ── as JSON, and as TOML ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def document(self) -> dict[str, Any]:
+        """Return the features as they are in the record of a version."""
+        return {
+            "context": [feature.document() for feature in self.context],
+            "ads": [feature.document() for feature in self.ads],
+        }
+
+    @classmethod
+    def of_document(cls, document: Any) -> Features:
+        """Return the features in the record of a version; raise `InputError` if they are damaged."""
+        if not isinstance(document, Mapping) or set(document) - {"context", "ads"}:
+            raise InputError("features must have the lists context and ads")
+        context, ads = (_entries(document.get(name, ()), name) for name in ("context", "ads"))
+        return cls(context=context, ads=ads)
+
+    @classmethod
+    def of_table(cls, table: Any) -> Features:
+        """Return the features that the tables [features.context] and [features.ads] of a TOML file declare.
+
+        >>> Features.of_table({"ads": {"country": {"hashed": 16}}}).ads[0].columns
+        16
+        """
+        if not isinstance(table, Mapping):
+            raise InputError("[features] must have the tables [features.context] and [features.ads]")
+        for name, part in table.items():
+            if name not in ("context", "ads"):
+                raise InputError(f"[features] has no table {name!r}: its tables are context and ads")
+            if not isinstance(part, Mapping) or not part:
+                raise InputError(f'[features.{name}] must have an entry per feature, such as age = "number"')
+        parts = {name: tuple(_declared(name, *entry) for entry in part.items()) for name, part in table.items()}
+        return cls(**parts)
+
+
+def _entries(listed: Any, part: str) -> tuple[Feature, ...]:
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        raise InputError(f"features.{part} must be a list")
+    known = {"name", "kind", "values", "columns", "centre", "scale"}
+    found = []
+    for entry in listed:
+        if not isinstance(entry, Mapping) or not {"name", "kind"} <= set(entry) <= known:
+            raise InputError(f"an entry of features.{part} must have name and kind, and nothing unknown")
+        values = entry.get("values", ())
+        if not isinstance(values, list | tuple):
+            raise InputError(f"features.{part}: values must be a list")
+        found.append(Feature(**{**entry, "values": tuple(values)}))
+    return tuple(found)
+
+
+def _declared(part: str, name: str, how: Any) -> Feature:
+    try:
+        if how == "number":
+            return Feature(name=name, kind="number")
+        if isinstance(how, list):
+            return Feature(name=name, kind="category", values=tuple(how))
+        if isinstance(how, Mapping) and set(how) == {"hashed"}:
+            return Feature(name=name, kind="hashed", columns=how["hashed"])
+    except InputError as error:
+        raise InputError(f"[features.{part}]: {error}") from None
+    raise InputError(
+        f'[features.{part}]: {name} must be "number", a list of values such as ["mobile", "desktop"], '
+        f"or {{ hashed = 16 }}, not {how!r}"
+    )
+
+
+def listed(names: Iterable[str], most: int = 8) -> str:
+    """Return names for a message, the first few of them.
+
+    >>> listed(["age", "device"]), listed("abcdefghij")
+    ('age, device', 'a, b, c, d, e, f, g, h and 2 more')
+    """
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more

@@ -1,0 +1,189 @@
+"""Which ad for whom: the log-odds of an ad as a sum of named parts, and the tastes of its users.
+
+All of it comes from an ad's head (`ClickModel.head`), the coefficients of [1; x] in its log-odds. x is the context as
+the model takes it: numbers standardised, categories as marks of 0 and 1. So the first coefficient is the base rate, the
+log-odds for the average user. The coefficient of a number is the change of the log-odds per standard deviation, that of
+a value of a category the change for users who have it.
+
+Columns of contexts have the names of the declaration; without one they are x[1], x[2], …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Final
+
+import numpy as np
+
+from worker.bandit.arrays import Floats, sigmoid
+from worker.stream.features import Features
+from worker.stream.parameters import Parameters
+
+BASE_RATE: Final = "base rate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """A part of the log-odds of a click: coefficient × standardised value.
+
+    `value` is the number of the context as it came, None if it is missing; a mark of a category is 1.
+    """
+
+    feature: str
+    value: float | None
+    standardised: float
+    coefficient: float
+    contribution: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taste:
+    """The coefficient of a feature in the log-odds of an ad, and its mean over the active ads.
+
+    low, high : interval of the coefficient, from the posterior
+    scale : size of a unit of the feature as it comes: its standard deviation, or 1
+    """
+
+    feature: str
+    coefficient: float
+    low: float
+    high: float
+    average: float
+    scale: float
+
+    @property
+    def difference(self) -> float:
+        """How much more the feature moves this ad than the average one."""
+        return self.coefficient - self.average
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the average is outside of the interval."""
+        return not self.low <= self.average <= self.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdProfile:
+    """For whom an ad works; `tastes` begin with the one that differs most from the average ad.
+
+    log_odds, low, high : log-odds of a click of the average user, with their interval
+    answer_rate, displays : None where answers are not counted
+    """
+
+    arm: str
+    reward: float
+    active: bool
+    features: Mapping[str, float | str]
+    probability: float
+    log_odds: float
+    low: float
+    high: float
+    answer_rate: float | None
+    displays: float | None
+    tastes: tuple[Taste, ...]
+
+
+def context_columns(parameters: Parameters) -> tuple[str, ...]:
+    """Return the names of the numbers of a context: those declared, or x[1], x[2] and so on."""
+    declared = parameters.settings.features
+    if declared is not None and declared.context:
+        return declared.context_names
+    return tuple(f"x[{number}]" for number in range(1, parameters.settings.dim + 1))
+
+
+def columns_of_object(parameters: Parameters, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of columns for one context object: a hashed category has the value that it was given.
+
+    >>> declared = Features.of_table({"context": {"city": {"hashed": 2}}})
+    >>> from worker.stream.settings import LearningSettings
+    >>> version = Parameters.first(LearningSettings(dim=2, features=declared), ())
+    >>> columns_of_object(version, {"city": "Rome"})
+    ('city=Rome', 'city=Rome')
+    """
+    declared = parameters.settings.features
+    names = list(context_columns(parameters))
+    first = 0
+    for feature in () if declared is None else declared.context:
+        if feature.kind == "hashed" and feature.name in given:
+            # One of these columns has the mark, the others are 0 and not shown.
+            names[first : first + feature.width] = [f"{feature.name}={given[feature.name]}"] * feature.width
+        first += feature.width
+    return tuple(names)
+
+
+def contributions(
+    parameters: Parameters, arm: int, context: Floats, standardised: Floats, names: tuple[str, ...]
+) -> tuple[Contribution, ...]:
+    """Return the parts of the log-odds of an arm, the largest first; they sum to it.
+
+    `context` (d,) is as it came, nan where a number is missing. Marks that are not set are left out.
+    """
+    coefficients, _ = parameters.model.head(arm)
+    parts = [
+        Contribution(
+            feature=BASE_RATE,
+            value=1.0,
+            standardised=1.0,
+            coefficient=float(coefficients[0]),
+            contribution=float(coefficients[0]),
+        )
+    ]
+    marks = _marks(parameters.settings.features, len(context))
+    columns = zip(names, context.tolist(), standardised.tolist(), coefficients[1:].tolist(), marks, strict=True)
+    parts += [
+        Contribution(
+            feature=name,
+            value=None if np.isnan(value) else value,
+            standardised=standard,
+            coefficient=coefficient,
+            contribution=coefficient * standard,
+        )
+        for name, value, standard, coefficient, is_mark in columns
+        if not is_mark or standard != 0
+    ]
+    return tuple(sorted(parts, key=lambda part: -abs(part.contribution)))
+
+
+def _marks(features: Features | None, dim: int) -> list[bool]:
+    """Return whether each column is a mark of a category."""
+    if features is None or not features.context:
+        return [False] * dim
+    return [not is_number for is_number in features.number_columns.tolist()]
+
+
+def ad_profile(parameters: Parameters, arm: int, *, confidence: float = 0.95) -> AdProfile:
+    """Return for whom an ad works, compared with the mean over the active ads."""
+    ad, model = parameters.arms[arm], parameters.model
+    coefficients, covariance = model.head(arm)
+    reach = NormalDist().inv_cdf(0.5 + confidence / 2) * np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    active = [index for index, other in enumerate(parameters.arms) if other.active] or [arm]
+    average = np.mean([model.head(index)[0] for index in active], axis=0)
+    known = parameters.standardisation
+    scales = np.ones(model.dim) if known is None else known.scale
+    tastes = [
+        Taste(
+            feature=name,
+            coefficient=float(coefficients[column]),
+            low=float(coefficients[column] - reach[column]),
+            high=float(coefficients[column] + reach[column]),
+            average=float(average[column]),
+            scale=float(scales[column - 1]),
+        )
+        for column, name in enumerate(context_columns(parameters), start=1)
+    ]
+    counts, rates = parameters.answers, parameters.rates
+    return AdProfile(
+        arm=ad.arm,
+        reward=ad.reward,
+        active=ad.active,
+        features=dict(ad.features),
+        probability=float(sigmoid(coefficients[:1])[0]),
+        log_odds=float(coefficients[0]),
+        low=float(coefficients[0] - reach[0]),
+        high=float(coefficients[0] + reach[0]),
+        answer_rate=None if rates is None else float(rates.arms[arm]),
+        displays=None if counts is None else float(counts.displayed[:, arm].sum()),
+        tastes=tuple(sorted(tastes, key=lambda taste: (-abs(taste.difference), -abs(taste.coefficient)))),
+    )
