@@ -20,7 +20,7 @@ from worker.bench.kafka.live import LiveRun
 from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.reader import FirstDecisions
 from worker.bench.kafka.recording import learned, live_arrival, live_click, record
-from worker.bench.kafka.sender import LOOK, Sender, SentTicks
+from worker.bench.kafka.sender import LOOK, Play, Sender, SentTicks
 from worker.bench.kafka.soak import Sample
 from worker.bench.kafka.topics import inputs
 from worker.bench.stream import DIM, HORIZON
@@ -42,6 +42,8 @@ SMALL = {
     "rounds": 1,
     "rising_seconds": 2.0,
     "live_seconds": 1.0,
+    "rate_rounds": 1,
+    "rate_share": 0.2,
 }
 
 
@@ -177,15 +179,16 @@ def test_with_the_codec_the_records_can_be_decoded(recording):
 def test_the_sender_plays_arrivals_and_then_their_clicks_one_look_apart(recording):
     script = max(recording.scripts, key=lambda one: len(one.clicks))
     names = Topics("t")
-    sender = Sender(names, 5, [script])
+    play = Play(broker="", prefix="t", partitions=5, scripts="", first=1, last=1, seconds=1, tick=0.02)
+    sender, look = Sender(play, [script]), round(LOOK / play.tick)
     first = sender.due(0, 2, START)
     assert {topic for topic, _ in first} == {names.arrivals}
-    assert not sender.due(LOOK - 1, 2, START)
+    assert not sender.due(look - 1, 2, START)
     for index in range(len(script.clicks)):
-        due = sender.due(LOOK * (index + 1), 2, START)
+        due = sender.due(look * (index + 1), 2, START)
         assert [key[0] for key in due] == [names.clicks] * 2
         assert all(script.clicks[index] in value for pairs in due.values() for _, value in pairs)
-    assert not sender.due(LOOK * 10, 2, START)
+    assert not sender.due(look * 10, 2, START)
 
 
 class Answers:
@@ -385,7 +388,8 @@ def test_a_worker_that_does_not_catch_up_misses_the_target():
 
 def test_bench_kafka_measures_every_figure(monkeypatch, address, tmp_path, capsys):  # noqa: F811
     # Here other tests run beside it, so nobody keeps up.
-    monkeypatch.setattr("worker.bench.kafka.live.LONG", 60_000.0)
+    for module in ("live", "rates"):
+        monkeypatch.setattr(f"worker.bench.kafka.{module}.LONG", 60_000.0)
     measure = comparison.measure
     monkeypatch.setattr(comparison, "measure", lambda given, scale: measure(given, replace(scale, **SMALL)))
     flags = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]
@@ -400,6 +404,11 @@ def test_bench_kafka_measures_every_figure(monkeypatch, address, tmp_path, capsy
         "(c) adcascade worker, live": 25,
         "(c) / (a), live p99": 5,
         "recovery of 200 open sessions": 15,
+        **{f"(c) / (a) at {rate} arrivals/s, p50": bar for rate, bar in (("20", 1.5), ("200", 1.7), ("1,000", 2))},
+        **{f"(c) / (a) at {rate} arrivals/s, p99": 2 for rate in ("20", "200", "1,000")},
+        **{f"(c) / (b) at {rate} arrivals/s, p50": 1.1 for rate in ("20", "200", "1,000")},
+        "(c) at 5,000 arrivals/s": 15,
+        "(c) at 5,000 arrivals/s, p99": 60,
     }
     out = capsys.readouterr().out
     assert all(figure["name"] in out for figure in figures)

@@ -138,6 +138,7 @@ def test_dashboard_and_rules_cover_every_metric():
         "adcascade_parameters_effective_timestamp_seconds",
         "adcascade_sessions_handed_over_total",
         "adcascade_troubles_total",
+        "adcascade_replanned_sessions_total",
         "adcascade_rounded_versions_total",
         "adcascade_parked_recovered_total",
         "adcascade_parked_handed_over_total",

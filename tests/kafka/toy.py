@@ -48,6 +48,9 @@ class Joins:
     def __init__(self) -> None:
         self.state: dict[bytes, tuple[set[int], set[int]]] = {}
 
+    def take_over(self, start: int, end: int) -> None:
+        pass
+
     def restore(self, records: Iterable[Record]) -> None:
         for record in records:
             assert record.key is not None and record.value is not None

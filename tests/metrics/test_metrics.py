@@ -334,4 +334,4 @@ def test_a_snapshot_does_not_change():
     metrics.batch(Emits(tally=Tally(arrivals=1, opened=1)), 1, 0.1)
     metrics.episode(an_episode())
     assert (before.now.tally.arrivals, before.windows, before.numbers["episodes_closed_total"]) == (1, (), 0)
-    assert before.histograms["batch_records"].sum == 1
+    assert before.histograms["batch_records"][()].sum == 1

@@ -132,7 +132,9 @@ class FakeTransport:
         await owner.restore(tables, {p: len(log) - 1 for p, log in fresh.items() if log})
         inputs = [TopicPartition(topic, p) for topic in sorted(self.topics.inputs) for p in partitions]
         self._positions = {tp: self.committed.get(tp, 0) for tp in inputs}
-        owner.open(self.generation, member, dict(self._positions), owns_journal=ONLY_PARTITION in set(partitions))
+        ends = {tp: len(self.durable[tp]) for tp in inputs}
+        mine = ONLY_PARTITION in set(partitions)
+        owner.open(self.generation, member, dict(self._positions), ends=ends, owns_journal=mine)
 
     async def poll(self, owner: PartitionOwner, most: int = 10**9) -> None:
         """Hand over the next records of every assigned partition."""

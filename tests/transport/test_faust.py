@@ -90,21 +90,7 @@ async def test_the_end_of_a_recovery_is_noticed_whenever_it_comes_and_never_befo
     await asyncio.wait_for(waiting, 2)
 
 
-# ── polls and background tasks ───────────────────────────────────────────────────────────────────────────────────────
-
-
-@in_loop
-async def test_a_poll_waits_until_the_records_before_are_handled_but_not_for_ever() -> None:
-    link = Link(OPTIONS, SimpleNamespace(close=lambda: None))  # type: ignore[arg-type]
-    await link.handled(60)
-    for release in (link.mark_handled, link.close):
-        link.offer()
-        await link.handled(0.01)
-        waiting = asyncio.ensure_future(link.handled(60))
-        await settle()
-        assert not waiting.done()
-        release()
-        await waiting
+# ── background tasks ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(("stops", "failed"), [(False, ["no broker"]), (True, [])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from worker.errors import FailedError
 from worker.kafka import pipelines as pipelines_module
 from worker.kafka.pipelines import MEMBERSHIP_CHECK, PartitionPipelines
 from worker.kafka.transport import RecordList
+from worker.metrics.catalogue import STAGES
 from worker.stream.topology import Emits, Record, Topics
 
 TOPICS = Topics("t")
@@ -38,6 +40,9 @@ class Echo:
         self.restored.append({record.key: record.value for record in records if record.key and record.value})
         if b"bad" in self.restored[-1]:
             raise ZeroDivisionError("boom")
+
+    def take_over(self, start: int, end: int) -> None:
+        self.taken_over = start, end
 
     def handle(self, records: Sequence[Record]) -> Emits:
         self.calls += 1
@@ -66,6 +71,7 @@ class Bench:
         self.kafka = FakeTransport(TOPICS)
         self.tasks: list[Echo] = []
         self.journal: list[bool] = []
+        self.spent: list[tuple[str, float]] = []
 
         def make_task(partition: int) -> Echo:
             self.tasks.append(Echo(explosive))
@@ -78,6 +84,7 @@ class Bench:
             handle_together=lambda work: [task.handle(records) for task, records in work],
             assign_journal=self.journal.append,
             limit=limit,
+            on_stages=self.spent.extend,
         )
 
     @classmethod
@@ -134,8 +141,6 @@ async def test_nothing_is_acknowledged_before_all_before_it_in_whatever_order_ba
             topic: {record.key for tp, log in bench.kafka.durable.items() if tp.topic == topic for record in log}
             for topic in OUTPUTS
         }
-        decided = set(bench.kafka.written(TOPICS.decisions))
-        assert decided <= durable[TOPICS.journal] & durable[TOPICS.changelog], "no decision before its facts"
         acknowledged = bench.pipelines.committable()[ARRIVALS]
         owed = {b"%s@%d" % (ARRIVALS.topic.encode(), offset) for offset in range(acknowledged)}
         assert all(owed <= keys for keys in durable.values()), "no offset before its outputs"
@@ -197,20 +202,36 @@ async def test_no_more_is_taken_than_may_be_in_flight() -> None:
 
 
 @in_loop
-async def test_facts_are_durable_before_the_decisions_are() -> None:
+async def test_decisions_are_written_together_with_their_facts() -> None:
     bench = await Bench.opened()
-    await bench.pipelines.facts_durable(60)
     await bench.take(0, 1)
-    waiting = asyncio.ensure_future(bench.pipelines.facts_durable(60))
-    await settle()
-    facts = list(bench.kafka.batches)
-    for batch in facts:
-        assert not waiting.done()
-        await bench.kafka.persist(batch)
-    await waiting
-    (decisions,) = [batch for batch in bench.kafka.batches if batch not in facts]
-    assert decisions.tp.topic == TOPICS.decisions
-    assert not decisions.future.done()
+    assert {batch.tp.topic for batch in bench.kafka.pending()} == set(OUTPUTS)
+
+
+@in_loop
+async def test_every_stage_of_a_list_is_measured() -> None:
+    bench = await Bench.opened()
+    fetched, sent = time.monotonic() - 2, time.time() - 5
+    records = [Record(ARRIVALS.topic, 0, offset, int(1000 * sent), b"", b"") for offset in range(3)]
+    taken = RecordList(tp=ARRIVALS, generation=1, start=0, end=3, records=records, fetched=fetched)
+    await bench.pipelines.take([taken])
+    assert [stage for stage, _ in bench.spent] == ["fetch", "queue", "handle"]
+    await bench.kafka.persist_all()
+    spent = dict(bench.spent)
+    assert list(spent) == list(STAGES)
+    assert spent["fetch"] == pytest.approx(3, abs=0.5)
+    assert spent["queue"] >= 2
+    assert spent["handle"] >= 0 <= spent["write"]
+
+
+@in_loop
+async def test_a_task_that_takes_a_partition_over_learns_which_arrivals_may_have_been_answered() -> None:
+    bench = Bench()
+    for offset in range(3):
+        bench.kafka.append(ARRIVALS, b"", b"%d" % offset)
+    bench.kafka.committed[ARRIVALS] = 1
+    await bench.kafka.rebalance(bench.pipelines, [0])
+    assert bench.task.taken_over == (1, 3)
 
 
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -366,7 +387,8 @@ async def test_tables_are_restored_in_pieces_between_which_the_loop_turns(monkey
         await asyncio.sleep(0)
         seen.append(sum(map(len, bench.tasks[0].restored)) if bench.tasks else 0)
     assert {3, 6, 7} <= set(seen)
-    bench.pipelines.open(1, "me", {ARRIVALS: 0, TopicPartition(TOPICS.arrivals, 1): 0}, owns_journal=False)
+    starts = {ARRIVALS: 0, TopicPartition(TOPICS.arrivals, 1): 0}
+    bench.pipelines.open(1, "me", starts, ends=starts, owns_journal=False)
     assert {p: one.changelog_end for p, one in bench.pipelines.by_partition.items()} == {0: 9, 1: -1}
     assert [len(some) for some in bench.tasks[0].restored] == [3, 3, 1]
 
@@ -383,7 +405,7 @@ async def test_partitions_assigned_anew_during_a_restore_are_restored_anew(monke
     assert bench.tasks[0].released
     assert len(bench.tasks[0].restored) < 3
     await bench.pipelines.restore({0: table(1)}, {0: 0})
-    bench.pipelines.open(2, "me", {ARRIVALS: 0}, owns_journal=False)
+    bench.pipelines.open(2, "me", {ARRIVALS: 0}, ends={ARRIVALS: 0}, owns_journal=False)
     assert bench.pipelines.by_partition[0].task is bench.task
     assert bench.task.restored == [{b"0": b"v"}]
 

@@ -51,7 +51,12 @@ def run_kafka(options: argparse.Namespace) -> int:
 
     if options.soak:
         return _show("kafka soak", soak.measure(options.broker, count=options.partitions), soak.FIGURES, options.json)
-    measured = comparison.measure(options.broker, comparison.Scale(partitions=options.partitions))
+    scale = comparison.Scale(partitions=options.partitions)
+    if options.latency:
+        from worker.bench.kafka import rates
+
+        return _show("kafka latency", comparison.measure_latency(options.broker, scale), rates.FIGURES, options.json)
+    measured = comparison.measure(options.broker, scale)
     return _show("kafka", measured, comparison.FIGURES, options.json)
 
 
@@ -80,6 +85,7 @@ KAFKA = CommandSpec(
     examples=(
         "adcascade bench kafka",
         "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json",
+        "adcascade bench kafka --latency",
         "adcascade bench kafka --soak",
     ),
     options=(
@@ -88,6 +94,12 @@ KAFKA = CommandSpec(
         Option(
             "soak",
             "long run instead: 1,000,000 events, with a worker that is slow for a while; its memory",
+            flag=True,
+            default=False,
+        ),
+        Option(
+            "latency",
+            "only live traffic as a client sees it: 20 to 5,000 arrivals per second on 8 partitions",
             flag=True,
             default=False,
         ),

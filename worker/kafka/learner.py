@@ -29,6 +29,7 @@ from aiokafka.structs import TopicPartition
 
 from worker.errors import AdcascadeError, FailedError
 from worker.kafka import parameters as parameters_topic
+from worker.kafka import protocol
 from worker.kafka.clients import read_to_end, run_client, standalone_consumer
 from worker.kafka.connection import Connection
 from worker.kafka.history import HistoryWriter
@@ -68,6 +69,7 @@ def run_learner(
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     threading.Thread(target=_end_with_input, daemon=True).start()
+    protocol.install()
     collect_garbage_rarely()
     return_memory_periodically()
     try:

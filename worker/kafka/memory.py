@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 #: Seconds between two returns of free memory to the system.
-RETURN_INTERVAL = 2.0
+RETURN_INTERVAL = 15.0
 
 #: Memory of a worker and its learner without sessions.
 _IDLE = 256 << 20

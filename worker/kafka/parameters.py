@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
@@ -22,6 +23,13 @@ from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.versions import RoundedError, Versions, check_same, keep, should_publish
 
 log = logging.getLogger(__name__)
+
+#: Milliseconds that a read waits for the next version; it returns as soon as there is one.
+_IDLE = 5_000
+#: Milliseconds between a version and its record that show two clocks.
+_ANOTHER_TIME = 86_400_000
+#: Seconds until the end of the topic is asked for again.
+_RETRY = 0.2
 
 
 async def published_versions(connection: Connection, topics: Topics) -> list[Parameters]:
@@ -78,6 +86,7 @@ class Decoded:
 
     def __init__(self, record: Record) -> None:
         self.offset = record.offset
+        self._timestamp = record.timestamp
         self.parameters: Parameters | None = None
         self.planner: SlatePlanner | None = None
         self.error: AdcascadeError | None = None
@@ -87,6 +96,18 @@ class Decoded:
                 self.parameters.sha256  # noqa: B018 - computed here, once
             except AdcascadeError as error:
                 self.error = error
+
+    @property
+    def published_at(self) -> int:
+        """The time of publication, on the clock of the events; 0 if there is no version.
+
+        The timestamp of the record is that. But where the events are of another time than the brokers, as in traffic of
+        last year that is sent again, only `made_at` can be compared with them.
+        """
+        if self.parameters is None:
+            return 0
+        made_at = self.parameters.made_at
+        return self._timestamp if abs(self._timestamp - made_at) < _ANOTHER_TIME else made_at
 
 
 class PublishedParameters:
@@ -150,7 +171,7 @@ class PublishedParameters:
                 if record.error is not None:
                     raise record.error
                 if record.parameters is not None:
-                    self._take(record.parameters, record.planner)
+                    self._take(record.parameters, record.planner, published_at=record.published_at)
             except UnfitError:
                 raise
             except RoundedError as error:
@@ -160,14 +181,14 @@ class PublishedParameters:
                 self._metrics.refused()
                 log.error("parameters at offset %d are refused: %s", record.offset, error)
 
-    def _take(self, parameters: Parameters, planner: SlatePlanner | None = None) -> None:
+    def _take(self, parameters: Parameters, planner: SlatePlanner | None = None, *, published_at: int = 0) -> None:
         number = parameters.version
         is_new = number not in self._published
         if not self._published:
             self._check_size(parameters)
             self.versions.replace_first(parameters)
         self._published = keep(self._published, parameters)
-        self.versions.learn(parameters, planner)
+        self.versions.learn(parameters, planner, published_at=published_at)
         if is_new and number == self.version:  # not for what the topic still has of the past, after a start
             self._on_newest(parameters)
             log.info("parameters version %d (%s…) received", number, parameters.sha256[:12])
@@ -212,24 +233,60 @@ class ParametersReader:
         self._connection = connection
         self._tp = TopicPartition(topics.parameters, ONLY_PARTITION)
         self._published = published
-        #: Whether everything that was there at the start has been read, and at least one version.
-        self.ready = False
+        self._consumer: AIOKafkaConsumer | None = None
+        self._position, self._end = 0, -1
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything that was there at the last `catch_up` has been read, and at least one version."""
+        return 0 <= self._end <= self._position and self._published.version >= 0
+
+    def catch_up(self) -> None:
+        """Be ready again when everything is read that is in the topic now.
+
+        A worker that takes a partition over has to know the versions that its last owner knew.
+        """
+        self._end = -1
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = asyncio.get_running_loop().create_task(self._look_for_end())
+
+    async def _look_for_end(self) -> None:
+        while self._consumer is None:  # noqa: ASYNC110 (before the first connection)
+            await asyncio.sleep(_RETRY)
+        while True:
+            try:
+                self._end = (await self._consumer.end_offsets([self._tp]))[self._tp]
+                return
+            except KafkaError as error:
+                log.warning("the end of the parameters cannot be read: %r; trying again", error)
+                await asyncio.sleep(_RETRY)
 
     async def run(self) -> None:
         """Pass the versions on until cancelled; errors of the broker are logged and retried."""
         async with standalone_consumer(self._connection) as consumer:
             consumer.assign([self._tp])
             await consumer.seek_to_beginning(self._tp)
-            end = (await consumer.end_offsets([self._tp]))[self._tp]
-            while True:
-                try:
-                    fetched = await consumer.getmany(self._tp, timeout_ms=200)
-                    position = await consumer.position(self._tp)
-                except KafkaError as error:
-                    log.warning("parameters cannot be read: %r; trying again", error)
-                    await asyncio.sleep(1.0)
-                    continue
-                if records := [plain(record) for record in fetched.get(self._tp, ())]:
-                    # Not in the loop that serves: 38,000 arms take half a second.
-                    self._published.take(await asyncio.to_thread(self._published.prepare, records))
-                self.ready = self.ready or (position >= end and self._published.version >= 0)
+            self._consumer = consumer
+            self.catch_up()
+            try:
+                await self._read(consumer)
+            finally:
+                self._consumer = None
+                if self._looking is not None:
+                    self._looking.cancel()
+
+    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+        while True:
+            try:
+                fetched = await consumer.getmany(self._tp, timeout_ms=_IDLE)
+                position = await consumer.position(self._tp)
+            except KafkaError as error:
+                log.warning("parameters cannot be read: %r; trying again", error)
+                await asyncio.sleep(1.0)
+                continue
+            if records := [plain(record) for record in fetched.get(self._tp, ())]:
+                # Not in the loop that serves: 38,000 arms take half a second.
+                self._published.take(await asyncio.to_thread(self._published.prepare, records))
+            self._position = position

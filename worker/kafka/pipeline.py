@@ -1,10 +1,10 @@
-"""The pipeline of one partition: handle lists of records, and write the results in the right order.
+"""The pipeline of one partition: handle lists of records, write the results, and acknowledge what is durable.
 
 Rules that hold here (docs/design.md §3):
 
-1. Per list: journal, dead letters and changelog; when they are acknowledged, decisions; when those are, the list is
-   acknowledged, and only then may its offsets be committed.
-2. Lists overtake each other at no stage, but the next is handled while the ones before are still being written.
+1. Per list: journal, dead letters, changelog and decisions are written together. When all of them are durable, the list
+   is acknowledged, and only then may its offsets be committed.
+2. A list is acknowledged after the ones before it, but the next is handled while these are still being written.
 3. Progress is written when everything before the end offsets that were read after the clock is acknowledged.
 4. A write that fails fails the worker. Nothing that came after it is ever acknowledged.
 """
@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,12 +28,18 @@ from worker.stream.topology import Emits, Record, dead_letter
 
 log = logging.getLogger(__name__)
 
+#: Takes the seconds that a list of records spent in stages (see `metrics.catalogue.STAGES`).
+OnStages = Callable[[Sequence[tuple[str, float]]], None]
+
 
 class PartitionTask(Protocol):
     """Serves one assigned partition, arrivals and clicks together. Synchronous; called from one thread only."""
 
     def restore(self, records: Iterable[Record]) -> None:
         """Take a part of the session table, a changelog record per session; called before anything else."""
+
+    def take_over(self, start: int, end: int) -> None:
+        """Note that other workers may have answered the arrivals between these offsets, the end excluded."""
 
     def handle(self, records: Sequence[Record]) -> Emits:
         """Handle records. Bad input becomes a dead letter, never an exception.
@@ -67,12 +73,11 @@ class PipelineWriters:
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """A handled list on its way to the broker; `waiting` counts the unacknowledged batches of its present stage."""
+    """A handled list on its way to the broker; `waiting` counts its batches that are not durable yet."""
 
     ends: Mapping[TopicPartition, int]
     size: int
     since: float
-    decisions: list[tuple[bytes, bytes]] = field(default_factory=list)
     waiting: int = 0
 
 
@@ -90,11 +95,13 @@ class PartitionPipeline:
     changelog_end
         The last changelog offset that the task's state contains.
     on_moved
-        Called when a list has reached the next stage, with the number of records that this acknowledges.
+        Called when a list is acknowledged, with its number of records.
     on_failure
         Called with the error when a write fails.
     most_bytes
         The largest record that all output topics take.
+    on_stages
+        Called with the seconds that a list waited for its acknowledgement.
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class PartitionPipeline:
         on_moved: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
         most_bytes: int,
+        on_stages: OnStages = lambda spent: None,
     ) -> None:
         self.partition = partition
         self.changelog_end = changelog_end
@@ -119,9 +127,9 @@ class PartitionPipeline:
         self._writers = writers
         self._on_moved = on_moved
         self._on_failure = on_failure
+        self._on_stages = on_stages
         self._most_bytes = most_bytes
-        self._facts: deque[_InFlight] = deque()
-        self._decisions: deque[_InFlight] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         self._target: tuple[int, Mapping[TopicPartition, int], bytes, ConfirmProgress] | None = None
         self._writing_progress = False
         self._retired = False
@@ -163,8 +171,6 @@ class PartitionPipeline:
     def write(self, emits: Emits, ends: Mapping[TopicPartition, int], size: int) -> None:
         """Write the results of `size` records; when they are durable, everything before `ends` is acknowledged."""
         writers = self._writers
-        flight = _InFlight(ends, size, asyncio.get_running_loop().time(), emits.decisions)
-        self._facts.append(flight)
         batches: list[WrittenBatch] = []
         if emits.journal:
             batches += writers.journal.write(emits.journal)
@@ -174,10 +180,10 @@ class PartitionPipeline:
             changelog = writers.changelog.write(emits.changelog)
             changelog[-1].future.add_done_callback(partial(self._on_changelog, changelog[-1]))
             batches += changelog
-        self._follow(flight, batches)
-
-    def _follow(self, flight: _InFlight, batches: Sequence[WrittenBatch]) -> None:
-        flight.waiting = len(batches)
+        if emits.decisions:
+            batches += writers.decisions.write(emits.decisions)
+        flight = _InFlight(ends, size, asyncio.get_running_loop().time(), len(batches))
+        self._in_flight.append(flight)
         for batch in batches:
             batch.future.add_done_callback(partial(self._when_durable, partial(self._on_batch, flight)))
         if not batches:
@@ -203,17 +209,11 @@ class PartitionPipeline:
             self.changelog_end = max(self.changelog_end, future.result().offset + batch.record_count - 1)
 
     def _advance(self) -> None:
-        while self._facts and not self._facts[0].waiting:
-            flight = self._facts.popleft()
-            self._decisions.append(flight)
-            self._on_moved(0)
-            if flight.decisions:
-                batches = self._writers.decisions.write(flight.decisions)
-                flight.decisions = []
-                self._follow(flight, list(batches))
-        while self._decisions and not self._decisions[0].waiting:
-            flight = self._decisions.popleft()
+        while self._in_flight and not self._in_flight[0].waiting:
+            flight = self._in_flight.popleft()
             self.acknowledged.update(flight.ends)
+            if flight.size:
+                self._on_stages([("write", asyncio.get_running_loop().time() - flight.since)])
             self._on_moved(flight.size)
         self._check_target()
 
@@ -254,19 +254,14 @@ class PartitionPipeline:
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def writing_facts(self) -> bool:
-        """Whether decisions wait for their facts to be durable."""
-        return bool(self._facts)
-
-    @property
     def idle(self) -> bool:
         """Whether everything that was handled is acknowledged."""
-        return not (self._facts or self._decisions or self._writing_progress)
+        return not (self._in_flight or self._writing_progress)
 
     @property
     def oldest(self) -> float | None:
         """The time on the loop's clock at which the oldest list in flight was handled."""
-        return (self._decisions or self._facts)[0].since if self._decisions or self._facts else None
+        return self._in_flight[0].since if self._in_flight else None
 
     def retire(self) -> None:
         """End: the partition is revoked, or its state is not valid any more. Batches in flight are ignored."""

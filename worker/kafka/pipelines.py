@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -18,7 +19,7 @@ from typing import Any
 from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
-from worker.kafka.pipeline import PartitionPipeline, PartitionTask, PipelineWriters
+from worker.kafka.pipeline import OnStages, PartitionPipeline, PartitionTask, PipelineWriters
 from worker.kafka.transport import RecordList, Transport
 from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics
 
@@ -48,6 +49,8 @@ class PartitionPipelines:
         Lets several tasks handle their records, with the same results as one by one.
     parameters_ready
         Says whether the parameters are known; nothing is read before.
+    refresh_parameters
+        Called in every generation: the parameters are not ready again before all that are published now are known.
     assign_journal
         Called in every generation with whether the journal is assigned to this worker.
     limit
@@ -55,6 +58,8 @@ class PartitionPipelines:
         memory, and the number of records that are repeated after a crash.
     most_bytes
         The largest record that all output topics take.
+    on_stages
+        Called with the seconds that lists of records spent in stages.
     """
 
     def __init__(
@@ -65,9 +70,11 @@ class PartitionPipelines:
         make_task: Callable[[int], PartitionTask],
         handle_together: HandleTogether,
         parameters_ready: Callable[[], bool] = lambda: True,
+        refresh_parameters: Callable[[], None] = lambda: None,
         assign_journal: Callable[[bool], None] = lambda mine: None,
         limit: int = 4_096,
         most_bytes: int = MOST_BYTES,
+        on_stages: OnStages = lambda spent: None,
     ) -> None:
         self.by_partition: dict[int, PartitionPipeline] = {}
         self.failure: BaseException | None = None
@@ -78,9 +85,11 @@ class PartitionPipelines:
         self._make_task = make_task
         self._handle_together = handle_together
         self._parameters_ready = parameters_ready
+        self._refresh_parameters = refresh_parameters
         self._assign_journal = assign_journal
         self._limit = limit
         self._most_bytes = most_bytes
+        self._on_stages = on_stages
         self._open = False
         self._drained = False
         self._restored: dict[int, tuple[PartitionTask, int]] = {}
@@ -124,8 +133,16 @@ class PartitionPipelines:
         except Exception as error:
             self.fail(error)  # Faust ignores exceptions here
 
-    def open(self, generation: int, member: str, starts: Mapping[TopicPartition, int], *, owns_journal: bool) -> None:
-        """Start reading at the committed positions of all assigned input partitions."""
+    def open(
+        self,
+        generation: int,
+        member: str,
+        starts: Mapping[TopicPartition, int],
+        *,
+        ends: Mapping[TopicPartition, int],
+        owns_journal: bool,
+    ) -> None:
+        """Start reading at the committed positions of all assigned input partitions, which end at `ends` now."""
         restored, self._restored = self._restored, {}
         for partition in sorted({tp.partition for tp in starts}):
             own = {tp: offset for tp, offset in starts.items() if tp.partition == partition}
@@ -133,6 +150,8 @@ class PartitionPipelines:
                 kept.rewind(own)
                 continue
             task, changelog_end = restored[partition]
+            arrivals = TopicPartition(self._topics.arrivals, partition)
+            task.take_over(own[arrivals], ends[arrivals])
             self.by_partition[partition] = PartitionPipeline(
                 partition=partition,
                 task=task,
@@ -142,10 +161,12 @@ class PartitionPipelines:
                 on_moved=self._on_moved,
                 on_failure=self.fail,
                 most_bytes=self._most_bytes,
+                on_stages=self._on_stages,
             )
         self.generation, self._member = generation, member
         self._reading_again.clear()
         self._open = True
+        self._refresh_parameters()
         self._assign_journal(owns_journal)
 
     def _writers(self, partition: int) -> PipelineWriters:
@@ -191,8 +212,22 @@ class PartitionPipelines:
                 pipeline.expected[taken.tp] = taken.end
                 work.setdefault(pipeline, []).append(fresh)
         if work:
+            began = time.monotonic()
             self._handle(work)
+            self._measure([fresh for some in work.values() for fresh in some], began, time.monotonic())
         await self._until(lambda: self._in_flight <= self._limit or not self._open)
+
+    def _measure(self, lists: Sequence[RecordList], began: float, ended: float) -> None:
+        """Report how long lists waited to be fetched and to be handled, and how long that took."""
+        wall = time.time() - (ended - began)
+        spent: list[tuple[str, float]] = []
+        for taken in lists:
+            if taken.records and taken.fetched:
+                queued = began - taken.fetched
+                waited = wall - queued - abs(taken.records[0].timestamp) / 1000
+                spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
+        if spent:
+            self._on_stages(spent)
 
     def _pipeline_of(self, taken: RecordList) -> PartitionPipeline | None:
         """Return the pipeline that has to handle a list; None if nothing in it can be handled now."""
@@ -241,13 +276,6 @@ class PartitionPipelines:
         self._reading_again.pop(tp, None)
         pipeline.expected[tp] = offset
         pipeline.write(Emits(), {tp: offset}, 0)
-
-    async def facts_durable(self, timeout: float) -> None:  # noqa: ASYNC109 (running out of time is no error)
-        """Wait until all facts are acknowledged and the decisions are on their way.
-
-        Handling the next records would delay these decisions.
-        """
-        await self._until(lambda: not any(one.writing_facts for one in self.by_partition.values()), timeout)
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Wait for a condition that changes only when a list moves on; at most so many seconds, if given."""

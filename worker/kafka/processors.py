@@ -58,6 +58,10 @@ class PartitionServing:
         """Take over the sessions of the changelog."""
         self._metrics.add(self.serving.restore(records))
 
+    def take_over(self, start: int, end: int) -> None:
+        """Note that other workers may have answered the arrivals between these offsets, the end excluded."""
+        self.serving.take_over(start, end)
+
     def handle(self, records: Sequence[Record]) -> Emits:
         """Handle records; without any, delete the sessions that have ended."""
         if records:
@@ -175,6 +179,10 @@ class StreamProcessors:
     def handle_together(self, work: Sequence[tuple[Any, Sequence[Record]]]) -> list[Emits]:
         """Let several tasks handle their records, with the same results as one by one."""
         return handle_partitions(work)
+
+    def on_stages(self, spent: Sequence[tuple[str, float]]) -> None:
+        """Count the seconds that lists of records spent in stages."""
+        self._metrics.stages(spent)
 
     def on_learner_status(self, status: LearnerStatus) -> None:
         """Count episodes, late records and troubles, and note the watermark."""

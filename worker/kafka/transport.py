@@ -31,8 +31,9 @@ Background = Callable[[], Awaitable[None]]
 class RecordList:
     """The records that one poll took from a partition: all between the positions `start` and `end`.
 
-    The positions are the consumer's, not those of the first and last record. Offsets may be missing between them
-    (transaction markers, compaction), and a list without records can still move the position on.
+    `fetched` is the time on the monotonic clock at which they came. The positions are the consumer's, not those of the
+    first and last record. Offsets may be missing between them (transaction markers, compaction), and a list without
+    records can still move the position on.
     """
 
     tp: TopicPartition
@@ -40,6 +41,7 @@ class RecordList:
     start: int
     end: int
     records: Sequence[Record]
+    fetched: float = 0.0
 
     def after(self, offset: int) -> RecordList:
         """Return the part from `offset` on.
@@ -53,19 +55,6 @@ class RecordList:
             return self
         kept = [record for record in self.records if record.offset >= offset]
         return replace(self, start=min(offset, self.end), records=kept)
-
-    def followed_by(self, later: RecordList) -> RecordList:
-        """Return this list and a later one as one; the later alone if it does not start where this one ends.
-
-        >>> first = RecordList(tp=TopicPartition("t", 0), generation=1, start=4, end=7, records=())
-        >>> first.followed_by(replace(first, start=7, end=9)).start
-        4
-        >>> first.followed_by(replace(first, start=5, end=9)).start
-        5
-        """
-        if later.start != self.end or later.generation != self.generation:
-            return later  # a seek came in between; `PartitionOwner.take` detects what is missing
-        return replace(later, start=self.start, records=[*self.records, *later.records])
 
 
 class WrittenBatch(Protocol):
@@ -100,17 +89,22 @@ class PartitionOwner(Protocol):
         A table has the last changelog record of each session.
         """
 
-    def open(self, generation: int, member: str, starts: Mapping[TopicPartition, int], *, owns_journal: bool) -> None:
-        """Start reading at the committed positions of all assigned input partitions."""
+    def open(
+        self,
+        generation: int,
+        member: str,
+        starts: Mapping[TopicPartition, int],
+        *,
+        ends: Mapping[TopicPartition, int],
+        owns_journal: bool,
+    ) -> None:
+        """Start reading at the committed positions of all assigned input partitions, which end at `ends` now."""
 
     def accepts(self, generation: int) -> bool:
         """Whether records of this generation may be read now."""
 
     async def take(self, lists: Sequence[RecordList]) -> None:
         """Handle the records of one poll; return when there is room for more."""
-
-    async def facts_durable(self, timeout: float) -> None:  # noqa: ASYNC109 (running out of time is no error)
-        """Wait until all facts are acknowledged and the decisions are on their way."""
 
     def skip(self, tp: TopicPartition, offset: int) -> None:
         """Continue at `offset`: the records before it were deleted from the topic."""

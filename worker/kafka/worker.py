@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
+from worker.kafka import protocol
 from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.clients import run_client
 from worker.kafka.clock import clock_of
@@ -107,6 +108,8 @@ class Worker:
             make_task=processors.make_task,
             handle_together=processors.handle_together,
             parameters_ready=lambda: self.parameters_reader.ready,
+            refresh_parameters=self.parameters_reader.catch_up,
+            on_stages=processors.on_stages,
             assign_journal=self.learner.assign,
             limit=settings.in_flight,
             most_bytes=most_bytes,
@@ -124,6 +127,7 @@ class Worker:
 
     def run(self, *background: Background) -> int:
         """Run until SIGTERM or SIGINT (0) or a failure (1). The caller configures logging."""
+        protocol.install()
         collect_garbage_rarely()
         return_memory_periodically()
         own = (self.parameters_reader.run, self.learner.run, self._progress.run)

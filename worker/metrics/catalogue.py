@@ -27,6 +27,8 @@ MOST_POSITIONS: Final = 20
 POSITIONS: Final = (*map(str, range(1, MOST_POSITIONS + 1)), "more")
 IDENTITIES: Final = ("arrivals", "sessions", "feedback")
 CONSUMED: Final = ("arrivals", "clicks", "journal", "parameters")
+#: The way of a record through a worker on Kafka: to be fetched, to be handled, handling, to be acknowledged.
+STAGES: Final = ("fetch", "queue", "handle", "write")
 
 
 class MetricSpec(NamedTuple):
@@ -46,8 +48,8 @@ def _gauge(name: str, text: str, **labels: Sequence[str]) -> MetricSpec:
     return MetricSpec(name, "gauge", text, labels)
 
 
-def _histogram(name: str, text: str) -> MetricSpec:
-    return MetricSpec(name, "histogram", text)
+def _histogram(name: str, text: str, **labels: Sequence[str]) -> MetricSpec:
+    return MetricSpec(name, "histogram", text, labels)
 
 
 #: All metrics, in the order of /metrics.
@@ -190,6 +192,11 @@ CATALOGUE: Final = (
     ),
     _counter("adcascade_decisions_total", "Decisions sent, including repeated ones.", mode=MODES, position=POSITIONS),
     _counter("adcascade_clicks_total", "Clicked sessions by position of the click.", position=POSITIONS),
+    _counter(
+        "adcascade_replanned_sessions_total",
+        "Sessions that were planned again after the crash of a worker, under a version that came late, while the user "
+        "saw the first slate. Their feedback is learned from as far as it is certain, but no further decision follows.",
+    ),
     _counter("adcascade_dead_letters_total", "Records written to the dead letters.", reason=DEAD_LETTER_REASONS),
     _counter("adcascade_troubles_total", "Reports of trouble, by kind.", kind=tuple(TROUBLES)),
     _gauge(
@@ -203,6 +210,13 @@ CATALOGUE: Final = (
     _histogram("adcascade_decision_duration_seconds", "Time to handle the batch of a decision."),
     _histogram("adcascade_batch_records", "Records per handled batch."),
     _histogram("adcascade_arrival_to_decision_seconds", "Time from the arrival of a session to its first decision."),
+    _histogram(
+        "adcascade_stage_seconds",
+        "Time that the records of one poll and partition spend in each stage, on Kafka only. fetch: from the timestamp "
+        "of the oldest until it is fetched. queue: until they are handled. handle: handling, with the other partitions "
+        "of the poll. write: until the broker has acknowledged all outputs.",
+        stage=STAGES,
+    ),
     _gauge("adcascade_consumer_lag_records", "Consumer lag: records not read yet.", topic=CONSUMED),
     _gauge(
         "adcascade_build_info",

@@ -26,15 +26,16 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
     for spec in CATALOGUE:
         name = spec.name.removeprefix("adcascade_")
         if spec.kind == "histogram":
-            histogram = HistogramMetricFamily(spec.name, spec.help)
-            histogram.add_metric([], snapshot.histograms[name].buckets(), snapshot.histograms[name].sum)
-            yield histogram
+            family = HistogramMetricFamily(spec.name, spec.help, labels=list(spec.labels))
+            for labels, histogram in snapshot.histograms[name].items():
+                family.add_metric(list(labels), histogram.buckets(), histogram.sum)
+            yield family
             continue
         kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-        family = kind(spec.name, spec.help, labels=list(spec.labels))
+        numbers = kind(spec.name, spec.help, labels=list(spec.labels))
         for labels, value in series.get(name, {}).items():
-            family.add_metric(list(labels), float(value))
-        yield family
+            numbers.add_metric(list(labels), float(value))
+        yield numbers
 
 
 def _labelled(snapshot: Snapshot) -> dict[str, Series]:
@@ -77,6 +78,7 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
         "parked_records": {(): parked_records(tally)},
         "parked_recovered_total": {(): tally.recovered_parked},
         "parked_handed_over_total": {(): tally.handed_over_parked},
+        "replanned_sessions_total": {(): tally.replanned},
         "decisions_total": {
             (mode, position): value
             for mode, counts in by_mode.items()

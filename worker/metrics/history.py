@@ -42,12 +42,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """All counts since the process started, at one event time; `durations` and `delays` are counts of histograms."""
+    """All counts since the process started, at one event time.
+
+    `durations`, `delays` and, by stage, `stages` are counts of histograms.
+    """
 
     time: int
     tally: Tally
     durations: tuple[int, ...]
     delays: tuple[int, ...]
+    stages: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,8 @@ class Snapshot:
     """An immutable copy of everything that `Metrics` holds.
 
     `contexts` are packed contexts of recent users, of the same length. `answering` has the lowest answer rates.
-    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`; `histograms` likewise.
+    `numbers` holds the metrics without labels by name, without the prefix `adcascade_`; `histograms` likewise, and then
+    by the values of the labels.
     `scored_windows` counts the windows whose true value is known, which happens in simulated traffic only.
     """
 
@@ -66,7 +71,7 @@ class Snapshot:
     parameters: Parameters | None
     answering: Answering | None
     numbers: Mapping[str, float]
-    histograms: Mapping[str, Histogram]
+    histograms: Mapping[str, Mapping[tuple[str, ...], Histogram]]
     imbalance: Mapping[str, float]
     lag: Mapping[str, float]
     horizon: int

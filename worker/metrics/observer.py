@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from worker.metrics.accounts import imbalances
-from worker.metrics.catalogue import CONSUMED, IDENTITIES
+from worker.metrics.catalogue import CONSUMED, IDENTITIES, STAGES
 from worker.metrics.contexts import RecentContexts, wrong_scale
 from worker.metrics.exposition import families
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, SIZE_BOUNDS, Histogram
@@ -56,6 +56,7 @@ class Metrics:
         self._tally = Tally()
         self._numbers = dict.fromkeys(_FROM_ZERO, 0.0)  # by metric name, without the prefix
         self._durations, self._sizes, self._delays = map(Histogram, (DURATION_BOUNDS, SIZE_BOUNDS, DELAY_BOUNDS))
+        self._stages = {stage: Histogram(DURATION_BOUNDS) for stage in STAGES}
         self._imbalance = dict.fromkeys(IDENTITIES, 0.0)
         self._lag = dict.fromkeys(CONSUMED, 0.0)
         self._watermark, self._scored_windows = 0, 0
@@ -178,6 +179,12 @@ class Metrics:
         with self._lock:
             self._delays.observe(seconds, times)
 
+    def stages(self, spent: Iterable[tuple[str, float]]) -> None:
+        """Count the seconds that lists of records spent in stages."""
+        with self._lock:
+            for stage, seconds in spent:
+                self._stages[stage].observe(seconds)
+
     def watermark(self, time: int) -> None:
         """Show the event time (milliseconds) up to which everything is processed."""
         with self._lock:
@@ -215,6 +222,7 @@ class Metrics:
             tally=tally,
             durations=tuple(self._durations.counts),
             delays=tuple(self._delays.counts),
+            stages={stage: tuple(histogram.counts) for stage, histogram in self._stages.items()},
         )
 
     def snapshot(self) -> Snapshot:
@@ -230,9 +238,10 @@ class Metrics:
                 numbers=dict(self._numbers),
                 histograms=deepcopy(
                     {
-                        "decision_duration_seconds": self._durations,
-                        "batch_records": self._sizes,
-                        "arrival_to_decision_seconds": self._delays,
+                        "decision_duration_seconds": {(): self._durations},
+                        "batch_records": {(): self._sizes},
+                        "arrival_to_decision_seconds": {(): self._delays},
+                        "stage_seconds": {(stage,): one for stage, one in self._stages.items()},
                     }
                 ),
                 imbalance=dict(self._imbalance),

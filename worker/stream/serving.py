@@ -30,6 +30,7 @@ from worker.stream.events import Arrival, Feedback
 from worker.stream.exclusions import brief_exclusions
 from worker.stream.partitioning import PartitionSurvey
 from worker.stream.reading import RecordReader
+from worker.stream.replanning import Plan, Replans
 from worker.stream.room import SessionRoom
 from worker.stream.session import Parked, ParkedRecord, Session, State, encode_state
 from worker.stream.slates import Slate, SlatePlanner
@@ -94,6 +95,8 @@ def _plan(batches: Sequence[_Batch]) -> None:
         for (batch, arrival), context, slate in zip(group, contexts, planner.plan(arrivals, contexts), strict=True):
             batch.planned[arrival.session_id] = (planner, context, slate)
             batch.emits.sample = context
+    for batch in batches:
+        batch.serving._plan_again(batch)
 
 
 class Serving:
@@ -134,6 +137,7 @@ class Serving:
         self._survey = survey
         self._bounds = bounds or OutputBounds()
         self._reader = RecordReader(versions, topics.arrivals, self._limits, self._bounds)
+        self._replans = Replans(versions)
 
     # ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -150,6 +154,10 @@ class Serving:
     def restore(self, records: Iterable[Record]) -> Tally:
         """Load the table of the partition, one record per session."""
         return self._sessions.restore(records)
+
+    def take_over(self, start: int, end: int) -> None:
+        """Note that other workers may have answered the arrivals between these offsets, the end excluded."""
+        self._replans.begin(start, end)
 
     def hand_over(self) -> Tally:
         """Drop the partition; return the counts of its table."""
@@ -197,6 +205,25 @@ class Serving:
             if type(event) is Arrival and type(table.get(event.session_id)) is not Session:
                 first.setdefault(event.session_id, event)
         return first.values()
+
+    def _plan_again(self, batch: _Batch) -> None:
+        """Journal how an earlier owner of the partition may have planned arrivals that come again."""
+        again = [
+            (record, event)
+            for record, event in zip(batch.records, batch.events, strict=True)
+            if type(event) is Arrival and self._replans.concerns(record)
+        ]
+        if not again:
+            return
+        plans: dict[str, Plan] = {}
+        for _, arrival in again:
+            known = self.table.get(arrival.session_id)
+            if arrival.session_id in batch.planned:
+                planner, _, slate = batch.planned[arrival.session_id]
+                plans[arrival.session_id] = Plan(planner.parameters.version, slate.arms)
+            elif type(known) is Session and known.arrived_at == arrival.occurred_at:
+                plans[arrival.session_id] = Plan(known.version, known.slate)
+        batch.facts += self._replans.facts(again, plans)
 
     def _handle_arrival(self, record: Record, arrival: Arrival, batch: _Batch) -> None:
         session_id, emits, touched = arrival.session_id, batch.emits, batch.touched
@@ -326,10 +353,13 @@ class Serving:
             early, late = session.arrived_at - feedback.occurred_at, feedback.occurred_at - session.deadline
             when = f"{early / 1000:,.0f} s before its arrival" if early > 0 else f"{late / 1000:,.0f} s after its end"
             tally.troubles.add("late-feedback", f"session {feedback.session_id!r}, {when}")
-        elif verdict == "position":
-            self._reader.reject(record, "position", f"$.position is beyond the slate of {len(session.slate)}", emits)
         else:
-            self._reader.reject(record, "arm-mismatch", "$.arm is not what was shown at that position", emits)
+            tally.replanned += self._replans.explain(feedback)
+            if verdict == "position":
+                error = f"$.position is beyond the slate of {len(session.slate)}"
+            else:
+                error = "$.arm is not what was shown at that position"
+            self._reader.reject(record, verdict, error, emits)
         return False
 
     def _park(self, record: Record, feedback: Feedback, parked: Parked | None, batch: _Batch) -> None:
@@ -406,6 +436,7 @@ class Serving:
         for session_id, state in self._sessions.delete_due():
             if self._keep_changelog:
                 emits.changelog.append((session_id.encode(), None))
+            self._replans.forget(session_id)
             if isinstance(state, Session):
                 emits.tally.ended[state.ending] += 1
                 if self._lacks_feedback(state):

@@ -150,7 +150,8 @@ class Tally:
     - feedback + recovered_parked
       = applied + redundant + late + outside + unparked + parked now + handed_over_parked + dead_feedback
 
-    `unremembered` and `unparked` are arrivals and feedback for which there was no room.
+    `unremembered` and `unparked` are arrivals and feedback for which there was no room. `replanned` are sessions that
+    were shown another slate than the table has, found out by their feedback.
     """
 
     arrivals: int = 0
@@ -167,6 +168,7 @@ class Tally:
     outside: int = 0
     unparked: int = 0
     dead_feedback: int = 0
+    replanned: int = 0
     recovered_parked: int = 0
     handed_over_parked: int = 0
     reward: float = 0.0
@@ -195,9 +197,8 @@ _FIELDS = tuple(f.name for f in fields(Tally))
 
 @dataclass(slots=True)
 class Emits:
-    """What a batch of records calls for, in the order of writing.
+    """What a batch of records calls for. All of it is written together; then the offsets are committed.
 
-    First journal, dead letters and changelog; when these are acknowledged, decisions; when those are, the offsets.
     `sample` is the packed context of one of the new sessions, for statistics.
     """
 

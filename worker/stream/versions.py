@@ -142,6 +142,7 @@ class Versions:
 
     def __init__(self, first: Parameters) -> None:
         self._known = [SlatePlanner(first)]
+        self._published_at: dict[int, int] = {}
 
     def replace_first(self, parameters: Parameters) -> None:
         """Replace the first version, while it is the only one."""
@@ -178,22 +179,30 @@ class Versions:
         """All versions kept, oldest first."""
         return tuple(planner.parameters for planner in self._known)
 
-    def learn(self, parameters: Parameters, planner: SlatePlanner | None = None) -> bool:
+    def learn(self, parameters: Parameters, planner: SlatePlanner | None = None, *, published_at: int = 0) -> bool:
         """Add a version, with its planner if that is made; return whether it is new.
 
-        Raise as `check_same` if it is known with another content.
+        `published_at` is the timestamp of its record. Raise as `check_same` if it is known with another content.
         """
         for known in self._known:
             if known.parameters.version == parameters.version:
                 check_same(parameters, known.parameters)
                 known.parameters = parameters  # perhaps from a newer position
+                self._note(parameters.version, published_at)
                 return False
         kept = [*self._known, planner or SlatePlanner(parameters)]
         kept.sort(key=lambda one: one.parameters.version)
         newest = kept[-1].parameters.version
         # Version 0 is dropped when the topic would have compacted it away.
         self._known = [one for one in kept if one.parameters.version > newest - KEPT]
+        self._note(parameters.version, published_at)
         return parameters.version > newest - KEPT
+
+    def _note(self, version: int, published_at: int) -> None:
+        """Keep the time of the first publication; 0 where it is not known."""
+        times = {**self._published_at, version: self._published_at.get(version) or published_at}
+        oldest = self._known[0].parameters.version
+        self._published_at = {version: time for version, time in times.items() if version >= oldest}
 
     def at(self, time: int) -> SlatePlanner:
         """Return the planner of the version that serves an arrival of this time."""
@@ -201,3 +210,29 @@ class Versions:
             if planner.parameters.effective_at <= time:
                 return planner
         return self._known[0]
+
+    def candidates(self, time: int, sent_at: int) -> list[SlatePlanner]:
+        """Return the planners of all versions that can have served an arrival, the one of `at` first.
+
+        Every worker has read a version half of the lateness after it was published. In this time, some worker may have
+        served by an older one.
+
+        >>> from dataclasses import replace
+        >>> from worker.stream.settings import Arm, LearningSettings
+        >>> zero = Parameters.first(LearningSettings(dim=1, lateness=5_000), (Arm(arm="a", reward=1.0),))
+        >>> known = Versions(zero)
+        >>> known.learn(replace(zero, version=1, effective_at=1_000), published_at=4_000)
+        True
+        >>> [[one.parameters.version for one in known.candidates(time, time)] for time in (500, 6_000, 7_000)]
+        [[0], [1, 0], [1]]
+        """
+        found: list[SlatePlanner] = []
+        for planner in reversed(self._known):
+            parameters = planner.parameters
+            if parameters.effective_at <= time:
+                found.append(planner)
+                if self._published_at.get(parameters.version, 0) + parameters.settings.lateness // 2 <= sent_at:
+                    return found
+        if self._known[0] not in found:
+            found.append(self._known[0])
+        return found

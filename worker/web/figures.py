@@ -216,6 +216,17 @@ def lately(snapshot: Snapshot) -> dict[str, Any]:
         "duration_p99": quantile(DURATION_BOUNDS, spent, 0.99),
         "delay_p50": quantile(DELAY_BOUNDS, waited, 0.5),
         "delay_p99": quantile(DELAY_BOUNDS, waited, 0.99),
+        "stages": _stages(snapshot),
+    }
+
+
+def _stages(snapshot: Snapshot) -> dict[str, dict[str, float | None]]:
+    """Return quantiles of the time in each stage; empty where nothing is measured, as in the embedded runner."""
+    before = snapshot.since.stages if snapshot.since else {}
+    return {
+        stage: {f"p{share}": quantile(DURATION_BOUNDS, spent, share / 100) for share in (50, 99)}
+        for stage, counts in snapshot.now.stages.items()
+        if any(spent := _difference(counts, before.get(stage)))
     }
 
 

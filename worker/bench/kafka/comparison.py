@@ -19,7 +19,8 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -27,10 +28,10 @@ import numpy as np
 from aiokafka import TopicPartition
 
 from worker.bench.figures import Figure
-from worker.bench.kafka import open_sessions
+from worker.bench.kafka import open_sessions, rates
 from worker.bench.kafka.baselines import BaselineTask
 from worker.bench.kafka.broker import running_broker
-from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, live
+from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, TooSlowError, live, play_live, serves
 from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.recording import LATENESS, TIMEOUT, WINDOW, Recording, record
 from worker.bench.kafka.topics import Usage, delete, end_offsets, fill, inputs, partitions, prepare
@@ -40,16 +41,18 @@ from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
 
-FIGURES = 18  # number of figures that `measure` yields
+FIGURES = 18 + rates.FIGURES  # number of figures that `measure` yields
 BEFORE = 300_000  # milliseconds between the users of the backlog and the run
 MOST_LIVE = 150_000.0  # events/s of the sender
+LIVE_SESSIONS = 3_000  # recorded if only live traffic is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """Size of a run: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic.
 
-    `partitions` holds for every topic that can have more than one, `rounds` for everything but the backlog.
+    `partitions` holds for every topic that can have more than one, `rounds` for everything but the backlog and the
+    rates that clients see. Of the seconds of these rates, a share is played.
     """
 
     partitions: int
@@ -60,6 +63,8 @@ class Scale:
     rising_seconds: float = 10.0
     live_seconds: float = 7.0
     open_sessions: int = 100_000
+    rate_rounds: int = rates.ROUNDS
+    rate_share: float = 1.0
 
 
 #: Output records per arrival and per click, on average.
@@ -79,6 +84,26 @@ def measure(address: str | None, scale: Scale) -> Iterator[Figure | str]:
             yield from run.live()
         finally:
             run.delete_topics()
+        yield from _as_clients_see_it(connection, Path(folder), recording, scale)
+
+
+def measure_latency(address: str | None, scale: Scale) -> Iterator[Figure | str]:
+    """Yield only the figures of live traffic as a client sees it."""
+    yield "starting the broker"
+    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
+        yield "recording the traffic"
+        recording = record(LIVE_SESSIONS, time.time_ns() // 1_000_000 - BEFORE)
+        yield from _as_clients_see_it(connection, Path(folder), recording, scale)
+
+
+def _as_clients_see_it(
+    connection: Connection, folder: Path, recording: Recording, scale: Scale
+) -> Iterator[Figure | str]:
+    run = Comparison(connection, folder, recording, replace(scale, partitions=rates.PARTITIONS))
+    try:
+        yield from rates.measure_rates(run.play_rates, scale.rate_rounds)
+    finally:
+        run.delete_topics()
 
 
 class Comparison:
@@ -301,11 +326,38 @@ class Comparison:
     def _live(self, kind: str, rates: tuple[float, float], seconds: float) -> LiveRun:
         return run_client(self._connection, self._serve_live(kind, rates, seconds))
 
+    def play_rates(self, kind: str, played: Sequence[rates.Rate]) -> list[LiveRun | None]:
+        """Start one of the three and play all rates, one after the other; None from the first that is too high on."""
+        return run_client(self._connection, self._play_rates(kind, played))
+
+    async def _play_rates(self, kind: str, played: Sequence[rates.Rate]) -> list[LiveRun | None]:
+        names, count = self._names(), self._scale.partitions
+        await self._created(names, self._recording)
+        runs: list[LiveRun | None] = [None] * len(played)
+        with self._child(kind, names) as child:
+            await serves(self._connection, names, child, self._recording, count)
+            with suppress(TooSlowError):
+                for number, rate in enumerate(played):
+                    run = await play_live(
+                        *(self._connection, names, child, self._recording, (rate.arrivals, rate.arrivals)),
+                        *(rates.WARM + rate.seconds * self._scale.rate_share, self._folder, count),
+                        tick=rate.tick,
+                        name=f"live-{number}-",
+                    )
+                    if not rates.keeps_up(run):
+                        break  # it would begin the next rate with a backlog
+                    runs[number] = run
+        return runs
+
+    def _child(self, kind: str, names: Topics) -> ChildProcess:
+        if kind == "worker":
+            return self._worker(names)
+        return self._baseline(kind, names, names, _EACH, (1.0, self._recording.decisions_per_click))
+
     async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> LiveRun:
         names = self._names()
         await self._created(names, self._recording)
-        decisions = 1.0, self._recording.decisions_per_click
-        with self._worker(names) if kind == "worker" else self._baseline(kind, names, names, _EACH, decisions) as child:
+        with self._child(kind, names) as child:
             return await live(
                 self._connection, names, child, self._recording, rates, seconds, self._folder, self._scale.partitions
             )

@@ -19,7 +19,7 @@ import numpy as np
 from worker.bench.kafka.processes import ChildProcess
 from worker.bench.kafka.reader import FirstDecisions
 from worker.bench.kafka.recording import Recording, live_arrival
-from worker.bench.kafka.sender import TICK, Play, SentTicks
+from worker.bench.kafka.sender import NAME, TICK, Play, SentTicks
 from worker.bench.kafka.topics import end_offsets, fill, partitions
 from worker.errors import FailedError
 from worker.kafka.clients import standalone_consumer
@@ -33,6 +33,10 @@ SCRIPTS = 2_000  # sessions that are played over and over
 SILENCE = 3.0  # seconds without a decision before the run ends
 LOOK = 0.1  # seconds between two checks of the progress
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class TooSlowError(FailedError):
+    """Most arrivals were not answered in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +59,13 @@ class LiveRun:
         sent = np.array(self.sent.times, np.int64)[ticks]
         return (sent - self.sent.times[0]) / 1e9, (np.array(self.times, np.int64) - sent) / 1e6
 
-    def latency(self) -> Latency:
+    def latency(self, warm: float = WARM) -> Latency:
         """Return the waits after the warm-up."""
         sent, waits = self.waits()
-        if not np.any(sent > WARM):
-            raise FailedError(f"no session after the first {WARM:g} s was answered: no measurement")
+        if not np.any(sent > warm):
+            raise TooSlowError(f"no session after the first {warm:g} s was answered: no measurement")
         seconds = (self.sent.times[-1] - self.sent.times[0]) / 1e9
-        return Latency(waits=waits[sent > WARM], rate=self.sent.events[-1] / seconds)
+        return Latency(waits=waits[sent > warm], rate=self.sent.events[-1] / seconds)
 
     def highest_rate(self) -> float:
         """Return the highest rate, in events per second, at which half of the clients still waited less than `LONG`."""
@@ -97,34 +101,60 @@ async def live(
     folder: Path,
     count: int,
 ) -> LiveRun:
-    """Send live traffic to a child and return the answers.
+    """Send live traffic to a child, as soon as it serves, and return the answers.
 
     `rates` are events per second at the beginning and at the end, `count` is the number of partitions.
     """
-    await _probe(connection, names, child, recording, count)
+    await serves(connection, names, child, recording, count)
+    per_session = events_per_session(recording)
+    sessions = rates[0] / per_session, rates[1] / per_session
+    return await play_live(connection, names, child, recording, sessions, seconds, folder, count)
+
+
+def events_per_session(recording: Recording) -> float:
+    """Return the mean number of records of the sessions that are played."""
+    scripts = recording.scripts[:SCRIPTS]
+    return 1 + sum(len(script.clicks) for script in scripts) / len(scripts)
+
+
+async def play_live(
+    connection: Connection,
+    names: Topics,
+    child: ChildProcess,
+    recording: Recording,
+    rates: tuple[float, float],
+    seconds: float,
+    folder: Path,
+    count: int,
+    *,
+    tick: float = TICK,
+    name: str = NAME,
+) -> LiveRun:
+    """Send live traffic to a child that serves; `rates` are sessions per second at the beginning and at the end."""
     scripts = recording.scripts[:SCRIPTS]
     file = folder / "scripts.msgpack"
     file.write_bytes(msgspec.msgpack.encode(scripts))
-    per_session = 1 + sum(len(script.clicks) for script in scripts) / len(scripts)
     play = Play(
         broker=connection.servers[0],
         prefix=names.prefix,
         partitions=count,
         scripts=str(file),
-        first=rates[0] / per_session,
-        last=rates[1] / per_session,
+        first=rates[0],
+        last=rates[1],
         seconds=seconds,
+        tick=tick,
+        name=name,
     )
     async with standalone_consumer(connection) as consumer:
         tps = partitions(names.decisions, count)
-        decisions = FirstDecisions(consumer, await consumer.end_offsets(tps))
+        decisions = FirstDecisions(consumer, await consumer.end_offsets(tps), name)
         with ChildProcess(
             "sender", ["worker.bench.kafka.sender", msgspec.json.encode(play).decode()], folder
         ) as sender:
             return await _answers(decisions, child, sender)
 
 
-async def _probe(connection: Connection, names: Topics, child: ChildProcess, recording: Recording, count: int) -> None:
+async def serves(connection: Connection, names: Topics, child: ChildProcess, recording: Recording, count: int) -> None:
     """Wait until a child serves every partition."""
     now = time.time_ns() // 1_000_000
     script = recording.scripts[0]
@@ -144,7 +174,7 @@ async def _answers(decisions: FirstDecisions, child: ChildProcess, sender: Child
     finally:
         reading.cancel()
     if len(decisions.sessions) < sent.sessions[-1] / 10:
-        raise FailedError(
+        raise TooSlowError(
             f"{child.name} answered {len(decisions.sessions)} of {sent.sessions[-1]} arrivals: {child.last_error()}"
         )
     return LiveRun(sent=sent, sessions=decisions.sessions, times=decisions.times)

@@ -23,19 +23,21 @@ from worker.errors import FailedError
 
 WAIT = 100  # milliseconds that the broker may wait for new records
 MOST = 4 << 20  # bytes of an answer
-#: The key of a session, the length of the value, and then a decision on position 1; some writers put the session first.
-FIRST = re.compile(NAME + rb'(\d+)[^{]{1,4}\{(?:"session_id":"[^"]*","arrived_at":\d+,)?"position":1,', re.DOTALL)
+#: The number of a session at the end of its key, the length of the value, and then a decision on position 1; some
+#: writers put the session first.
+FIRST = rb'(\d+)[^{]{1,4}\{(?:"session_id":"[^"]*","arrived_at":\d+,)?"position":1,'
 _HEAD = struct.Struct(">qi11xi")  # of a batch: offset of its first record, length, distance to its last record
 _BEFORE_LENGTH_COUNTS = 12  # bytes
 
 
 class FirstDecisions:
-    """Read decisions from the given offsets on.
+    """Read decisions from the given offsets on, of sessions whose ids begin with `name`.
 
     `sessions` are the numbers of the answered sessions, `times` the nanoseconds of the monotonic clock at the answer.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int]) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int], name: str = NAME) -> None:
+        self._first = re.compile(re.escape(name.encode()) + FIRST, re.DOTALL)
         self._client = consumer._client
         self._offsets = dict(offsets)
         self.sessions: list[int] = []
@@ -63,7 +65,7 @@ class FirstDecisions:
 
     def _search(self, tp: TopicPartition, packed: bytes, now: int) -> None:
         size, self._offsets[tp] = whole_batches(packed, self._offsets[tp])
-        found = FIRST.findall(packed, 0, size)
+        found = self._first.findall(packed, 0, size)
         self.sessions += map(int, found)
         self.times += [now] * len(found)
 

@@ -23,15 +23,18 @@ from worker.errors import FailedError
 from worker.kafka.writer import TopicWriters
 from worker.stream.topology import Topics
 
-TICK = 0.010  # seconds between two batches
-LOOK = 20  # ticks between a display and its feedback
-NAME = b"live-"  # prefix of the session ids; the number of the session follows
+TICK = 0.010  # seconds between two batches, unless a play has another
+LOOK = 0.2  # seconds between a display and its feedback
+NAME = "live-"  # prefix of the session ids, unless a play has another; the number of the session follows
 BATCH = 512 << 10  # bytes
 PATIENCE = 10_000  # milliseconds that a broker may take to answer
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True):
-    """Task of the sender: target, file of scripts, and sessions per second at the beginning and at the end."""
+    """Task of the sender: target, file of scripts, and sessions per second at the beginning and at the end.
+
+    `tick` is the time between two batches in seconds, `name` the prefix of the session ids.
+    """
 
     broker: str
     prefix: str
@@ -40,6 +43,8 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
     first: float
     last: float
     seconds: float
+    tick: float = TICK
+    name: str = NAME
 
     def begun(self, elapsed: float) -> int:
         """Return the number of sessions that begin in the first `elapsed` seconds.
@@ -63,12 +68,14 @@ class SentTicks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sender:
-    """Play sessions: an arrival, then its clicks, `LOOK` ticks apart."""
+    """Play sessions: an arrival, then its clicks, `LOOK` seconds apart."""
 
-    def __init__(self, names: Topics, partitions: int, scripts: list[Script]) -> None:
-        self._names = names
-        self._partitions = partitions
+    def __init__(self, play: Play, scripts: list[Script]) -> None:
+        self._names = Topics(play.prefix)
+        self._partitions = play.partitions
         self._scripts = scripts
+        self._name = play.name.encode()
+        self._look = max(1, round(LOOK / play.tick))
         self._later: dict[int, list[tuple[bytes, Script, int, int]]] = defaultdict(list)
         self.sessions = 0
 
@@ -79,13 +86,13 @@ class Sender:
         for name, script, index, partition in self._later.pop(tick, ()):
             parts[clicks, partition].append((name, live_click(script, index, name, now)))
             if index + 1 < len(script.clicks):
-                self._later[tick + LOOK].append((name, script, index + 1, partition))
+                self._later[tick + self._look].append((name, script, index + 1, partition))
         for number in range(self.sessions, sessions):
             script, partition = self._scripts[number % len(self._scripts)], number % self._partitions
-            name = NAME + b"%d" % number
+            name = self._name + b"%d" % number
             parts[arrivals, partition].append((name, live_arrival(script, name, now)))
             if script.clicks:
-                self._later[tick + LOOK].append((name, script, 0, partition))
+                self._later[tick + self._look].append((name, script, 0, partition))
         self.sessions = sessions
         return parts
 
@@ -118,12 +125,12 @@ class Tick(NamedTuple):
 
 async def prepare(producer: AIOKafkaProducer, play: Play, scripts: list[Script], start: int) -> list[Tick]:
     """Encode the requests of a play that begins at `start`."""
-    sender = Sender(Topics(play.prefix), play.partitions, scripts)
+    sender = Sender(play, scripts)
     ticks = []
     events = 0
-    for tick in range(int(play.seconds / TICK)):
-        now = start + int(tick * TICK * 1000)
-        due = sender.due(tick, play.begun((tick + 1) * TICK), now)
+    for tick in range(int(play.seconds / play.tick)):
+        now = start + int(tick * play.tick * 1000)
+        due = sender.due(tick, play.begun((tick + 1) * play.tick), now)
         events += sum(map(len, due.values()))
         ticks.append(Tick(await _requests(producer, due, now), events, sender.sessions))
     return ticks
@@ -137,7 +144,7 @@ async def _requests(
         builder = producer.create_batch()
         for key, value in pairs:
             if builder.append(timestamp=now, key=key, value=value) is None:
-                raise FailedError(f"a batch of {TICK:g} s has more than {BATCH >> 10} KB: the rate is too high")
+                raise FailedError(f"a batch has more than {BATCH >> 10} KB: the rate is too high")
         leader = producer.client.cluster.leader_for_partition(TopicPartition(topic, partition))
         topics[leader][topic].append((partition, bytes(builder._build())))
     requests = []
@@ -160,7 +167,7 @@ async def send(play: Play, scripts: list[Script]) -> SentTicks:
         answers: list[asyncio.Future[Any]] = []
         begun = time.monotonic()
         for number, tick in enumerate(ticks):
-            await asyncio.sleep(max(0.0, begun + number * TICK - time.monotonic()))
+            await asyncio.sleep(max(0.0, begun + number * play.tick - time.monotonic()))
             times.append(time.monotonic_ns())
             # Sent without waiting for the last answer: a broker keeps the order within a connection.
             answers += [asyncio.ensure_future(connection.send(request)) for connection, request in tick.requests]

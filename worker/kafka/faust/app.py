@@ -1,4 +1,4 @@
-"""The Faust app of a worker: one agent for the inputs, a table for the sessions, services for the background tasks."""
+"""The Faust app of a worker: subscriptions to the inputs, a table for the sessions, services for background tasks."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class WorkerApp(faust.App):
                 self.consumer_generation_id,
                 consumer.member(),
                 {tp: start for tp, start in consumer.starts.items() if tp in assignment},
+                ends=consumer.ends,
                 owns_journal=TP(self.link.options.topics.journal, ONLY_PARTITION) in assignment,
             )
         except Exception as error:
@@ -125,25 +126,24 @@ def build(
 
 
 def _add_agents(app: WorkerApp, load_metadata: Callable[[], Awaitable[None]]) -> None:
-    link, topics = app.link, app.link.options.topics
+    topics = app.link.options.topics
     # acks=False: Faust's ack happens when an iteration ends, also by an exception, and would lose the list.
     inputs = app.topic(topics.arrivals, topics.clicks, schema=ListSchema(), acks=False, maxsize=2)
     journal = app.topic(topics.journal, schema=ListSchema(), acks=False)
 
-    async def serve(stream: Any) -> None:
-        # An exception that leaves this function would restart the agent some seconds later, and lose records.
+    async def subscribe_to_inputs(stream: Any) -> None:
+        # Never gets anything: the driver gives the records to the owner. The subscription makes the group assign them.
         try:
             await load_metadata()
-            async for event in stream.noack().events():
-                await link.owner.take(event.value)
-                link.mark_handled()
         except Exception as error:
-            link.owner.fail(error)
+            app.link.owner.fail(error)
+        async for _ in stream:
+            pass
 
     async def subscribe_to_journal(stream: Any) -> None:
         # Never gets anything (see `Link.assigned_only`): the subscription makes the group assign the journal.
         async for _ in stream:
             pass
 
-    app.agent(inputs, name="serving")(serve)
+    app.agent(inputs, name="serving")(subscribe_to_inputs)
     app.agent(journal, name="learner")(subscribe_to_journal)

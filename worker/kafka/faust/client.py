@@ -18,14 +18,10 @@ from worker.kafka.records import unpack_lean
 from worker.kafka.transport import RecordList
 from worker.kafka.unpacking import install
 
-#: Seconds that a poll waits until the records of the one before are handled. A rebalance may have lost them.
-HANDLING_TIMEOUT = 1.0
-
 
 class Client(SameLoopConsumer):
     """The connection to the broker, and the membership in the group."""
 
-    _paused_until = 0.0
     _last_heartbeat = -inf
 
     @property
@@ -72,8 +68,6 @@ class Client(SameLoopConsumer):
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=options.fetch_bytes,
-            # Faust has 1500 ms. A fetch is for the partitions without unread data when it is sent; one that has just
-            # been read waits for the next fetch, so up to this long if the others are silent.
             fetch_max_wait_ms=options.fetch_wait_ms,
             request_timeout_ms=int(conf.broker_request_timeout * 1000),
             check_crcs=conf.broker_check_crcs,
@@ -93,42 +87,28 @@ class Client(SameLoopConsumer):
         timeout: float | None = None,  # noqa: ASYNC109 (Faust's)
         max_records: int | None = None,
     ) -> Any:
-        """Return the fetched records, or wait for some."""
-        link, options = self._link, self._link.options
+        """Return the fetched records, or wait for some.
+
+        Nothing waits by the clock here. An idle worker takes a record as soon as it is fetched; what comes while a poll
+        is handled is fetched meanwhile and makes the next one. So polls grow with the load by themselves.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout or 0.0)
-        # After a poll with records, the next waits a little: records that arrive meanwhile come in one list. Unread
-        # data also keeps aiokafka from sending the next fetch, so this limits the rate of fetches too; small ones cost
-        # up to 260 µs a record. The first record after a silence does not wait.
-        if (pause := self._paused_until - loop.time()) > 0:
-            await asyncio.sleep(pause)
-        await link.handled(HANDLING_TIMEOUT)
         fetcher = consumer._fetcher
         subscriptions = fetcher._subscriptions
         assignment = subscriptions.subscription and subscriptions.subscription.assignment
-        found_waiting = True
         with subscriptions.fetch_context():
             # A poll may outlive the generation it began in. Its caller would drop the records, and the recovery of a
             # changelog with dropped records never ends.
             while self._still_in(subscriptions, assignment):
                 if consumer._closed or fetcher._closed:
                     raise ConsumerStoppedError
-                lists = await self._drain(fetcher, assignment, active_partitions)
-                if lists:
-                    if self._is_small(lists):
-                        if found_waiting:
-                            await self._await_fetch(fetcher, options.second_fetch_timeout)
-                        # Else the decisions of the list before would be sent only after these records are handled.
-                        await link.owner.facts_durable(options.facts_timeout)
-                        if self._still_in(subscriptions, assignment):
-                            lists = self._joined(lists, await self._drain(fetcher, assignment, active_partitions))
-                    self._paused_until = loop.time() + options.poll_pause
+                if lists := await self._drain(fetcher, assignment, active_partitions):
                     return lists
                 remaining = deadline - loop.time()
                 if remaining <= 0:
                     break
                 await self._await_fetch(fetcher, remaining)
-                found_waiting = False
         return {}
 
     def _still_in(self, subscriptions: Any, assignment: Any) -> bool:
@@ -149,19 +129,9 @@ class Client(SameLoopConsumer):
         else:
             waiter.result()  # the coordinator passes its errors this way
 
-    def _is_small(self, lists: dict[TP, RecordList]) -> bool:
-        """Whether these are only inputs, and so few that the worker cannot be behind."""
-        link, records = self._link, sum(len(taken.records) for taken in lists.values())
-        return records < link.options.poll_records and all(tp.topic in link.inputs for tp in lists)
-
-    def _joined(self, lists: dict[TP, RecordList], later: dict[TP, RecordList]) -> dict[TP, RecordList]:
-        # A busy worker polls only some time after the last fetch was answered: the records it finds are as old as that.
-        # Taking them starts the next fetch, and its records are younger by a whole round.
-        for tp, more in later.items():
-            lists[tp] = lists[tp].followed_by(more) if tp in lists else more
-        return dict(sorted(lists.items(), key=lambda item: item[0].topic != self._link.arrivals))
-
     async def _drain(self, fetcher: Any, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
+        if not fetcher._records:
+            return {}
         waiting = [
             TP(*tp)
             for tp in fetcher._records
@@ -181,11 +151,17 @@ class Client(SameLoopConsumer):
         # the returned records. Their number is limited: the worker does nothing else until they are handled.
         states = {tp: assignment.state_value(tp) for tp in part}
         before = {tp: state.position for tp, state in states.items()}
+        fetched = {tp: fetcher._records[tp]._created for tp in part}
         drained = await fetcher.fetched_records(part, timeout=0, max_records=self._link.options.poll_records)
         generation = self.app.consumer_generation_id
         return {
             tp: RecordList(
-                tp=tp, generation=generation, start=before[tp], end=state.position, records=drained.get(tp, ())
+                tp=tp,
+                generation=generation,
+                start=before[tp],
+                end=state.position,
+                records=drained.get(tp, ()),
+                fetched=fetched[tp],
             )
             for tp, state in states.items()
             # A position can move without a record: transaction markers, compacted batches.

@@ -1,11 +1,12 @@
-"""A Faust transport driver on aiokafka that yields one message per poll instead of one per record.
+"""A Faust transport driver on aiokafka that moves lists of records instead of single ones.
 
-Faust's own consumer spends 130 µs and more on each message before an agent sees it; this spends that once per poll. It
-changes this, and nothing else:
+Faust's own consumer spends 130 µs and more on each message before an agent sees it. This one changes the following, and
+nothing else:
 
-- Records come as `RecordList`: all inputs of a poll in one message, each changelog partition in one. Inputs are read
-  only while the owner accepts them, that is between the end of one rebalance and the start of the next. Partitions of
-  the topics in `Link.assigned_only` are never read: their assignment selects the worker that runs the learner.
+- Records come as `RecordList`. Those of the inputs go to the owner, all of a poll in one call, without the queues and
+  tasks of an agent. Each changelog partition comes as one message. Inputs are read only while the owner accepts them,
+  that is between the end of one rebalance and the start of the next. Partitions of the topics in `Link.assigned_only`
+  are never read: their assignment selects the worker that runs the learner.
 - The committable positions of the owner are merged into Faust's commits. Faust itself acks nothing on those topics
   (``acks=False``): its ack happens when an iteration ends, however it ends.
 - The client runs in the app's own loop (see `client`).
@@ -14,6 +15,7 @@ changes this, and nothing else:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, cast
@@ -45,6 +47,8 @@ class BatchConsumer(stock.Consumer):
         self._link = link_of(self.app)
         #: Where this generation starts to read each input partition.
         self.starts: dict[TP, int] = {}
+        #: Where each of them ended when this generation began.
+        self.ends: Mapping[TP, int] = {}
 
     def _new_consumer_thread(self) -> Client:
         return Client(self, loop=self.loop, beacon=self.beacon)
@@ -75,7 +79,7 @@ class BatchConsumer(stock.Consumer):
         self,
         timeout: float,  # noqa: ASYNC109 (Faust's)
     ) -> AsyncIterator[tuple[TP, ConsumerMessage]]:
-        """Yield one message for the records of all inputs, and one per changelog partition that has records."""
+        """Give the records of all inputs to the owner; yield one message per changelog partition that has records."""
         lists, active = await self._wait_next_records(timeout)
         if not lists or self.should_stop:
             return
@@ -86,17 +90,29 @@ class BatchConsumer(stock.Consumer):
             if not self.flow_active or taken.generation != self.app.consumer_generation_id:
                 return
             if active is None or tp in active or tp in self._buffered_partitions:
-                self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
                 if tp.topic in self._link.inputs:
                     inputs.append(taken)
                 else:
-                    yield tp, self._message(taken, taken)
+                    self.app.monitor.track_tp_end_offset(tp, self.highwater(tp))
+                    yield tp, self._message(taken)
         if inputs:
-            self._link.offer()
-            # Under the name of any of them: Faust sends it to the one agent that all inputs have.
-            yield inputs[-1].tp, self._message(inputs[-1], inputs)
+            await self._take(inputs)
 
-    def _message(self, taken: RecordList, value: Any) -> ConsumerMessage:
+    async def _take(self, inputs: list[RecordList]) -> None:
+        # An exception that leaves this function would end the fetcher only, not the worker.
+        try:
+            await self._link.owner.take(inputs)
+        except Exception as error:
+            self._link.owner.fail(error)
+
+    async def sleep(self, n: Any, **options: Any) -> None:
+        """Sleep; without a duration, as Faust does before every poll, only let other tasks run."""
+        if n:
+            await super().sleep(n, **options)
+        else:
+            await asyncio.sleep(0)
+
+    def _message(self, taken: RecordList) -> ConsumerMessage:
         tp = taken.tp
         return ConsumerMessage(
             tp.topic,
@@ -106,7 +122,7 @@ class BatchConsumer(stock.Consumer):
             0,
             None,
             None,
-            value,
+            cast(Any, taken),
             None,
             0,
             0,
@@ -134,7 +150,7 @@ class BatchConsumer(stock.Consumer):
             starts[tp] = offsets[tp] = start
         # Also where nothing is committed: aiokafka would find the position only later, and not report it.
         self._thread.seek_to(starts)
-        self.starts = starts
+        self.starts, self.ends = starts, last
         return offsets
 
     def read_again(self, tp: TP, offset: int) -> None:
@@ -148,8 +164,6 @@ class BatchConsumer(stock.Consumer):
                 self._link.owner.skip(tp, first)
                 offset = first
             self._thread.seek_to({tp: offset})
-            # Faust drops what ends before the last message it saw.
-            self._read_offset[tp] = None
         except IllegalStateError:
             log.info("%s-%d has been revoked meanwhile", tp.topic, tp.partition)
 
@@ -162,12 +176,12 @@ class BatchConsumer(stock.Consumer):
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         """Stop taking records, then let Faust wait for those in flight, commit them, and continue."""
-        self._link.close()
+        self._link.owner.close()
         await super().on_partitions_revoked(revoked)
 
     async def wait_empty(self) -> None:
         """Wait for everything in flight to be acknowledged, then commit it."""
-        self._link.close()
+        self._link.owner.close()
         if not await self._link.owner.drained(self._link.options.drain_timeout):
             log.warning("not all records were written in time; they will be read and written again")
         await super().wait_empty()

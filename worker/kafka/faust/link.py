@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,20 +25,15 @@ class FaustOptions:
     drain_timeout: float = 8.0
     #: To end after a signal or a failure; then the process is killed.
     stop_timeout: float = 10.0
-    #: Between two polls.
-    poll_pause: float = 0.006
-    #: For a second fetch, when a poll finds records that have waited.
-    second_fetch_timeout: float = 0.004
-    #: For the facts of the list before, when a poll finds few records.
-    facts_timeout: float = 0.010
-    fetch_wait_ms: int = 100
+    #: Most that a fetch waits for a record. A silent worker sends so few requests; a record ends the wait at once.
+    fetch_wait_ms: int = 200
     fetch_bytes: int = 1 << 20
     poll_records: int = 2048
     batch_bytes: int = 512 << 10
 
 
 class Link:
-    """The options, the owner of the partitions, and whether the records of the last poll are handled."""
+    """The options, and the owner of the partitions."""
 
     def __init__(self, options: FaustOptions, owner: PartitionOwner) -> None:
         self.options = options
@@ -49,30 +42,6 @@ class Link:
         self.inputs = options.topics.inputs
         #: Topics that are assigned to a worker but not read through Faust.
         self.assigned_only = frozenset((options.topics.journal,))
-        self._handled = asyncio.Event()
-        self._handled.set()
-
-    def offer(self) -> None:
-        """Note that records are on their way to the agent."""
-        self._handled.clear()
-
-    def mark_handled(self) -> None:
-        """Note that the records have been handled, or were lost in a rebalance."""
-        self._handled.set()
-
-    async def handled(self, timeout: float) -> None:  # noqa: ASYNC109 (running out of time is no error)
-        """Wait until the offered records are handled and there is room for more.
-
-        Reading ahead would hold records back unanswered, and leave younger ones for later.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._handled.wait()
-
-    def close(self) -> None:
-        """Take no more records: the partitions are about to be revoked."""
-        self.owner.close()
-        self.mark_handled()
 
 
 def link_of(app: Any) -> Link:

@@ -223,12 +223,16 @@ function showUsers({ features, users, parameters }) {
   if (features.length) setText("users-lead", `Features, averaged over ${count(users)} recent user${users === 1 ? "" : "s"}; ${scale}. Effect on the log-odds of a click on any ad.${tastes}`);
 }
 
+const STAGES = { fetch: "… until fetched", queue: "… until handled", handle: "… handling", write: "… until acknowledged" };
+
 function showHealth(status) {
   const { lately, learning, sessions, accounts } = status;
   const off = Object.entries(accounts).filter(([, value]) => value !== 0);
   const facts = [
     ["Batch handling", `median ${seconds(lately.duration_p50)} · p99 ${seconds(lately.duration_p99)}`],
     ["Arrival to decision", `median ${seconds(lately.delay_p50)} · p99 ${seconds(lately.delay_p99)}`],
+    ...Object.entries(STAGES).filter(([stage]) => lately.stages[stage]).map(([stage, name]) =>
+      [name, `median ${seconds(lately.stages[stage].p50)} · p99 ${seconds(lately.stages[stage].p99)}`]),
     ["Open sessions", count(sessions.open)],
     ["Windows closed", `${count(learning.windows)}${learning.here ? "" : " here; no learner here"}`],
     ["Windows rejected", count(learning.rejected), learning.rejected ? "warn" : null],
