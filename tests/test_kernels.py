@@ -50,7 +50,9 @@ def test_a_choice_by_the_user_counts(tmp_path):
 
 def test_the_tests_run_with_the_pinned_kernels():
     if wanted(CPUINFO):
-        assert (fingerprint()["simd"], fingerprint()["kernel"]) == ("X86_V3", "Haswell")
+        # scikit-learn brings libraries of its own; whatever names its kernel has the pinned one.
+        kernels = set(fingerprint()["kernel"].split()) - {"None"}
+        assert (fingerprint()["simd"], kernels) == ("X86_V3", {"Haswell"})
 
 
 #: What the first release did, as options.

