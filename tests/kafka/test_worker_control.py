@@ -175,7 +175,7 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     eventually(lambda: reports("learner-down") >= 1, what="the disagreement is known")
     assert "two learners disagree" in worker.log.read_text(encoding="utf-8")
     eventually(lambda: worker.has_version(2), what="the learner goes on")
-    assert [version.settings.beta for version in fleet.control.history()] == [2.5, 4.0, 2.5]
+    assert [version.settings.beta for version in fleet.control.history()] == [1.5, 4.0, 1.5]
     eventually(lambda: worker.metric("adcascade_learning") == 1)
 
     # An order that does not fit: refused by the command, and by the learner if it comes by another way.
