@@ -84,6 +84,7 @@ def _serve(folder: Path) -> list[str]:
         *("worker", "serve", "--dim", str(DIM), "--horizon", str(HORIZON), "--catalog", str(catalogue)),
         *("--state", str(folder / "state"), "--port", "0", "--log-format", "text"),
         *("--window", "5s", "--session-timeout", "5s", "--lateness", "1s", "--warmup", "1"),
+        *("--deadline", "5s"),  # an answer that was given up would not be measured
     ]
 
 
