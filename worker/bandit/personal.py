@@ -176,7 +176,7 @@ class PersonalModel:
         return np.where((arms >= 0) & (arms < self.arms), odds, -np.inf)
 
     def widths(self, contexts: Floats) -> Floats:
-        squares = products(inputs(contexts)) @ packed_covariances(self.precision.covariances).T
+        squares = products(inputs(contexts)) @ self._packed_covariances.T
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
     @cached_property
