@@ -16,17 +16,15 @@ from tests.embedded.traffic import ARMS, START, arrivals, settings
 from tests.transport.fake import in_loop
 from worker.errors import FailedError, InputError
 from worker.kafka import parameters as parameters_module
-from worker.kafka.clock import ComparedClock
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import ParametersReader, PublishedParameters, UnfitError, last_versions, with_dimension
-from worker.kafka.processors import PartitionServing, StreamProcessors, handle_partitions
+from worker.kafka.processors import StreamProcessors
 from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
-from worker.stream.serving import Serving
 from worker.stream.settings import Arm
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import Emits, Record, Topics
 from worker.stream.versions import KEPT, RoundedError
 
 ZERO = Parameters.first(settings(), ARMS)
@@ -212,15 +210,11 @@ class PartitionBench:
     def __init__(self, now: int = START) -> None:
         self.now = now
         self.metrics = Metrics()
-        self.released: list[PartitionServing] = []
         published = PublishedParameters(ZERO, [ZERO], self.metrics)
-        self.partition = PartitionServing(
-            Serving(published.versions, topics=TOPICS),
-            arrivals=TOPICS.arrivals,
-            clock=ComparedClock(lambda: self.now),
-            metrics=self.metrics,
-            on_release=self.released.append,
+        self.processors = StreamProcessors(
+            published, TOPICS, self.metrics, limits=Limits(), clock=lambda: self.now, steady=lambda: 0
         )
+        self.partition: Any = self.processors.make_task(0)
 
     def records(self, count: int, timestamp: int) -> list[Record]:
         sent = arrivals(count, seconds=1)
@@ -268,7 +262,8 @@ def test_sessions_handed_over_and_recovered_balance() -> None:
     bench = PartitionBench()
     changelog = bench.partition.handle(bench.records(5, timestamp=START)).changelog
     bench.partition.release()
-    assert bench.released == [bench.partition]
+    bench.processors.check_accounts()
+    assert counted(bench.metrics, "accounting_imbalance", identity="sessions") == 0
     assert counted(bench.metrics, "sessions_handed_over_total") == 5
     assert counted(bench.metrics, "open_sessions") == 0
     successor = PartitionBench()
@@ -296,17 +291,17 @@ def test_the_time_from_arrival_to_decision_is_measured_for_every_arrival() -> No
 
 
 def test_partitions_that_handle_records_together_do_what_each_does_alone() -> None:
-    together, alone = [PartitionBench() for _ in range(3)], [PartitionBench() for _ in range(3)]
     sizes = (5, 0, 70)  # none: a position that moved on without a record
-    work = [
-        (bench.partition, bench.records(size, timestamp=START)) for bench, size in zip(together, sizes, strict=True)
-    ]
-    emitted = handle_partitions(work)
-    for bench, size, emits in zip(alone, sizes, emitted, strict=True):
-        wanted = bench.partition.handle(bench.records(size, timestamp=START))
+    bench = PartitionBench()
+    tasks = [bench.partition, bench.processors.make_task(1), bench.processors.make_task(2)]
+    records = [bench.records(size, timestamp=START) for size in sizes]
+    emitted = bench.processors.handle_together(list(zip(tasks, records, strict=True)))
+    for some, emits in zip(records, emitted, strict=True):
+        wanted = PartitionBench().partition.handle(some) if some else Emits()
         assert (emits.journal, emits.changelog, emits.decisions) == (wanted.journal, wanted.changelog, wanted.decisions)
-        assert len(emits.decisions) == size
-    assert [counted(bench.metrics, "arrivals_total") for bench in together] == list(sizes)
+        assert len(emits.decisions) == len(some)
+    assert counted(bench.metrics, "arrivals_total") == sum(sizes), "the tally is that of all, and counts once"
+    assert counted(bench.metrics, "batch_records_count") == 1
 
 
 # ── settings ────────────────────────────────────────────────────────────────────────────────────────────

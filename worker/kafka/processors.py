@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from worker.kafka.clock import Clock, ComparedClock, steady_clock, wall_clock
 from worker.kafka.learner_process import LearnerStatus
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _timestamp = itemgetter(Record._fields.index("timestamp"))
 
+#: Handles the records of several tasks.
+HandlePartitions: TypeAlias = Callable[[Sequence[tuple[Any, Sequence[Record]]]], list[Emits]]
+
 
 class PartitionServing:
     """Serves one partition and keeps its accounts.
@@ -34,7 +37,7 @@ class PartitionServing:
     Parameters
     ----------
     serving : the processor
-    arrivals : the name of the arrivals topic
+    together : handles records of several partitions, with their accounts
     on_release : called with this when the partition is given up
     """
 
@@ -42,15 +45,13 @@ class PartitionServing:
         self,
         serving: Serving,
         *,
-        arrivals: str,
-        clock: ComparedClock,
+        together: HandlePartitions,
         metrics: Metrics,
         on_release: Callable[[PartitionServing], None],
     ) -> None:
         self.serving = serving
         self.progress = 0  # the last that was acknowledged
-        self._arrivals = arrivals
-        self._clock = clock
+        self._together = together
         self._metrics = metrics
         self._on_release = on_release
 
@@ -65,37 +66,12 @@ class PartitionServing:
     def handle(self, records: Sequence[Record]) -> Emits:
         """Handle records; without any, delete the sessions that have ended."""
         if records:
-            return handle_partitions([(self, records)])[0]
+            return self._together([(self, records)])[0]
         if not self.serving.has_due:
             return Emits()
         emits = self.serving.handle(())
         self._metrics.add(emits.tally)
         return emits
-
-    def dated(self, records: Sequence[Record]) -> Sequence[Record]:
-        """Return the records, none of them later than now, and those without a time as `decoding` wants them."""
-        if not records:
-            return records  # a position moves on without a record over the marker of a transaction
-        timestamps = list(map(_timestamp, records))
-        self._clock.witness(timestamps)
-        latest = self._clock.latest()
-        if max(timestamps) <= latest and min(timestamps) >= 0:
-            return records
-        # A client that sets its timestamps sets them as it likes. One that leaves the time out sends −1.
-        now = self._clock.later()
-        return [
-            record
-            if 0 <= record.timestamp <= latest
-            else record._replace(timestamp=now if record.timestamp > 0 else -now)
-            for record in records
-        ]
-
-    def count(self, records: Sequence[Record], emits: Emits, seconds: float) -> None:
-        """Count records and their results, which took so many seconds."""
-        self._metrics.batch(emits, len(records), seconds)
-        now = self._clock()
-        for delay, times in Counter(now - abs(one.timestamp) for one in records if one.topic == self._arrivals).items():
-            self._metrics.decided(max(0, delay) / 1000, times)
 
     def acknowledged(self, progress_time: int) -> None:
         """Note that everything up to this time is durable."""
@@ -106,17 +82,6 @@ class PartitionServing:
         """Give the partition up."""
         self._metrics.add(self.serving.hand_over())
         self._on_release(self)
-
-
-def handle_partitions(work: Sequence[tuple[PartitionServing, Sequence[Record]]]) -> list[Emits]:
-    """Let partitions handle their records, all together."""
-    started = time.perf_counter()
-    dated = [(task, task.dated(records)) for task, records in work]
-    emits = handle_together((task.serving, records) for task, records in dated)
-    seconds = time.perf_counter() - started
-    for (task, records), emitted in zip(dated, emits, strict=True):
-        task.count(records, emitted, seconds)
-    return emits
 
 
 class StreamProcessors:
@@ -160,11 +125,7 @@ class StreamProcessors:
             bounds=self._bounds,
         )
         task = PartitionServing(
-            serving,
-            arrivals=self._topics.arrivals,
-            clock=self.clock,
-            metrics=self._metrics,
-            on_release=self._tasks.remove,
+            serving, together=self.handle_together, metrics=self._metrics, on_release=self._tasks.remove
         )
         self._tasks.append(task)
         return task
@@ -177,8 +138,37 @@ class StreamProcessors:
             troubles.clear("clock")
 
     def handle_together(self, work: Sequence[tuple[Any, Sequence[Record]]]) -> list[Emits]:
-        """Let several tasks handle their records, with the same results as one by one."""
-        return handle_partitions(work)
+        """Let several tasks handle their records, with the same results as one by one, and count them."""
+        started = time.perf_counter()
+        records = self._dated([some for _, some in work])
+        emits = handle_together((task.serving, some) for (task, _), some in zip(work, records, strict=True))
+        self._metrics.batches(emits, sum(map(len, records)), time.perf_counter() - started)
+        now, arrivals = self.clock(), self._topics.arrivals
+        delays = Counter(now - abs(one.timestamp) for some in records for one in some if one.topic == arrivals)
+        for delay, times in delays.items():
+            self._metrics.decided(max(0, delay) / 1000, times)
+        return emits
+
+    def _dated(self, lists: Sequence[Sequence[Record]]) -> Sequence[Sequence[Record]]:
+        """Return the records, none of them later than now, and those without a time as `decoding` wants them."""
+        timestamps = [timestamp for records in lists for timestamp in map(_timestamp, records)]
+        if not timestamps:
+            return lists  # a position moves on without a record over the marker of a transaction
+        self.clock.witness(timestamps)
+        latest = self.clock.latest()
+        if max(timestamps) <= latest and min(timestamps) >= 0:
+            return lists
+        # A client that sets its timestamps sets them as it likes. One that leaves the time out sends −1.
+        now = self.clock.later()
+        return [
+            [
+                record
+                if 0 <= record.timestamp <= latest
+                else record._replace(timestamp=now if record.timestamp > 0 else -now)
+                for record in records
+            ]
+            for records in lists
+        ]
 
     def on_stages(self, spent: Sequence[tuple[str, float]]) -> None:
         """Count the seconds that lists of records spent in stages."""

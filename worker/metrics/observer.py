@@ -5,7 +5,7 @@ One lock covers every change and every snapshot. So each scrape shows whole batc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from threading import Lock
 
@@ -70,17 +70,24 @@ class Metrics:
 
     def batch(self, emits: Emits, records: int, seconds: float) -> None:
         """Count a handled batch of records."""
+        self.batches([emits], records, seconds)
+
+    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
+        """Count batches of several partitions that were handled together, and so have one tally."""
+        if not emits:
+            return
+        tally, samples = emits[0].tally, [one.sample for one in emits if one.sample is not None]
         with self._lock:
-            self._tally.add(emits.tally)
+            self._tally.add(tally)
             self._sizes.observe(records)
-            if emits.decisions:
-                self._durations.observe(seconds, len(emits.decisions))
-            kept = emits.sample is not None and self._contexts.offer(emits.sample)
-        self.troubles.observe(emits.tally)
-        if kept and emits.sample is not None:
+            if decisions := sum(len(one.decisions) for one in emits):
+                self._durations.observe(seconds, decisions)
+            kept = [sample for sample in samples if self._contexts.offer(sample)]
+        self.troubles.observe(tally)
+        for sample in kept:
             self.troubles.count("contexts")
             standardised = self._parameters is not None and self._parameters.settings.standardise
-            if not standardised and (wrong := wrong_scale(emits.sample)):
+            if not standardised and (wrong := wrong_scale(sample)):
                 self.troubles.add("norms", wrong)
 
     def add(self, tally: Tally) -> None:

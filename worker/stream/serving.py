@@ -54,11 +54,15 @@ def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Em
     """Process records of several partitions; return the outputs of each.
 
     The same as one after the other, but the new sessions of all partitions are planned in one call: for few sessions,
-    most of the time of a call is its set-up.
+    most of the time of a call is its set-up. All outputs have the same tally, that of the whole call.
     """
-    batches = [serving._read(records) for serving, records in work]
+    tally = Tally()
+    batches = [serving._read(records, tally) for serving, records in work]
     _plan(batches)
-    return [batch.serving._step(batch) for batch in batches]
+    emits = [batch.serving._step(batch) for batch in batches]
+    if batches:
+        batches[0].serving._report_no_room(tally)
+    return emits
 
 
 @dataclass(slots=True)
@@ -178,8 +182,8 @@ class Serving:
         """Process records of this partition's arrivals and clicks."""
         return handle_together([(self, records)])[0]
 
-    def _read(self, records: Sequence[Record]) -> _Batch:
-        emits = Emits()
+    def _read(self, records: Sequence[Record], tally: Tally) -> _Batch:
+        emits = Emits(tally=tally)
         self._expire(emits)
         events = self._reader.read(records, emits)
         if self._survey is not None:
@@ -194,7 +198,6 @@ class Serving:
                 self._handle_arrival(record, event, batch)
         self._write_facts(batch)
         self._write_decisions(batch)
-        self._report_no_room(batch.emits.tally)
         return batch.emits
 
     def _new_arrivals(self, batch: _Batch) -> Iterable[Arrival]:

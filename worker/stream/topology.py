@@ -199,7 +199,8 @@ _FIELDS = tuple(f.name for f in fields(Tally))
 class Emits:
     """What a batch of records calls for. All of it is written together; then the offsets are committed.
 
-    `sample` is the packed context of one of the new sessions, for statistics.
+    `sample` is the packed context of one of the new sessions, for statistics. Batches that were handled together have
+    one `tally`.
     """
 
     journal: list[tuple[bytes | None, bytes]] = field(default_factory=list)
