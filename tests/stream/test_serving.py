@@ -31,7 +31,8 @@ from worker.stream.serving import MOST_PARKED, Serving, handle_together
 from worker.stream.session import Session
 from worker.stream.settings import Arm
 from worker.stream.tokens import make_token
-from worker.stream.topology import Record, Tally
+from worker.stream.topology import Emits, Record, Tally
+from worker.stream.troubles import Troubles
 from worker.stream.versions import Versions
 
 SECRET = Secret(b"a secret of enough bytes")
@@ -419,6 +420,11 @@ def polls(draw: st.DrawFn) -> list[list[list[Record]]]:
     return draw(st.lists(st.lists(records, min_size=3, max_size=3), max_size=4))
 
 
+def counted(emits: Emits) -> tuple[Emits, dict[str, int]]:
+    reported = {kind: times for kind, times, _ in emits.tally.troubles}
+    return replace(emits, tally=replace(emits.tally, troubles=Troubles())), reported
+
+
 @given(polls())
 def test_partitions_handled_together_are_as_if_each_were_handled_alone(drawn: list[list[list[Record]]]) -> None:
     versions = Versions(parameters())
@@ -431,5 +437,6 @@ def test_partitions_handled_together_are_as_if_each_were_handled_alone(drawn: li
         tally = Tally()
         for one in wanted:
             tally.add(one.tally)
-        assert emitted == [replace(one, tally=tally) for one in wanted]
+        # Which of several troubles is the example is left open.
+        assert [counted(one) for one in emitted] == [counted(replace(one, tally=tally)) for one in wanted]
     assert [task.table for task in together] == [task.table for task in alone]
