@@ -18,8 +18,8 @@ from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
 from worker.kafka.connection import Connection
+from worker.kafka.fetching import install
 from worker.kafka.records import plain
-from worker.kafka.unpacking import install
 from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Record
 
@@ -90,8 +90,7 @@ async def standalone_consumer(connection: Connection, **settings: Any) -> AsyncI
         "enable_auto_commit": False,
         "auto_offset_reset": "earliest",
         "isolation_level": "read_committed",
-        # Requests of one connection are answered in turn: a request for end offsets waits behind a parked fetch.
-        "fetch_max_wait_ms": 100,
+        "fetch_max_wait_ms": 500,
         # A record may be larger: then the broker sends it alone.
         "max_partition_fetch_bytes": 8 << 20,
     }

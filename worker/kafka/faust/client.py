@@ -14,9 +14,9 @@ from faust.types import TP
 
 from worker.kafka.faust.link import Link, link_of
 from worker.kafka.faust.same_loop import SameLoopConsumer
+from worker.kafka.fetching import install
 from worker.kafka.records import unpack_lean
 from worker.kafka.transport import RecordList
-from worker.kafka.unpacking import install
 
 
 class Client(SameLoopConsumer):

@@ -66,6 +66,8 @@ SIGNATURES = {
     "aiokafka.producer.message_accumulator:MessageAccumulator.create_builder": "self key_serializer value_serializer",
     "aiokafka.producer.message_accumulator:BatchBuilder.append": "self timestamp key value headers",
     "aiokafka.client:AIOKafkaClient._wait_on_metadata": "self topic",
+    "aiokafka.client:AIOKafkaClient.send": "self node_id request group",
+    "aiokafka.consumer.fetcher:Fetcher._proc_offset_request": "self node_id topic_data",
 }
 
 

@@ -26,7 +26,7 @@ class FaustOptions:
     #: To end after a signal or a failure; then the process is killed.
     stop_timeout: float = 10.0
     #: Most that a fetch waits for a record. A silent worker sends so few requests; a record ends the wait at once.
-    fetch_wait_ms: int = 200
+    fetch_wait_ms: int = 500
     fetch_bytes: int = 1 << 20
     poll_records: int = 2048
     batch_bytes: int = 512 << 10
