@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.transport.fake import FakeTransport, in_loop, settle
 from worker.errors import FailedError
 from worker.kafka import pipelines as pipelines_module
-from worker.kafka.pipelines import BACKLOG, MEMBERSHIP_CHECK, TOGETHER, PartitionPipelines
+from worker.kafka.pipelines import MEMBERSHIP_CHECK, PartitionPipelines
 from worker.kafka.transport import RecordList
 from worker.metrics.catalogue import STAGES
 from worker.stream.topology import Emits, Record, Topics
@@ -102,12 +102,8 @@ class Bench:
         return [offset for topic, offset in self.task.seen if topic == ARRIVALS.topic]
 
     async def take(self, start: int, end: int, tp: TopicPartition = ARRIVALS, generation: int = 1) -> None:
-        await self.pipelines.take([taken(tp, start, end, generation)])
-
-
-def taken(tp: TopicPartition, start: int, end: int, generation: int = 1) -> RecordList:
-    records = [Record(tp.topic, 0, offset, 0, b"", b"") for offset in range(start, end)]
-    return RecordList(tp=tp, generation=generation, start=start, end=end, records=records)
+        records = [Record(tp.topic, 0, offset, 0, b"", b"") for offset in range(start, end)]
+        await self.pipelines.take([RecordList(tp=tp, generation=generation, start=start, end=end, records=records)])
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,35 +206,6 @@ async def test_decisions_are_written_together_with_their_facts() -> None:
     bench = await Bench.opened()
     await bench.take(0, 1)
     assert {batch.tp.topic for batch in bench.kafka.pending()} == set(OUTPUTS)
-
-
-@pytest.mark.parametrize(
-    ("clicks", "apart"), [(10, False), (TOGETHER, True), (BACKLOG, False)], ids=["small", "busy", "backlog"]
-)
-@in_loop
-async def test_arrivals_of_a_busy_poll_are_written_before_its_feedback_is_handled(clicks: int, apart: bool) -> None:
-    bench = await Bench.opened(limit=10_000)
-    taking = asyncio.create_task(bench.pipelines.take([taken(ARRIVALS, 0, 5), taken(CLICKS, 0, clicks)]))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert taking.done() is not apart
-    assert bool(bench.kafka.pending())
-    assert {topic for topic, _ in bench.task.seen} == ({ARRIVALS.topic} if apart else {ARRIVALS.topic, CLICKS.topic})
-    await taking
-    assert len(bench.task.seen) == clicks + 5
-    await bench.kafka.persist_all()
-    assert bench.pipelines.committable() == {ARRIVALS: 5, CLICKS: clicks}
-
-
-@in_loop
-async def test_feedback_of_a_busy_poll_is_left_if_the_partitions_are_revoked_meanwhile() -> None:
-    bench = await Bench.opened(limit=10_000)
-    taking = asyncio.create_task(bench.pipelines.take([taken(ARRIVALS, 0, 100), taken(CLICKS, 0, 100)]))
-    await asyncio.sleep(0)
-    bench.pipelines.close()
-    await taking
-    await bench.kafka.persist_all()
-    assert bench.pipelines.committable() == {ARRIVALS: 100, CLICKS: 0}
 
 
 @in_loop

@@ -30,11 +30,6 @@ MEMBERSHIP_CHECK = 0.02
 #: Sessions that a task takes over before the loop may do something else, heartbeats above all.
 RESTORED_AT_ONCE = 10_000
 
-#: A poll of more records than this and less than that is handled in two parts.
-TOGETHER, BACKLOG = 64, 1024
-#: Turns of the loop that aiokafka's sender takes from the first record of a batch to its request.
-WRITE_TURNS = 5
-
 #: Bytes of dead letters that count as a record in flight: they are as long as clients made them.
 LETTER_BYTES = 16 << 10
 
@@ -210,27 +205,6 @@ class PartitionPipelines:
         # A process that was stopped for long may have lost its partitions. The next heartbeat will show.
         while not self._transport.is_member and self._open and self.failure is None:  # noqa: ASYNC110 (no event for it)
             await asyncio.sleep(MEMBERSHIP_CHECK)
-        arrivals, others = self._parts(lists)
-        self._take_part(arrivals)
-        if others:
-            for _ in range(WRITE_TURNS):
-                await asyncio.sleep(0)
-            self._take_part(others)
-        await self._until(lambda: self._in_flight <= self._limit or not self._open)
-
-    def _parts(self, lists: Sequence[RecordList]) -> tuple[Sequence[RecordList], Sequence[RecordList]]:
-        """Return what to handle and to write first, and the rest.
-
-        A user waits for the answer to an arrival while a page loads. In a poll of many records, most of the time goes
-        to feedback: arrivals are handled and written before it. A small poll is cheaper in one go. So is a large one:
-        that is a backlog, in which feedback overtakes decisions that then need not be written.
-        """
-        if not TOGETHER < sum(len(taken.records) for taken in lists) < BACKLOG:
-            return lists, ()
-        arrivals = [taken for taken in lists if taken.tp.topic == self._topics.arrivals]
-        return arrivals, [taken for taken in lists if taken.tp.topic != self._topics.arrivals]
-
-    def _take_part(self, lists: Sequence[RecordList]) -> None:
         work: dict[PartitionPipeline, list[RecordList]] = {}
         for taken in lists:
             if (pipeline := self._pipeline_of(taken)) is not None:
@@ -241,6 +215,7 @@ class PartitionPipelines:
             began = time.monotonic()
             self._handle(work)
             self._measure([fresh for some in work.values() for fresh in some], began, time.monotonic())
+        await self._until(lambda: self._in_flight <= self._limit or not self._open)
 
     def _measure(self, lists: Sequence[RecordList], began: float, ended: float) -> None:
         """Report how long lists waited to be fetched and to be handled, and how long that took."""
