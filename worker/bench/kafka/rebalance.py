@@ -1,8 +1,8 @@
 """What a client waits for while workers join and leave: three workers, 200 arrivals per second on 8 partitions.
 
 A fourth worker joins, one leaves by SIGTERM, and one is killed, each under the same live traffic. For each of these
-events the longest wait of all arrivals counts that were sent from the event to the next one. Everything is seen from
-outside, by users who wait for each decision (`users`): from sending an arrival to reading its first decision.
+events the longest wait counts of all arrivals that were answered from the event to the next one. Everything is seen
+from outside, by users who wait for each decision (`users`): from sending an arrival to reading its first decision.
 """
 
 from __future__ import annotations
@@ -76,17 +76,19 @@ class Round:
     def longest(self) -> list[float]:
         """Return the longest wait in seconds before the first event, and from each event to the next one.
 
-        An arrival without a decision has waited until the last decision of the round.
+        A wait belongs to the last event before its decision. An arrival without a decision has waited until the last
+        decision of the round.
 
-        >>> sent, answered = [0, 10**9, 2 * 10**9], {0: 2 * 10**8, 2: 4 * 10**9}
-        >>> Round(sent=sent, answered=answered, events=(5 * 10**8, 15 * 10**8)).longest()
-        [0.2, 3.0, 2.0]
+        >>> sent, answered = [0, 10**9, 2 * 10**9], {0: 2 * 10**8, 1: 12 * 10**8}
+        >>> Round(sent=sent, answered=answered, events=(5 * 10**8, 11 * 10**8)).longest()
+        [0.2, 0.0, 0.2]
         """
         longest = [0.0] * (len(self.events) + 1)
         last = max(self.answered.values())
         for number, sent in enumerate(self.sent):
-            part = bisect_right(self.events, sent)
-            longest[part] = max(longest[part], (self.answered.get(number, last) - sent) / 1e9)
+            ended = self.answered.get(number, last)
+            part = bisect_right(self.events, ended)
+            longest[part] = max(longest[part], (ended - sent) / 1e9)
         return longest
 
     def unanswered(self) -> int:
