@@ -71,8 +71,8 @@ class ChildProcess:
             raise FailedError(f"{self.name} cannot be measured: {error}") from None
 
 
-def worker_process(broker: str, names: Topics, folder: Path) -> ChildProcess:
-    """Start a worker on topics of its own. Its arms and its dimension come from the published version."""
+def worker_process(broker: str, names: Topics, folder: Path, **more: str) -> ChildProcess:
+    """Start a worker, with `more` options. Its arms and its dimension come from the published version."""
     options = {
         "broker": broker,
         "prefix": names.prefix,
@@ -82,6 +82,7 @@ def worker_process(broker: str, names: Topics, folder: Path) -> ChildProcess:
         "session-timeout": f"{TIMEOUT}ms",
         "lateness": f"{LATENESS}ms",
         "log-level": "warning",
+        **{name.replace("_", "-"): value for name, value in more.items()},
     }
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return ChildProcess("the worker", ["worker", "worker", *flags], folder)

@@ -46,14 +46,18 @@ SILENCE = 20.0  # seconds without a decision after which an arrival counts as un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Size of a run: rounds, arrivals per second, and the seconds before the first event and after each."""
+    """Size of a run: rounds, arrivals per second, and the seconds before the first event and after each.
+
+    `member_timeout` is the option of the workers, in seconds.
+    """
 
     rounds: int = ROUNDS
     arrivals: float = 200.0
     calm: float = 4.0
     join: float = 9.0
     leave: float = 7.0
-    kill: float = 20.0  # the member timeout of the worker, and then some
+    kill: float = 20.0
+    member_timeout: int = 10
 
     @property
     def seconds(self) -> float:
@@ -108,25 +112,26 @@ def measure(address: str | None, scale: Scale | None = None) -> Iterator[Figure 
         try:
             for turn in range(scale.rounds):
                 yield f"workers join and leave, round {turn + 1} of {scale.rounds}"
-                group = Group(connection, Topics(f"{prefix}-{turn}"), recording, Path(folder))
-                rounds.append(run_client(connection, group.play(scale)))
+                group = Group(connection, Topics(f"{prefix}-{turn}"), recording, Path(folder), scale)
+                rounds.append(run_client(connection, group.play()))
         finally:
             run_client(connection, delete(connection, prefix))
-        yield from figures(rounds)
+        yield from figures(rounds, scale)
 
 
 FIGURES = 5  # number of figures that `figures` yields
 
 
-def figures(rounds: Sequence[Round]) -> Iterator[Figure]:
+def figures(rounds: Sequence[Round], scale: Scale) -> Iterator[Figure]:
     """Yield the longest waits over all rounds, and the arrivals without a decision."""
     calm, *events = zip(*(one.longest() for one in rounds), strict=True)
     count = len(rounds[0].sent)
-    yield Figure("longest wait, nothing happens", max(calm), "s", detail="three workers, 200 arrivals/s")
+    detail = f"{WORKERS} workers, {scale.arrivals:g} arrivals/s"
+    yield Figure("longest wait, nothing happens", max(calm), "s", detail=detail)
     details = (
         ("a fourth worker joins", 3.0, "from the start of its process on"),
         ("a worker leaves", 3.0, "SIGTERM"),
-        ("a worker is killed", None, "kill -9: the group waits for --member-timeout (10 s)"),
+        ("a worker is killed", None, f"kill -9: the group waits for --member-timeout ({scale.member_timeout} s)"),
     )
     for (name, most, how), waits in zip(details, events, strict=True):
         seen = ", ".join(f"{wait:.2f}" for wait in waits)
@@ -138,11 +143,12 @@ def figures(rounds: Sequence[Round]) -> Iterator[Figure]:
 class Group:
     """A consumer group of workers on topics of its own."""
 
-    def __init__(self, connection: Connection, names: Topics, recording: Recording, folder: Path) -> None:
+    def __init__(self, connection: Connection, names: Topics, recording: Recording, folder: Path, scale: Scale) -> None:
         self._connection, self._names = connection, names
         self._recording, self._folder = recording, folder
+        self._scale = scale
 
-    async def play(self, scale: Scale) -> Round:
+    async def play(self) -> Round:
         """Start the workers, then play the traffic and the events."""
         await prepare(self._connection, self._names, PARTITIONS, recording=self._recording)
         with ExitStack() as stack:
@@ -150,20 +156,21 @@ class Group:
             survivor = workers[-1]
             await self._formed(workers)
             await serves(self._connection, self._names, survivor, self._recording, PARTITIONS)
-            happening = asyncio.create_task(self._happen(stack, workers, scale))
+            happening = asyncio.create_task(self._happen(stack, workers))
             try:
                 users = WaitingUsers(KafkaTransport(self._connection, self._names), self._recording.scripts)
-                await users.play(scale.arrivals, scale.seconds, SILENCE)
+                await users.play(self._scale.arrivals, self._scale.seconds, SILENCE)
                 return Round(sent=users.sent, answered=users.answered, events=await happening)
             finally:
                 happening.cancel()
 
     def _worker(self) -> ChildProcess:
-        return worker_process(self._connection.servers[0], self._names, self._folder)
+        timeout = f"{self._scale.member_timeout}s"
+        return worker_process(self._connection.servers[0], self._names, self._folder, member_timeout=timeout)
 
-    async def _happen(self, stack: ExitStack, workers: Sequence[ChildProcess], scale: Scale) -> tuple[int, ...]:
+    async def _happen(self, stack: ExitStack, workers: Sequence[ChildProcess]) -> tuple[int, ...]:
         """Let one worker join, one leave and one die; return when."""
-        times = []
+        scale, times = self._scale, []
         await asyncio.sleep(scale.calm)
         times.append(time.monotonic_ns())
         stack.enter_context(self._worker())
