@@ -1,20 +1,14 @@
-"""What clients wait for while workers come and go: the figures, the users, and a short run on a real broker."""
+"""What clients wait for while workers come and go: the figures and the users, without a broker."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
-
-import pytest
 
 from tests.client.fake import FakeTransport
-from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from worker.bench.kafka import rebalance
 from worker.bench.kafka.rebalance import Round, Scale, figures
 from worker.bench.kafka.recording import Script
 from worker.bench.kafka.users import LOOK, TICK, WaitingUsers
-from worker.cli.main import main
 
 SECOND = 1_000_000_000
 
@@ -77,18 +71,3 @@ def test_users_end_when_every_session_is_answered() -> None:
         assert transport.stopped
 
     asyncio.run(scenario())
-
-
-def test_bench_kafka_rebalance_measures_every_figure(
-    monkeypatch: pytest.MonkeyPatch,
-    address: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    small = Scale(rounds=1, arrivals=50, calm=0.3, join=0.3, leave=0.3, kill=0.3, member_timeout=2)
-    measure = rebalance.measure
-    monkeypatch.setattr(rebalance, "measure", lambda given: measure(given, small))
-    file = tmp_path / "rebalance.json"
-    assert main(["bench", "kafka", "--rebalance", "--broker", address, "--json", str(file)]) == 0
-    measured = json.loads(file.read_text())["figures"]
-    assert len(measured) == rebalance.FIGURES
-    assert measured[-1]["value"] == 0, "every arrival is answered"
