@@ -52,9 +52,30 @@ def manifest(kind: str, name: str = "adcascade") -> Any:
     return found
 
 
-def container() -> Any:
-    (only,) = manifest("StatefulSet")["spec"]["template"]["spec"]["containers"]
+def pod(kind: str = "StatefulSet", name: str = "adcascade") -> Any:
+    return manifest(kind, name)["spec"]["template"]["spec"]
+
+
+def container(of: Any = None) -> Any:
+    """Return the only container of a pod, by default of a worker."""
+    (only,) = (of or pod())["containers"]
     return only
+
+
+def mounted_files(of: Any) -> dict[str, tuple[str, str]]:
+    """Return the files of a pod's container from secrets and config maps, with the object and the key of each."""
+    volumes = {volume["name"]: volume for volume in of["volumes"]}
+    generated = {each["name"]: each["files"] for each in kustomization()["configMapGenerator"]}
+    files = {}
+    for mount in container(of)["volumeMounts"]:
+        volume = volumes[mount["name"]]
+        if "secret" in volume:
+            for item in volume["secret"]["items"]:
+                files[f"{mount['mountPath']}/{item['path']}"] = (volume["secret"]["secretName"], item["key"])
+        elif "configMap" in volume:
+            name = volume["configMap"]["name"]
+            files |= {f"{mount['mountPath']}/{file}": (name, file) for file in generated[name]}
+    return files
 
 
 def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

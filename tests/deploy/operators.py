@@ -18,6 +18,10 @@ DURATION = r"\d+[smhd]"
 _METADATA = {"kind": TEXT, "metadata.name": r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "metadata.labels.[a-z./-]+": TEXT}
 _PACE = "spec.advanced.horizontalPodAutoscalerConfig.behavior.(scaleUp|scaleDown)"
 _ACL = "spec.authorization.acls"
+_CREDENTIALS = "spec.endpoints.authorization.credentials.(name|key)"
+
+#: Fields that not every object of a kind has.
+OPTIONAL = {_CREDENTIALS}
 
 #: By kind: pattern of the field → pattern of its text, or range of its number, or None for any value.
 FIELDS: dict[str, dict[str, str | range | None]] = {
@@ -61,10 +65,12 @@ FIELDS: dict[str, dict[str, str | range | None]] = {
     },
     "ServiceMonitor": {
         "apiVersion": "monitoring.coreos.com/v1",
+        "spec.jobLabel": TEXT,
         "spec.selector.matchLabels.[a-z./-]+": TEXT,
         "spec.endpoints.port": TEXT,
         "spec.endpoints.path": "/.*",
         "spec.endpoints.(interval|scrapeTimeout)": DURATION,
+        _CREDENTIALS: TEXT,
     },
     "PrometheusRule": {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -87,7 +93,7 @@ def errors(document: Any) -> Iterator[str]:
             yield f"unknown field {field}"
         elif not _fits(value, known[pattern]):
             yield f"{field} cannot be {value!r}"
-    yield from (f"no field {pattern}" for pattern in known.keys() - used)
+    yield from (f"no field {pattern}" for pattern in known.keys() - used - OPTIONAL)
 
 
 def _fits(value: Any, wanted: str | range | None) -> bool:

@@ -17,6 +17,7 @@ from tests.deploy.files import (
     DEPLOY,
     ROOT,
     compose,
+    dockerfile,
     documents,
     environment_of,
     environment_of_the_image,
@@ -33,6 +34,8 @@ from worker.web.server import operations
 
 SERVICES: dict[str, Any] = compose()["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+SERVE = OURS["serve"]
+ON_KAFKA = {name: service for name, service in OURS.items() if service is not SERVE}
 WORKERS = {name: service for name, service in OURS.items() if service["command"] == ["worker"]}
 
 
@@ -82,14 +85,42 @@ def test_ports_are_published_on_loopback_only() -> None:
 # ── adcascade ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", ON_KAFKA)
 def test_every_command_accepts_its_variables(name: str) -> None:
-    service = OURS[name]
+    service = ON_KAFKA[name]
     options = settings_of(service["command"], environment_of(service))
     Connection(servers=tuple(options.broker.split(",")))
     listeners = SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].split(",")
     assert f"INSIDE://{options.broker}" in listeners
     assert {name for name, value in service["environment"].items() if value is None} <= {"ADCASCADE_TOKEN_SECRET"}
+
+
+def test_serve_accepts_its_variables_and_keeps_its_state_in_a_volume() -> None:
+    options = settings_of(SERVE["command"], environment_of(SERVE))
+    assert f"served:{options.state}" in SERVE["volumes"]
+    assert f"./arms.json:{options.catalog}:ro" in SERVE["volumes"]
+    (state,) = (each.text.split()[-1] for each in dockerfile() if each.name == "COPY" and "--chown" in each.text)
+    assert options.state == state, "a new volume takes the owner of this folder"
+
+
+def test_serve_stands_alone_and_starts_by_its_profile_only() -> None:
+    assert {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service} == {
+        "serve": ["serve"]
+    }
+    assert "depends_on" not in SERVE
+    head = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    assert "docker compose -f deploy/compose.yaml --profile serve up --build serve\n" in head
+
+
+@pytest.mark.parametrize("name", ["gateway", "serve"])
+def test_http_is_checked_for_readiness_and_published_on_its_port(name: str) -> None:
+    service = SERVICES[name]
+    options = settings_of(service["command"], environment_of(service))
+    assert options.host == "0.0.0.0"
+    assert f'"http://127.0.0.1:{options.port}/readyz"' in service["healthcheck"]["test"][-1]
+    assert service["ports"][0].endswith(f":{options.port}")
+    published = service["ports"][0].rpartition(":")[0]
+    assert f"http://{published}/v1/" in (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
 
 
 def test_traffic_and_workers_agree_on_arms_and_settings() -> None:
@@ -152,19 +183,24 @@ def test_every_mount_exists() -> None:
         assert (ROOT / service["build"]["dockerfile"]).is_file()
 
 
-def test_prometheus_scrapes_every_worker_and_the_simulated_traffic() -> None:
+def test_prometheus_scrapes_every_worker_the_gateway_and_the_simulated_traffic() -> None:
     (config,) = documents(DEPLOY / "compose.prometheus.yml")
     (job,) = config["scrape_configs"]
-    (lookup,), (static,) = job["dns_sd_configs"], job["static_configs"]
+    (lookup, gateways), (static,) = job["dns_sd_configs"], job["static_configs"]
     assert lookup["port"] == worker_settings().web_port
     for service in WORKERS.values():
         assert service["networks"]["inside"]["aliases"] == lookup["names"]
     assert worker_settings().web_host == "0.0.0.0"
+    gateway = SERVICES["gateway"]
+    assert gateways["names"] == ["gateway"]
+    assert str(gateways["port"]) == gateway["environment"]["ADCASCADE_PORT"]
+    assert "inside" in gateway["networks"]
     traffic = SERVICES["traffic"]
     assert traffic["network_mode"] == "service:prometheus"
     assert static["targets"] == [f"127.0.0.1:{traffic['environment']['ADCASCADE_METRICS_PORT']}"]
     (plain,) = documents(DEPLOY / "prometheus/prometheus.yml")
     assert job["job_name"] == plain["scrape_configs"][0]["job_name"]
+    assert job["dns_sd_configs"] == plain["scrape_configs"][0]["dns_sd_configs"]
     assert config["global"] == plain["global"]
 
 

@@ -19,11 +19,14 @@ from tests.deploy.files import (
     kustomization,
     manifest,
     manifests,
+    mounted_files,
     package_folder,
+    pod,
     settings_of,
 )
 from tests.deploy.operators import FIELDS, errors
 from worker.cli.options.catalog import read_arms
+from worker.http.server import HEALTH
 from worker.kafka import topics as kafka_topics
 from worker.kafka.connection import Connection
 from worker.kafka.faust.link import FaustOptions
@@ -31,15 +34,23 @@ from worker.stream.topology import Topics
 from worker.web.server import operations
 
 STATEFUL_SET = manifest("StatefulSet")
-POD = STATEFUL_SET["spec"]["template"]["spec"]
+POD = pod()
+GATEWAY = manifest("Deployment", "adcascade-gateway")
+GATEWAY_POD = pod("Deployment", "adcascade-gateway")
+PODS = {"worker": POD, "gateway": GATEWAY_POD}
 POD_LABELS = STATEFUL_SET["spec"]["template"]["metadata"]["labels"]
 TOML = KUBERNETES / "worker.toml"
+GATEWAY_TOML = KUBERNETES / "gateway.toml"
 IDS = [f"{each['kind']}/{each['metadata']['name']}" for each in manifests()]
 
 
 def settings() -> Any:
     environment = {entry["name"]: entry["value"] for entry in container()["env"]}
     return settings_of(container()["args"], environment, "--config", str(TOML))
+
+
+def gateway_settings() -> Any:
+    return settings_of(container(GATEWAY_POD)["args"], {}, "--config", str(GATEWAY_TOML))
 
 
 def cluster() -> str:
@@ -64,15 +75,15 @@ def test_every_object_is_valid(document: Any) -> None:
 
 
 def test_every_file_is_listed_and_every_object_has_its_own_name() -> None:
-    (generator,) = kustomization()["configMapGenerator"]
-    used = {*kustomization()["resources"], *generator["files"], "kustomization.yaml", "render"}
+    generated = [file for generator in kustomization()["configMapGenerator"] for file in generator["files"]]
+    used = {*kustomization()["resources"], *generated, "kustomization.yaml", "render"}
     assert used == {path.name for path in KUBERNETES.iterdir()}
     assert len(set(IDS)) == len(IDS)
 
 
 def test_kustomize_finds_and_pins_the_image() -> None:
     (image,) = kustomization()["images"]
-    assert container()["image"] == image["name"]
+    assert {container(each)["image"] for each in PODS.values()} == {image["name"]}
     assert image["newTag"][0].isdigit()
 
 
@@ -85,6 +96,16 @@ def test_every_selector_matches_the_pods() -> None:
         manifest("NetworkPolicy", "adcascade-deny")["spec"]["podSelector"]["matchLabels"],
     ):
         assert matches(selector, POD_LABELS)
+    labels = GATEWAY["spec"]["template"]["metadata"]["labels"]
+    for selector in (
+        GATEWAY["spec"]["selector"]["matchLabels"],
+        manifest("Service", "adcascade-gateway")["spec"]["selector"],
+        manifest("PodDisruptionBudget", "adcascade-gateway")["spec"]["selector"]["matchLabels"],
+        manifest("NetworkPolicy", "adcascade-gateway")["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert matches(selector, labels)
+        assert not matches(selector, POD_LABELS)
+    assert matches(manifest("NetworkPolicy", "adcascade-deny")["spec"]["podSelector"]["matchLabels"], labels)
 
 
 # ── the workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -102,18 +123,7 @@ def test_the_worker_accepts_every_setting() -> None:
 
 
 def test_every_file_in_the_settings_is_mounted() -> None:
-    options = settings()
-    volumes = {volume["name"]: volume for volume in POD["volumes"]}
-    files = {}
-    for mount in container()["volumeMounts"]:
-        volume = volumes[mount["name"]]
-        if "secret" in volume:
-            for item in volume["secret"]["items"]:
-                files[f"{mount['mountPath']}/{item['path']}"] = (volume["secret"]["secretName"], item["key"])
-        elif "configMap" in volume:
-            (generator,) = kustomization()["configMapGenerator"]
-            assert volume["configMap"]["name"] == generator["name"]
-            files |= {f"{mount['mountPath']}/{name}": (generator["name"], name) for name in generator["files"]}
+    options, files = settings(), mounted_files(POD)
     assert files[options.tls_ca] == (f"{cluster()}-cluster-ca-cert", "ca.crt")
     assert files[options.sasl_password_file] == (manifest("KafkaUser")["metadata"]["name"], "password")
     assert files[options.token_secret_file] == ("adcascade-token", "secret")
@@ -122,8 +132,9 @@ def test_every_file_in_the_settings_is_mounted() -> None:
     assert files[config][1] == TOML.name
     text = (KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8")
     assert "create secret generic adcascade-token --from-file=secret" in text
-    for mount in container()["volumeMounts"]:
-        assert mount.get("readOnly") or mount["name"] == "tmp"
+    for each in PODS.values():
+        for mount in container(each)["volumeMounts"]:
+            assert mount.get("readOnly") or mount["name"] == "tmp"
 
 
 def test_probes_and_ports_match_the_web_server() -> None:
@@ -144,18 +155,20 @@ def test_the_grace_period_covers_the_shutdown() -> None:
     assert patience < POD["terminationGracePeriodSeconds"] < 3 * patience
 
 
-def test_the_workers_are_confined() -> None:
-    assert POD["automountServiceAccountToken"] is False
-    assert POD["securityContext"]["runAsNonRoot"] is True
-    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & POD.keys()
-    assert container()["securityContext"] == {
+@pytest.mark.parametrize("name", PODS)
+def test_the_pods_are_confined(name: str) -> None:
+    of = PODS[name]
+    assert of["automountServiceAccountToken"] is False
+    assert of["securityContext"]["runAsNonRoot"] is True
+    assert of["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & of.keys()
+    assert container(of)["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert "memory" in container()["resources"]["limits"]
-    user = f"{POD['securityContext']['runAsUser']}:{POD['securityContext']['runAsGroup']}"
+    assert "memory" in container(of)["resources"]["limits"]
+    user = f"{of['securityContext']['runAsUser']}:{of['securityContext']['runAsGroup']}"
     assert [each.text for each in dockerfile() if each.name == "USER"] == [user]
 
 
@@ -174,6 +187,67 @@ def test_the_network_allows_only_kafka_dns_and_prometheus() -> None:
     kafka = allowed["egress"][0]["to"][0]["podSelector"]["matchLabels"]
     assert kafka["strimzi.io/cluster"] == cluster()
     assert settings().broker.startswith(f"{cluster()}-kafka-bootstrap:")
+
+
+# ── the gateways ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_gateway_accepts_every_setting_and_every_file_is_mounted() -> None:
+    options, files = gateway_settings(), mounted_files(GATEWAY_POD)
+    assert tomllib.loads(GATEWAY_TOML.read_text(encoding="utf-8")).keys() <= vars(options).keys()
+    user = manifest("KafkaUser", "adcascade-gateway")
+    assert options.sasl_username == user["metadata"]["name"]
+    assert options.sasl_mechanism.lower() == user["spec"]["authentication"]["type"]
+    assert (options.tls, options.allow_plaintext_credentials) == (True, False)
+    assert (options.broker, options.prefix) == (settings().broker, settings().prefix)
+    assert files[options.tls_ca] == (f"{cluster()}-cluster-ca-cert", "ca.crt")
+    assert files[options.sasl_password_file] == (user["metadata"]["name"], "password")
+    assert files[options.api_keys] == ("adcascade-api-keys", "keys")
+    (config,) = (entry["value"] for entry in container(GATEWAY_POD)["env"] if entry["name"] == "ADCASCADE_CONFIG")
+    assert files[config] == ("adcascade-gateway", GATEWAY_TOML.name)
+    text = (KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8")
+    assert "create secret generic adcascade-api-keys --from-file=keys --from-file=prometheus" in text
+
+
+def test_a_gateway_takes_requests_when_it_is_ready_and_keeps_answering_without_kafka() -> None:
+    gateway = container(GATEWAY_POD)
+    probes = {probe: gateway[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")}
+    assert [get["path"] for get in probes.values()] == ["/readyz", "/livez", "/livez"]
+    assert {get["path"] for get in probes.values()} <= set(HEALTH), "the kubelet has no key"
+    (port,) = gateway["ports"]
+    (service_port,) = manifest("Service", "adcascade-gateway")["spec"]["ports"]
+    assert port["containerPort"] == gateway_settings().port
+    assert {get["port"] for get in probes.values()} == {port["name"]} == {service_port["targetPort"]}
+    assert gateway_settings().host == "0.0.0.0"
+    assert GATEWAY["spec"]["replicas"] >= 2
+    patience = gateway["lifecycle"]["preStop"]["sleep"]["seconds"] + 5 + 30
+    assert patience < GATEWAY_POD["terminationGracePeriodSeconds"]
+
+
+def test_clients_and_prometheus_reach_the_gateways_and_nobody_else() -> None:
+    workers = manifest("NetworkPolicy")["spec"]
+    gateways = manifest("NetworkPolicy", "adcascade-gateway")["spec"]
+    assert gateways["egress"] == workers["egress"]
+    (rule,), (scrapes,) = gateways["ingress"], workers["ingress"]
+    clients, prometheus = rule["from"]
+    assert [prometheus] == scrapes["from"]
+    assert clients["podSelector"]["matchLabels"] == {"adcascade-client": "true"}
+    assert [port["port"] for port in rule["ports"]] == [container(GATEWAY_POD)["ports"][0]["name"]]
+
+
+def test_the_user_of_the_gateways_has_the_rights_of_the_security_page() -> None:
+    names = Topics(gateway_settings().prefix)
+    rights = {
+        acl["resource"]["name"]: acl["operations"]
+        for acl in manifest("KafkaUser", "adcascade-gateway")["spec"]["authorization"]["acls"]
+        if (acl["resource"]["type"], acl["resource"]["patternType"]) == ("topic", "literal")
+    }
+    assert rights == {
+        names.arrivals: ["Describe", "Write"],
+        names.clicks: ["Describe", "Write"],
+        names.decisions: ["Describe", "Read"],
+        names.parameters: ["Describe", "Read"],
+    }
 
 
 # ── Kafka ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,11 +317,18 @@ def test_scaling_stays_within_the_partitions_and_uses_the_settings_of_the_worker
 # ── monitoring ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_prometheus_scrapes_the_service_under_the_job_name_of_the_rules() -> None:
-    service = manifest("Service")
-    assert matches(manifest("ServiceMonitor")["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
+@pytest.mark.parametrize("name", ["adcascade", "adcascade-gateway"])
+def test_prometheus_scrapes_both_services_under_the_job_name_of_the_rules(name: str) -> None:
+    labels, monitor = manifest("Service", name)["metadata"]["labels"], manifest("ServiceMonitor", name)["spec"]
+    assert matches(monitor["selector"]["matchLabels"], labels)
     (plain,) = documents(DEPLOY / "prometheus/prometheus.yml")
-    assert service["metadata"]["name"] == plain["scrape_configs"][0]["job_name"]
+    assert labels[monitor["jobLabel"]] == plain["scrape_configs"][0]["job_name"]
+
+
+def test_prometheus_has_a_key_for_the_gateways() -> None:
+    (endpoint,) = manifest("ServiceMonitor", "adcascade-gateway")["spec"]["endpoints"]
+    secret, _ = mounted_files(GATEWAY_POD)[gateway_settings().api_keys]
+    assert endpoint["authorization"]["credentials"] == {"name": secret, "key": "prometheus"}
 
 
 def test_the_alerts_match_those_of_prometheus() -> None:

@@ -56,12 +56,22 @@ def last_decisions(values: list[bytes]) -> dict[tuple[str, int], bytes]:
     return {(body["session_id"], body["position"]): value for value in values if (body := orjson.loads(value))}
 
 
-def play(golden: Golden, fleet: Fleet, disturb: Callable[[int], None] = lambda step: None) -> None:
+def play(
+    golden: Golden,
+    fleet: Fleet,
+    disturb: Callable[[int], None] = lambda step: None,
+    *,
+    kills: Callable[[int], bool] = lambda step: False,
+) -> None:
     """Send the inputs of a golden run, and let time pass as it did there.
 
     `disturb` is called in every step, with its number, between the arrivals and the clicks: while the workers are busy.
     A step ends when every running worker has the versions of its time. In production a version has a lateness to reach
     the workers before it is in force.
+
+    `kills` says in which steps workers are killed. Then another worker plans the arrivals that nobody has answered.
+    Half of the lateness after a version was published, that worker is sure that the killed one had it
+    (`Versions.candidates`). Before that, the facts would have the plans under both versions.
     """
     queue, now, step = sorted(golden.sent), START, 0
     opened: set[str] = set()
@@ -70,6 +80,10 @@ def play(golden: Golden, fleet: Fleet, disturb: Callable[[int], None] = lambda s
         due, queue = [sent for sent in queue if sent.at < now], [sent for sent in queue if sent.at >= now]
         came = [sent for sent in due if sent.topic == "arrivals"]
         opened |= {sent.session for sent in came}
+        if kills(step):
+            eventually(
+                lambda: fleet.newest_version_age() >= settings().lateness // 2, what="all have the newest version"
+            )
         fleet.send(came)
         disturb(step)
         # Users answer what they see: no click comes before its decision.

@@ -51,6 +51,10 @@ def run_kafka(options: argparse.Namespace) -> int:
 
     if options.soak:
         return _show("kafka soak", soak.measure(options.broker, count=options.partitions), soak.FIGURES, options.json)
+    if options.rebalance:
+        from worker.bench.kafka import rebalance
+
+        return _show("kafka rebalance", rebalance.measure(options.broker), rebalance.FIGURES, options.json)
     scale = comparison.Scale(partitions=options.partitions)
     if options.latency:
         from worker.bench.kafka import rates
@@ -86,6 +90,7 @@ KAFKA = CommandSpec(
         "adcascade bench kafka",
         "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json",
         "adcascade bench kafka --latency",
+        "adcascade bench kafka --rebalance",
         "adcascade bench kafka --soak",
     ),
     options=(
@@ -100,6 +105,12 @@ KAFKA = CommandSpec(
         Option(
             "latency",
             "only live traffic as a client sees it: 20 to 5,000 arrivals per second on 8 partitions",
+            flag=True,
+            default=False,
+        ),
+        Option(
+            "rebalance",
+            "only the waits of clients while workers join, leave and are killed: 200 arrivals per second",
             flag=True,
             default=False,
         ),

@@ -8,13 +8,21 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from worker.http.problems import PROBLEMS
 from worker.metrics import Histogram, MetricSpec
 from worker.metrics.histogram import DURATION_BOUNDS
 
 #: The routes by which requests are counted; `other` has everything that needs no key.
 ROUTES: Final = ("arrive", "feedback", "session", "batch-arrive", "batch-feedback", "other")
 
-REQUESTS: Final = MetricSpec("adcascade_http_requests_total", "counter", "Requests answered, by route and status.")
+STATUSES: Final = tuple(map(str, sorted({200, *(problem.status for problem in PROBLEMS.values())})))
+
+REQUESTS: Final = MetricSpec(
+    "adcascade_http_requests_total",
+    "counter",
+    "Requests answered, by route and status.",
+    {"route": ROUTES, "status": STATUSES},
+)
 FALLBACKS: Final = MetricSpec(
     "adcascade_http_fallbacks_total", "counter", "Answers with fallback ads, because the deadline had come."
 )

@@ -32,10 +32,9 @@ from worker.bench.kafka import open_sessions, rates
 from worker.bench.kafka.baselines import BaselineTask
 from worker.bench.kafka.broker import running_broker
 from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, TooSlowError, live, play_live, serves
-from worker.bench.kafka.processes import ChildProcess
-from worker.bench.kafka.recording import LATENESS, TIMEOUT, WINDOW, Recording, record
+from worker.bench.kafka.processes import ChildProcess, worker_process
+from worker.bench.kafka.recording import Recording, record
 from worker.bench.kafka.topics import Usage, delete, end_offsets, fill, inputs, partitions, prepare
-from worker.bench.stream import HORIZON
 from worker.errors import FailedError
 from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
@@ -136,19 +135,7 @@ class Comparison:
     # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _worker(self, names: Topics) -> ChildProcess:
-        # Arms and dimension come from the published version.
-        options = {
-            "broker": self._address,
-            "prefix": names.prefix,
-            "group": names.prefix,
-            "horizon": HORIZON,
-            "window": f"{WINDOW}ms",
-            "session-timeout": f"{TIMEOUT}ms",
-            "lateness": f"{LATENESS}ms",
-            "log-level": "warning",
-        }
-        flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        return ChildProcess("the worker", ["worker", "worker", *flags], self._folder)
+        return worker_process(self._address, names, self._folder)
 
     def _baseline(self, kind: str, read: Topics, written: Topics, changes: Shares, decisions: Shares) -> ChildProcess:
         task = BaselineTask(

@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from worker.bench.kafka.recording import LATENESS, TIMEOUT, WINDOW
+from worker.bench.stream import HORIZON
 from worker.errors import FailedError
+from worker.stream.topology import Topics
 
 
 class ChildProcess:
@@ -66,3 +69,20 @@ class ChildProcess:
         except OSError as error:
             self.check()
             raise FailedError(f"{self.name} cannot be measured: {error}") from None
+
+
+def worker_process(broker: str, names: Topics, folder: Path, **more: str) -> ChildProcess:
+    """Start a worker, with `more` options. Its arms and its dimension come from the published version."""
+    options = {
+        "broker": broker,
+        "prefix": names.prefix,
+        "group": names.prefix,
+        "horizon": HORIZON,
+        "window": f"{WINDOW}ms",
+        "session-timeout": f"{TIMEOUT}ms",
+        "lateness": f"{LATENESS}ms",
+        "log-level": "warning",
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
+    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return ChildProcess("the worker", ["worker", "worker", *flags], folder)

@@ -96,7 +96,7 @@ def build(
         topic_replication_factor=options.replication,
         table_standby_replicas=0,
         broker_session_timeout=options.session_timeout,
-        broker_heartbeat_interval=min(3.0, options.session_timeout / 3),
+        broker_heartbeat_interval=options.heartbeat_interval,
         broker_request_timeout=max(40.0, options.session_timeout + 5),
         broker_commit_interval=options.commit_interval,
         stream_wait_empty=True,

@@ -29,6 +29,7 @@ SIGNATURES = {
     f"{_DRIVER}:Producer._settings_extra": "self",
     "faust.transport.consumer:Consumer.getmany": "self timeout",
     "faust.transport.consumer:Consumer._wait_next_records": "self timeout",
+    "faust.transport.consumer:Consumer._get_active_partitions": "self",
     "faust.transport.consumer:Consumer.wait_empty": "self",
     "faust.transport.consumer:Consumer.perform_seek": "self",
     "faust.transport.consumer:Consumer._should_commit": "self tp offset",

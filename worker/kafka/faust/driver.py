@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: The scheme of broker addresses that selects this driver.
 SCHEME = "adcascade"
+#: Seconds after which a worker that does not serve yet looks again at what it may read.
+_SOON = 0.02
 TRANSPORTS.aliases[SCHEME] = f"{__name__}:BatchTransport"
 
 
@@ -71,9 +73,17 @@ class BatchConsumer(stock.Consumer):
         readable = {tp for tp in active_partitions or () if tp.topic not in skipped}
         if not readable:
             # To aiokafka no partitions means all of them.
-            await self.sleep(0.02)
+            await self.sleep(_SOON)
             return {}
-        return await self._thread.getmany(readable, timeout)
+        # While the worker recovers, the set of readable partitions changes at any time, and a poll does not notice.
+        return await self._thread.getmany(readable, timeout if accepts else min(timeout, _SOON))
+
+    async def _wait_next_records(self, timeout: float) -> tuple[Any, set[TP] | None]:  # noqa: ASYNC109 (Faust's)
+        """Read what may be read now. Where that is nothing, Faust sleeps for a second, in every rebalance."""
+        if not self.flow_active:
+            await self.wait(cast(Any, self.can_resume_flow))
+        active = self._get_active_partitions()
+        return await self._getmany(active, timeout), active
 
     async def getmany(
         self,
