@@ -16,8 +16,10 @@ from worker.stream.events import ArmChange, CatalogueChange, Order
 from worker.stream.features import Features
 from worker.stream.hashing import hashed_column
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 
 DECLARED = Features.of_table({"ads": {"price": "number", "brand": ["north", "south"], "shop": {"hashed": 3}}})
 ARMS = (

@@ -19,11 +19,13 @@ from worker.stream.encoding import encode_opened
 from worker.stream.events import Arrival, Opened
 from worker.stream.features import KINDS, MOST_COLUMNS, Feature, Features
 from worker.stream.hashing import hashed_column
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.session import Session, decode_state, encode_state
 from worker.stream.settings import LATER_SETTINGS, Arm, LearningSettings, continued
 from worker.stream.topology import Record, Topics
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import Versions
 
 DECLARED = Features.of_table(

@@ -23,10 +23,12 @@ from worker.kafka.processors import PartitionServing, StreamProcessors, handle_p
 from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.settings import Arm
 from worker.stream.topology import Record, Topics
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import KEPT, RoundedError
 
 ZERO = Parameters.first(settings(), ARMS)

@@ -23,9 +23,10 @@ from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, with_ads
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
-from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model, parameters_of
+from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.sizes import too_large
+from worker.stream.version_decoding import parameters_of
 from worker.stream.versions import KEPT
 
 

@@ -17,9 +17,9 @@ from worker.kafka.clients import admin_client, standalone_consumer
 from worker.kafka.connection import Connection
 from worker.kafka.topics import TopicLayout, create
 from worker.kafka.writer import TopicWriters
-from worker.stream.parameters import encode_parameters
 from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import Topics
+from worker.stream.version_encoding import encode_parameters
 
 Pair = tuple[bytes, bytes]
 # The default of producers. Batches larger than a consumer's max_partition_fetch_bytes would come from one partition at
