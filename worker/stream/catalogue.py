@@ -3,7 +3,8 @@
 Rules that hold in this file (docs/design.md §4):
 
 - They take effect at their position in the journal and leave the statistics unchanged: a new arm starts at the prior, a
-  retired one keeps its statistics, a price changes the reward and nothing else.
+  retired one keeps its statistics, a price changes the reward and nothing else. Where the revenue is declared as a
+  feature, its column follows the price, and the coefficients of the ad stay as they are.
 - Arms keep the order of their first appearance, so an older version's arms are the first ones of a newer version.
 - A rollback or an import takes the estimate of another version, with its standardisation or the sessions that wait for
   it, and nothing else: position, prices, features and the frozen state stay. A version among the last 8 is named by its
