@@ -272,7 +272,7 @@ class Features:
 def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:
     """Return a number of ads as it is before it is standardised, (K,); NaN where an ad has none."""
     if feature.name == REWARD:
-        return np.log(np.array([arm.reward for arm in arms]))
+        return np.asarray(np.log([arm.reward for arm in arms]))
     values = (dict(arm.features).get(feature.name) for arm in arms)
     return np.array([np.nan if value is None or isinstance(value, str) else value for value in values], dtype=float)
 
