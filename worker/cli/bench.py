@@ -51,6 +51,11 @@ def run_kafka(options: argparse.Namespace) -> int:
 
     if options.soak:
         return _show("kafka soak", soak.measure(options.broker, count=options.partitions), soak.FIGURES, options.json)
+    if options.versions:
+        from worker.bench.kafka import new_versions
+
+        measured = new_versions.measure(options.broker, new_versions.Scale())
+        return _show("kafka versions", measured, new_versions.FIGURES, options.json)
     scale = comparison.Scale(partitions=options.partitions)
     if options.latency:
         from worker.bench.kafka import rates
@@ -86,6 +91,7 @@ KAFKA = CommandSpec(
         "adcascade bench kafka",
         "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json",
         "adcascade bench kafka --latency",
+        "adcascade bench kafka --versions",
         "adcascade bench kafka --soak",
     ),
     options=(
@@ -100,6 +106,12 @@ KAFKA = CommandSpec(
         Option(
             "latency",
             "only live traffic as a client sees it: 20 to 5,000 arrivals per second on 8 partitions",
+            flag=True,
+            default=False,
+        ),
+        Option(
+            "versions",
+            "only live traffic at 200 arrivals per second, with and without a version of 1,000 ads every 10 s",
             flag=True,
             default=False,
         ),
