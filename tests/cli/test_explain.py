@@ -10,9 +10,10 @@ from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
 from worker.cli.main import main
 from worker.stream.features import Features
-from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.standardising import Standardisation
+from worker.stream.version_encoding import encode_parameters
 
 BY_HAND = {
     "horizon": 2,

@@ -19,8 +19,8 @@ from worker.kafka.clients import append, run_client
 from worker.stream import sizes
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Import
-from worker.stream.parameters import encode_parameters, parameters_document
 from worker.stream.settings import Arm
+from worker.stream.version_encoding import encode_parameters, parameters_document
 
 pytestmark = pytest.mark.slow
 

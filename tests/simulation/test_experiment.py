@@ -180,8 +180,7 @@ def test_new_arms_with_features_start_where_arms_like_them_are():
         )
         made = experiment._Experiment(settings, ExperimentTask(policy="ucbbp", users=100, seed=1000))
         if not features:
-            made.whole = replace(made.whole, features=None)
-            made.world = replace(made.world, features=None)
+            made._known = None
             made.belief = type(made.belief).prior(dim=5, arms=20, ridge=1.0)
         return made.run().lost(61)
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from worker.bandit.click_model import Observations
 from worker.errors import InputError
 from worker.stream import sizes
 from worker.stream.ad_features import MOST_INFERRED
-from worker.stream.catalogue import catalogue_difference, describe_changes
+from worker.stream.catalogue import catalogue_difference, change_arm, change_arms, describe_changes
 from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, CatalogueChange, Order
+from worker.stream.events import ArmChange, ArmEntry, CatalogueChange, Order
 from worker.stream.features import Features
 from worker.stream.hashing import hashed_column
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 
 DECLARED = Features.of_table({"ads": {"price": "number", "brand": ["north", "south"], "shop": {"hashed": 3}}})
 ARMS = (
@@ -162,3 +166,41 @@ def test_the_bound_on_a_version_counts_features() -> None:
     version = first(long, declared)
     bound = sizes.largest_size(version.arms, version.model, version.settings)
     assert 50_000 < len(encode_parameters(version)) <= bound - sizes.RESERVE + 2_000
+
+
+PRICED = Features.of_table({"ads": {"reward": "number", "brand": ["north", "south"]}})
+PRICED_ARMS = tuple(
+    Arm(arm=name, reward=reward, features={"brand": "north"}) for name, reward in (("a", 0.1), ("b", 1.0), ("c", 10.0))
+)
+
+
+def test_the_revenue_of_an_ad_may_be_declared_as_a_feature_and_counts_by_its_logarithm() -> None:
+    version = first(PRICED_ARMS, PRICED)
+    assert version.ad_columns[:, 0] == pytest.approx(np.sqrt(1.5) * np.array([-1.0, 0.0, 1.0]))
+    assert decode_parameters(encode_parameters(version)) == version
+    with pytest.raises(InputError, match="the feature 'reward' of ads is their revenue: it can only be a \"number\""):
+        Features.of_table({"ads": {"reward": ["high", "low"]}})
+
+
+def test_after_a_new_price_the_column_follows_and_the_coefficients_of_the_ad_stay() -> None:
+    before = Parameters.first(LearningSettings(dim=2, features=PRICED, model="personal"), PRICED_ARMS)
+    generator = np.random.default_rng(1)
+    seen = Observations(
+        contexts=generator.normal(size=(300, 2)),
+        sessions=np.arange(300),
+        arms=np.arange(300) % 3,
+        clicked=generator.random(300) < 0.3 - 0.1 * (np.arange(300) % 3),
+    )
+    learned = replace(before, model=before.model.fold(seen, estimator="laplace").model)
+    repriced = change_arm(learned, ArmChange(arm="a", reward=10.0, active=True))
+    assert isinstance(repriced, Parameters)
+    assert repriced.ad_columns[0].tolist() == repriced.ad_columns[2].tolist()
+    assert repriced.model.head(0)[0] == pytest.approx(learned.model.head(0)[0], abs=1e-12)  # type: ignore[attr-defined]
+    new = tuple(
+        ArmEntry(arm=name, reward=reward, active=True, features={"brand": "north"})
+        for name, reward in (("cheap", 0.1), ("dear", 10.0))
+    )
+    added = change_arms(learned, CatalogueChange(changes=new))
+    assert isinstance(added, Parameters)
+    # Dear ads were clicked less: a new one starts there.
+    assert added.model.biases[4] < added.model.biases[3] - 0.3

@@ -19,11 +19,13 @@ from worker.stream.encoding import encode_opened
 from worker.stream.events import Arrival, Opened
 from worker.stream.features import KINDS, MOST_COLUMNS, Feature, Features
 from worker.stream.hashing import hashed_column
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.session import Session, decode_state, encode_state
 from worker.stream.settings import LATER_SETTINGS, Arm, LearningSettings, continued
 from worker.stream.topology import Record, Topics
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import Versions
 
 DECLARED = Features.of_table(
@@ -64,7 +66,8 @@ def decode(context: Any, *, features: Features | None = DECLARED, standardise: b
         ({"context": {"country": {"hashed": MOST_COLUMNS + 1}}}, "have 4,097 columns, more than 4,096"),
         ({"context": {"": "number"}}, "name must have 1 to 64 printable characters"),
         ({"context": {"a\n": "number"}}, "name must have 1 to 64 printable characters"),
-        ({"ads": {"reward": "number"}}, "cannot have the name 'reward'"),
+        ({"ads": {"arm": "number"}}, "cannot have the name 'arm'"),
+        ({"ads": {"reward": {"hashed": 2}}}, "'reward' of ads is their revenue: it can only be a \"number\""),
         ({"ads": {"data": "number"}}, "cannot have the name 'data'"),
     ],
     ids=str,

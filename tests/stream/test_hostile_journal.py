@@ -22,8 +22,10 @@ from worker.stream import sizes
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Progress, Tag
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import keep
 
 SETTINGS = LearningSettings(dim=2, horizon=3, window=100, session_timeout=60, lateness=10, warmup=0, standardise=False)

@@ -50,8 +50,9 @@ from worker.stream.events import (
 )
 from worker.stream.folding import Folded
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters, parameters_document
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.version_encoding import parameters_document
 from worker.stream.versions import KEPT, should_publish
 from worker.stream.windows import ClosedWindow, OpenWindows, agreed
 

@@ -22,10 +22,12 @@ from worker.stream.events import ArmChange, Arrival, Command, FeedbackFact, Impo
 from worker.stream.explanation import explain
 from worker.stream.features import Features
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters, parameters_document
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
 from worker.stream.standardising import LARGEST_STANDARD, LEAST_SESSIONS, Standardisation
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters, parameters_document
 from worker.stream.versions import check_same, difference
 
 ARMS = tuple(Arm(arm=name, reward=1.0 + place) for place, name in enumerate("abc"))

@@ -22,8 +22,9 @@ from worker.metrics import Metrics
 from worker.stream.catalogue import Refusal
 from worker.stream.events import Command
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
+from worker.stream.version_encoding import encode_parameters
 
 TOPICS = Topics("t")
 

@@ -22,9 +22,11 @@ from worker.kafka.processors import StreamProcessors
 from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 from worker.stream.topology import Emits, Record, Topics
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import KEPT, RoundedError
 
 ZERO = Parameters.first(settings(), ARMS)

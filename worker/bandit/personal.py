@@ -181,7 +181,8 @@ class PersonalModel:
 
     @cached_property
     def _packed_covariances(self) -> Floats:
-        return packed_covariances(self.precision.covariances)
+        # Row by row in memory: `take` would first copy the whole of any other array.
+        return np.ascontiguousarray(packed_covariances(self.precision.covariances))
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
         chosen = self._packed_covariances.take(arms, axis=0, mode="clip")

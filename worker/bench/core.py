@@ -18,8 +18,9 @@ from worker.bandit.policies import Ucbbp, exploration_scores
 from worker.bench.figures import Figure, fastest, in_process, medians, one_blas_thread, peak_memory
 from worker.errors import FailedError
 from worker.simulation.environments import Environment, make_environment
-from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
+from worker.stream.version_encoding import encode_parameters
 
 BATCH = 256
 BETA = 1.5

@@ -55,6 +55,11 @@ def run_kafka(options: argparse.Namespace) -> int:
         from worker.bench.kafka import rebalance
 
         return _show("kafka rebalance", rebalance.measure(options.broker), rebalance.FIGURES, options.json)
+    if options.versions:
+        from worker.bench.kafka import new_versions
+
+        measured = new_versions.measure(options.broker, new_versions.Scale())
+        return _show("kafka versions", measured, new_versions.FIGURES, options.json)
     scale = comparison.Scale(partitions=options.partitions)
     if options.latency:
         from worker.bench.kafka import rates
@@ -91,6 +96,7 @@ KAFKA = CommandSpec(
         "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json",
         "adcascade bench kafka --latency",
         "adcascade bench kafka --rebalance",
+        "adcascade bench kafka --versions",
         "adcascade bench kafka --soak",
     ),
     options=(
@@ -111,6 +117,12 @@ KAFKA = CommandSpec(
         Option(
             "rebalance",
             "only the waits of clients while workers join, leave and are killed: 200 arrivals per second",
+            flag=True,
+            default=False,
+        ),
+        Option(
+            "versions",
+            "only live traffic at 200 arrivals per second, with and without a version of 1,000 ads every 10 s",
             flag=True,
             default=False,
         ),

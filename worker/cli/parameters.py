@@ -25,8 +25,9 @@ from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.stream.events import TAG_PATTERN, Action, Command, Import, Order, Tag
 from worker.stream.history import tags
-from worker.stream.parameters import Parameters, encode_parameters, parameters_document
+from worker.stream.parameters import Parameters
 from worker.stream.tastes import ad_profile
+from worker.stream.version_encoding import encode_parameters, parameters_document
 from worker.stream.versions import KEPT
 
 VERSION = Option("version", "version, by number or tag (default: the newest)", metavar="VERSION")

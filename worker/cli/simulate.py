@@ -48,7 +48,12 @@ def _world() -> tuple[Option, ...]:
 OPTIONS = (
     setting("policy", help="policies to compare; repeatable", repeatable=True, default=DEFAULTS.policy),
     *_world(),
-    count("features", "number of features of each arm, which explain most of the tastes", DEFAULTS.features, least=0),
+    count(
+        "features",
+        "number of features of each arm, which explain most of the tastes; the model then has the revenue as one more",
+        DEFAULTS.features,
+        least=0,
+    ),
     count("new-arms", "number of further arms, which come in the middle of the run", DEFAULTS.new_arms, least=0),
     count("new-at", "first episode with the new arms", least=2),
     Option("model", "click model that learns", choices=tuple(MODELS), default=DEFAULTS.model),

@@ -29,8 +29,10 @@ from worker.stream.history import (
     tag_slot,
     tags,
 )
-from worker.stream.parameters import Parameters, decode_parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.topology import ONLY_PARTITION, Record
+from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 
 log = logging.getLogger(__name__)
 

@@ -41,11 +41,12 @@ from worker.metrics import Metrics
 from worker.stream.encoding import encode_episode
 from worker.stream.events import Tag
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.stream.troubles import Troubles
+from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import RoundedError, version_key
 
 log = logging.getLogger(__name__)

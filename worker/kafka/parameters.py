@@ -16,10 +16,11 @@ from worker.kafka.clients import partition_counts, read_to_end, standalone_consu
 from worker.kafka.connection import Connection
 from worker.kafka.records import plain
 from worker.metrics import Metrics
-from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings, check_same_model, continued
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
+from worker.stream.version_decoding import decode_parameters
 from worker.stream.versions import RoundedError, Versions, check_same, keep, should_publish
 
 log = logging.getLogger(__name__)

@@ -31,6 +31,7 @@ from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
 from worker.simulation.digits import DigitsTruth
 from worker.stream.settings import Arm
+from worker.stream.standardising import Standardisation
 
 Bools = NDArray[np.bool_]
 
@@ -64,7 +65,7 @@ class Environment:
     """A true click model, the revenue e_k of each arm, (K,), and how users come and go.
 
     stay : (K,), probability that a display of each arm is answered; None if every display is
-    features : (K, M), what is known of each arm beforehand; None if nothing is
+    features : (K, M), features of each arm that explain most of its tastes; None if there are none
     population : (rows, d), the contexts that there are; None for standard normal ones
     """
 
@@ -103,6 +104,16 @@ class Environment:
         stay = None if self.stay is None else self.stay[:count]
         features = None if self.features is None else self.features[:count]
         return replace(self, rewards=self.rewards[:count], stay=stay, features=features)
+
+    def known_of_arms(self, first: int) -> Floats | None:
+        """Return what is known of each arm beforehand, (K, M+1): its features and its revenue; None without features.
+
+        As where the revenue is declared as a feature, it is its logarithm on the scale of the `first` arms.
+        """
+        if self.features is None:
+            return None
+        revenue = np.log(self.rewards)[:, None]
+        return np.column_stack([self.features, Standardisation.estimate(revenue[:first]).apply(revenue)])
 
     def catalogue(self) -> list[Arm]:
         """Return the arms under the names of all simulations, such as ad-01."""

@@ -67,7 +67,7 @@ class ExperimentSettings:
     beta : a number or "theory"
     intercept : None: but for the estimator paper, which is for the paper's model to the letter
     answers : whether answer rates are learned, or all displays counted as answered; None: learned where users leave
-    features : number of features of each arm
+    features : number of features of each arm that explain its tastes; then the model has its revenue as one more
     stay : probability that a display is answered, besides the rate of its arm
     new_arms, new_at : number of arms that are not shown before episode `new_at`
     """
@@ -221,11 +221,12 @@ class _Experiment:
             stay=settings.stay,
         )
         self.world = self.whole.first_arms(settings.arms)
+        self._known = self.whole.known_of_arms(settings.arms)
         self.belief = MODELS[settings.model].prior(
             dim=settings.dim,
             arms=settings.arms,
             ridge=settings.ridge,
-            features=self.world.features,
+            features=None if self._known is None else self._known[: settings.arms],
             intercept=bool(settings.intercept),
         )
         self.answers = AnswerCounts.none(arms=settings.arms, horizon=settings.horizon)
@@ -279,7 +280,7 @@ class _Experiment:
     def _add_arms(self) -> None:
         known, self.world = len(self.world.rewards), self.whole
         count = len(self.world.rewards) - known
-        features = None if self.world.features is None else self.world.features[known:]
+        features = None if self._known is None else self._known[known:]
         self.belief = self.belief.with_arms(count, ridge=self.settings.ridge, features=features)
         self.answers = self.answers.with_arms(count)
 

@@ -4,6 +4,8 @@ Rules that hold in this file:
 
 - All ads have the same features. A missing or undeclared one, or a value of another type, is refused with one line. A
   value that a category does not list has no mark, as in contexts: new ads may have new values.
+- The declared feature `reward` is no further column of a catalogue: an ad has its revenue anyway. After a new price the
+  coefficients of the ad stay as they are (`catalogue.py`).
 - Without a declaration, the first catalogue gives it: a feature that is a number in every ad is a number, any other is
   a category with the values that occur, in the order of their first appearance.
 - Numbers are standardised by mean and deviation over the first catalogue, which the declaration keeps, and clipped like
@@ -16,10 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import numpy as np
-
 from worker.errors import InputError
-from worker.stream.features import Feature, Features, listed
+from worker.stream.features import REWARD, Feature, Features, listed, numbers_of
 from worker.stream.standardising import Standardisation
 
 if TYPE_CHECKING:
@@ -33,12 +33,13 @@ MOST_INFERRED: Final = 100
 
 def check_ad(declared: Sequence[Feature], given: Mapping[str, Value], where: str) -> None:
     """Raise `InputError` if the features of an ad are not those declared; `where` is its place in a file, or its id."""
-    names = [feature.name for feature in declared]
+    columns = [feature for feature in declared if feature.name != REWARD]
+    names = [feature.name for feature in columns]
     for name in given:
         if name not in names:
             known = f"; features of ads are {listed(names)}" if names else ": this catalogue has no features of ads"
             raise InputError(f"{where}, {name}: this feature is not declared{known}")
-    for feature in declared:
+    for feature in columns:
         if feature.name not in given:
             raise InputError(f"{where} has no {feature.name}, a declared feature of ads")
         value = given[feature.name]
@@ -104,6 +105,5 @@ def check_ads(declared: Sequence[Feature], arms: Iterable[Arm]) -> None:
 def _scaled(feature: Feature, arms: Sequence[Arm]) -> Feature:
     if feature.kind != "number" or feature.centre is not None:
         return feature
-    values = np.array([[float(dict(arm.features)[feature.name])] for arm in arms])
-    standard = Standardisation.estimate(values)
+    standard = Standardisation.estimate(numbers_of(feature, arms)[:, None])
     return replace(feature, centre=float(standard.centre[0]), scale=float(standard.scale[0]))

@@ -3,7 +3,8 @@
 Rules that hold in this file (docs/design.md §4):
 
 - They take effect at their position in the journal and leave the statistics unchanged: a new arm starts at the prior, a
-  retired one keeps its statistics, a price changes the reward and nothing else.
+  retired one keeps its statistics, a price changes the reward and nothing else. Where the revenue is declared as a
+  feature, its column follows the price, and the coefficients of the ad stay as they are.
 - Arms keep the order of their first appearance, so an older version's arms are the first ones of a newer version.
 - A rollback or an import takes the estimate of another version, with its standardisation or the sessions that wait for
   it, and nothing else: position, prices, features and the frozen state stay. A version among the last 8 is named by its
@@ -23,9 +24,10 @@ from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, with_ads
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
-from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model, parameters_of
+from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.sizes import too_large
+from worker.stream.version_decoding import parameters_of
 from worker.stream.versions import KEPT
 
 

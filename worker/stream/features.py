@@ -4,6 +4,7 @@ Rules that hold in this file:
 
 - A feature is a `number`, a `category` with listed values, or a `hashed` category. A number takes one column, a
   category one column per value, a hashed category as many columns as declared.
+- Of ads, the name `reward` stands for the revenue that the catalogue has anyway; its logarithm is the column.
 - The declaration is part of every version, so workers cannot disagree. Names keep their order; it is the order of the
   columns.
 - A declaration that makes no sense is refused with one line, when it is read.
@@ -44,8 +45,10 @@ REMEMBERED: Final = 65_536
 #: Most columns of all features of a context, or of an ad: a version has a square of them.
 MOST_COLUMNS: Final = 4096
 
+#: The feature of ads that is their revenue. Revenues differ by factors, so it counts by its logarithm.
+REWARD: Final = "reward"
 #: Names that the catalogue has for itself. The record of a version marks its arrays by the name `data`.
-TAKEN: Final = ("arm", "reward", "active", "data")
+TAKEN: Final = ("arm", REWARD, "active", "data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +179,10 @@ class Features:
             if (width := sum(feature.width for feature in part)) > MOST_COLUMNS:
                 raise InputError(f"the features of {of} have {width:,} columns, more than {MOST_COLUMNS:,}")
         for feature in self.ads:
-            if feature.name in TAKEN:
+            if feature.name == REWARD:
+                if feature.kind != "number":
+                    raise InputError(f'the feature {REWARD!r} of ads is their revenue: it can only be a "number"')
+            elif feature.name in TAKEN:
                 raise InputError(f"a feature of ads cannot have the name {feature.name!r}, which has another meaning")
 
     @property
@@ -220,8 +226,7 @@ class Features:
             values = [features.get(feature.name) for features in given]
             find = feature.column_of(first)
             if find is None:
-                numbers = np.array([np.nan if value is None or isinstance(value, str) else value for value in values])
-                columns[:, first] = feature.standardised(numbers)
+                columns[:, first] = feature.standardised(numbers_of(feature, arms))
             else:
                 for row, value in enumerate(values):
                     if isinstance(value, str) and (column := find(value)) is not None:
@@ -262,6 +267,14 @@ class Features:
                 raise InputError(f'[features.{name}] must have an entry per feature, such as age = "number"')
         parts = {name: tuple(_declared(name, *entry) for entry in part.items()) for name, part in table.items()}
         return cls(**parts)
+
+
+def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:
+    """Return a number of ads as it is before it is standardised, (K,); NaN where an ad has none."""
+    if feature.name == REWARD:
+        return np.asarray(np.log([arm.reward for arm in arms]))
+    values = (dict(arm.features).get(feature.name) for arm in arms)
+    return np.array([np.nan if value is None or isinstance(value, str) else value for value in values], dtype=float)
 
 
 def _entries(listed: Any, part: str) -> tuple[Feature, ...]:

@@ -1,20 +1,18 @@
 """One version of everything that serving needs: the estimate, the arms, and the settings it was made under.
 
 The learner publishes versions, workers plan by them, `replay --verify` makes them again. A version's `sha256` covers
-the whole model, but not the time and position at which it was made. So equal hashes mean equal decisions.
+the whole model, but not the time and position at which it was made. So equal hashes mean equal decisions. Its record
+is written in `version_encoding.py` and read in `version_decoding.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
-from types import NoneType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import DTypeLike
 
 from worker.bandit.answers import AnswerCounts, AnswerRates
@@ -25,13 +23,12 @@ from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.bandit.schedule import theory_radius
-from worker.errors import InputError, ParametersError
+from worker.errors import ParametersError
 from worker.stream.ad_features import with_ads
-from worker.stream.features import Features
-from worker.stream.observed import ARRAYS, ObservedSessions
-from worker.stream.packing import Block, cut, from_base64, pieces, to_base64
-from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm, LearningSettings, is_number, is_whole
+from worker.stream.observed import ObservedSessions
+from worker.stream.settings import Arm, LearningSettings, is_number
 from worker.stream.standardising import LEAST_SESSIONS, Standardisation, without_gaps
+from worker.stream.version_encoding import digest_of, record_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ class Parameters:
     answers: AnswerCounts | None = field(default=None, repr=False)
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
-    _sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
+    known_sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:
         if self.model.name != self.settings.model:
@@ -189,9 +186,9 @@ class Parameters:
     @property
     def sha256(self) -> str:
         """The hash over the model: every field but itself, made_at, effective_at, window_end, offsets and progress."""
-        if not self._sha256:
-            object.__setattr__(self, "_sha256", _digest(*_record(self)))
-        return self._sha256
+        if not self.known_sha256:
+            object.__setattr__(self, "known_sha256", digest_of(*record_of(self)))
+        return self.known_sha256
 
 
 def ad_columns(settings: LearningSettings, arms: Sequence[Arm]) -> Floats:
@@ -229,225 +226,6 @@ def first_radius(settings: LearningSettings, arms: Sequence[Arm]) -> float:
         ridge=settings.ridge,
         displays=0,
     )
-
-
-# ── as JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-#: Fields that are written as they are, and what they must be when they are read.
-_PLAIN: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("version", "effective_at", "made_at", "journal_offset", "resume_offset"), (int,)),
-    **dict.fromkeys(("folds", "observations", "expected_sessions", "explore_budget"), (int,)),
-    "window_end": (int, NoneType),
-    "parent_sha256": (str,),
-    "frozen": (bool,),
-    "thresholds": (list, tuple),
-    "radius": (int, float),
-}
-_COUNTS = ("displayed", "answered")
-_UNCOVERED = frozenset(
-    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"]
-)
-
-
-def encode_parameters(parameters: Parameters) -> bytes:
-    """Return the record of a version, its hash included; the same version gives the same bytes."""
-    record, blocks = _record(parameters)
-    record["sha256"] = parameters._sha256 or _digest(record, blocks)
-    return b"".join(pieces(orjson.dumps(record, option=orjson.OPT_SORT_KEYS), blocks))
-
-
-def _record(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
-    """Return the record without its arrays, and these as blocks (see `packing.py`)."""
-    settings = parameters.settings
-    record: dict[str, Any] = {
-        **{name: getattr(parameters, name) for name in _PLAIN},
-        **{name: getattr(settings, name) for name in SETTINGS},
-        "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
-        "arms": [_arm_document(arm) for arm in parameters.arms],
-    }
-    for name, first in LATER_SETTINGS.items():
-        if (value := getattr(settings, name)) != first:
-            record[name] = value.document() if isinstance(value, Features) else value
-    if parameters.ties:
-        record["ties"] = parameters.ties
-    blocks: list[Block] = []
-    for name, array in arrays_of(parameters).items():
-        *outer, last = name.split(".")
-        target = record
-        for part in outer:
-            target = target.setdefault(part, {})
-        target[last] = {"shape": list(array.shape), "data": f"@{len(blocks)}"}
-        blocks.append(to_base64(array))
-    return record, blocks
-
-
-def _arm_document(arm: Arm) -> dict[str, Any]:
-    document: dict[str, Any] = {"arm": arm.arm, "reward": arm.reward, "active": arm.active}
-    if arm.features:
-        document["features"] = dict(arm.features)
-    return document
-
-
-def arrays_of(parameters: Parameters) -> dict[str, Floats]:
-    """Return all arrays of a version; a dot nests them in the record."""
-    arrays = dict(parameters.model.pack())
-    if (counts := parameters.answers) is not None:
-        arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in _COUNTS}
-    if (known := parameters.standardisation) is not None:
-        arrays |= {"standardisation.centre": known.centre, "standardisation.scale": known.scale}
-    if parameters.pending is not None:
-        arrays |= {f"pending.{name}": array for name, array in parameters.pending.pack().items()}
-    return arrays
-
-
-def _digest(record: Mapping[str, Any], blocks: Sequence[Block]) -> str:
-    covered = {name: value for name, value in record.items() if name not in _UNCOVERED}
-    digest = hashlib.sha256()
-    for piece in pieces(orjson.dumps(covered, option=orjson.OPT_SORT_KEYS), blocks):
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
-    """Decode a version and check its hash.
-
-    With `complete` false (a file written by hand for `explain`), fields not needed for planning may be missing and
-    arrays may be nested lists; a hash is then checked only if there is one.
-    """
-    try:
-        skeleton, blocks = cut(value)
-        record = orjson.loads(skeleton)
-    except ValueError as error:  # JSONDecodeError is one
-        raise ParametersError(f"not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ParametersError("not a JSON object")
-    given = record.get("sha256")
-    if complete and not isinstance(given, str):
-        raise ParametersError("there is no sha256")
-    try:
-        if given is not None and _digest(record, blocks) != given:
-            raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-        return _parameters(record, blocks, complete)
-    except ParametersError:
-        raise
-    except InputError as error:
-        raise ParametersError(str(error)) from None
-    except KeyError as error:
-        raise ParametersError(f"the field {error.args[0]} is missing") from None
-    except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        raise ParametersError(f"a field has the wrong type: {error}") from None
-
-
-def parameters_document(parameters: Parameters) -> dict[str, Any]:
-    """Return the record of a version as a document, to put it into another record."""
-    document: dict[str, Any] = orjson.loads(encode_parameters(parameters))
-    return document
-
-
-def parameters_of(document: Mapping[str, Any]) -> Parameters:
-    """Return the version in a document and check its hash."""
-    try:
-        value = orjson.dumps(document)
-    except orjson.JSONEncodeError as error:  # nested too deeply, or an integer of more than 64 bits
-        raise ParametersError(str(error)) from None
-    return decode_parameters(value)
-
-
-def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bool) -> Parameters:
-    later = {name: record.get(name, first) for name, first in LATER_SETTINGS.items()}
-    if later["features"] is not None:
-        later["features"] = Features.of_document(later["features"])
-    model = _model(later["model"], record, blocks, intercept=later["intercept"] is True)
-    known = {**({} if complete else _planning_defaults(record, model)), **record}
-    named = {name: known[name] for name in SETTINGS if complete or name in known}
-    settings = LearningSettings(**named, **later)
-    listed = _checked(known, "arms", (list,))
-    if not complete:
-        listed = [{"active": True, **arm} for arm in listed]
-    arms = tuple(
-        [
-            Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"], features=arm.get("features", ()))
-            for arm in listed
-        ]
-    )
-    progress = {int(partition): time for partition, time in _checked(known, "progress", (dict,)).items()}
-    if not all(map(is_whole, progress.values())):
-        raise ParametersError("progress must be whole numbers")
-    plain = {name: _checked(known, name, kinds) for name, kinds in _PLAIN.items()}
-    plain["thresholds"] = tuple(plain["thresholds"])
-    plain["ties"] = tuple(_checked({"ties": [], **known}, "ties", (list, tuple)))
-    return Parameters(
-        settings=settings,
-        arms=arms,
-        model=model,
-        progress=progress,
-        answers=_answers(known, blocks),
-        standardisation=_standardisation(known, blocks),
-        pending=_pending(known, blocks, dim=settings.dim, arms=len(arms)),
-        **plain,
-    )
-
-
-def _answers(record: Mapping[str, Any], blocks: Sequence[Block]) -> AnswerCounts | None:
-    if record.get("answer_counts") is None:
-        return None
-    displayed, answered = (_array(record, f"answer_counts.{name}", blocks) for name in _COUNTS)
-    return AnswerCounts(displayed=displayed, answered=answered)
-
-
-def _standardisation(record: Mapping[str, Any], blocks: Sequence[Block]) -> Standardisation | None:
-    if record.get("standardisation") is None:
-        return None
-    centre, scale = (_array(record, f"standardisation.{name}", blocks) for name in ("centre", "scale"))
-    return Standardisation(centre=centre, scale=scale)
-
-
-def _pending(record: Mapping[str, Any], blocks: Sequence[Block], *, dim: int, arms: int) -> ObservedSessions | None:
-    if record.get("pending") is None:
-        return None
-    arrays = {name: _array(record, f"pending.{name}", blocks) for name in ARRAYS}
-    return ObservedSessions.unpack(arrays, dim=dim, arms=arms)
-
-
-def _checked(record: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
-    value = record[name]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ParametersError(f"{name} has the wrong type: {value!r}")
-    return value
-
-
-def _planning_defaults(record: Mapping[str, Any], model: ClickModel) -> dict[str, Any]:
-    """Return what a hand-written file may leave out."""
-    beta = record.get("beta")
-    return {
-        **{f.name: f.default for f in fields(Parameters) if f.default is not MISSING},
-        "version": 0,
-        "progress": {},
-        "radius": beta if isinstance(beta, int | float) else 0.0,
-        "warmup": 0,
-        "dim": model.dim,
-    }
-
-
-def _model(kind: Any, record: Mapping[str, Any], blocks: Sequence[Block], *, intercept: bool) -> ClickModel:
-    if kind not in tuple(MODELS):
-        raise ParametersError(f"unknown model {kind!r}; one of {', '.join(MODELS)}")
-    arrays = {name: _array(record, name, blocks) for name in MODELS[kind].fields}
-    return MODELS[kind].unpack(arrays, intercept=intercept)
-
-
-def _array(record: Mapping[str, Any], name: str, blocks: Sequence[Block]) -> Floats:
-    value: Any = record
-    for part in name.split("."):
-        value = value[part]
-    try:
-        if isinstance(value, Mapping):
-            data = value["data"]
-            block = blocks[int(data[1:])] if data.startswith("@") else data.encode("ascii")
-            return from_base64(block).astype(np.float64).reshape(value["shape"])
-        return np.array(value, dtype=np.float64)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise ParametersError(f"{name} is not an array of numbers: {error}") from None
 
 
 def with_settings(parameters: Parameters, **changes: Any) -> Parameters:

@@ -21,8 +21,9 @@ from typing import Any, Final
 import numpy as np
 
 from worker.errors import FailedError
-from worker.stream.parameters import Parameters, arrays_of
+from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
+from worker.stream.version_encoding import arrays_of
 
 KEPT = 8
 #: The largest relative difference between numbers of the same version on different kinds of machine.

@@ -130,7 +130,8 @@ class Comparison:
         return partitions(topic, self._scale.partitions)
 
     async def _created(self, names: Topics, recording: Recording | None = None) -> None:
-        await prepare(self._connection, names, self._scale.partitions, recording=recording)
+        parameters = None if recording is None else recording.parameters
+        await prepare(self._connection, names, self._scale.partitions, parameters=parameters)
 
     # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
 

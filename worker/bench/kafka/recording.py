@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from worker.bench.kafka.baselines import OutputSizes
-from worker.bench.stream import DIM, HORIZON, RATE, SECOND, environment, simulated_users
+from worker.bench.stream import DIM, HORIZON, MODEL, RATE, SECOND, simulated_users
 from worker.embedded.runner import Embedded
 from worker.simulation.users import TIDY, Sent, Users
 from worker.stream.decoding import decode_decision
@@ -23,6 +23,7 @@ from worker.stream.versions import Versions
 LEARNED_FROM = 6  # seconds of event time that the version is learned from
 # Settings of the measured worker. During a run no window closes and no session expires.
 WINDOW, TIMEOUT, LATENESS = 3_600 * SECOND, 3_600 * SECOND, 5 * SECOND
+QUICK = replace(TIDY, look=(50, 200), transit=(1, 5))  # users whose sessions end within seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +64,9 @@ class Recording:
         )
 
 
-def record(sessions: int, start: int) -> Recording:
+def record(sessions: int, start: int, model: str = MODEL) -> Recording:
     """Serve users who arrive from `start` on, until they have answered all displays."""
-    parameters = learned()
+    parameters = learned(model)
     users = simulated_users(start)
     arrivals = _arrivals(users, sessions)
     serving = Serving(Versions(parameters), topics=Topics())
@@ -98,16 +99,20 @@ def record(sessions: int, start: int) -> Recording:
     )
 
 
-def learned() -> Parameters:
-    """Return a version that was learned from a few thousand users.
+def learned(model: str = MODEL) -> Parameters:
+    """Return a version that was learned from a few thousand users."""
+    return learned_from(LearningSettings(dim=DIM, horizon=HORIZON, model=model), simulated_users(habits=QUICK))
+
+
+def learned_from(
+    settings: LearningSettings, users: Users, *, window: int = WINDOW, timeout: int = TIMEOUT
+) -> Parameters:
+    """Return a version that was learned from users, with the window and the timeout of the measured worker.
 
     It is in force from time 0 on and precedes any journal.
     """
-    settings = LearningSettings(
-        dim=DIM, horizon=HORIZON, warmup=1, window=SECOND, session_timeout=2 * SECOND, lateness=SECOND // 2
-    )
-    users = simulated_users(habits=replace(TIDY, look=(50, 200), transit=(1, 5)))
-    served = Embedded(settings, environment().catalogue())
+    quick = replace(settings, warmup=1, window=SECOND, session_timeout=2 * SECOND, lateness=SECOND // 2)
+    served = Embedded(quick, users.world.catalogue())
     for second in range(LEARNED_FROM):
         now = users.start + (second + 1) * SECOND
         due = list(users.arrivals(second))

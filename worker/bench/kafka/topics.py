@@ -17,9 +17,10 @@ from worker.kafka.clients import admin_client, standalone_consumer
 from worker.kafka.connection import Connection
 from worker.kafka.topics import TopicLayout, create
 from worker.kafka.writer import TopicWriters
-from worker.stream.parameters import encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import Topics
+from worker.stream.version_encoding import encode_parameters
 
 Pair = tuple[bytes, bytes]
 # The default of producers. Batches larger than a consumer's max_partition_fetch_bytes would come from one partition at
@@ -29,11 +30,11 @@ LOOK = 0.01  # seconds between two looks at the end offsets
 PATIENCE = 120.0  # seconds without a new record before a run counts as failed
 
 
-async def prepare(connection: Connection, names: Topics, count: int, *, recording: Recording | None = None) -> None:
-    """Create topics with `count` partitions; with a recording, publish its parameters."""
+async def prepare(connection: Connection, names: Topics, count: int, *, parameters: Parameters | None = None) -> None:
+    """Create topics with `count` partitions, and publish a version if one is given."""
     await create(connection, names, TopicLayout(partitions=count))
-    if recording is not None:
-        value = encode_parameters(recording.parameters)
+    if parameters is not None:
+        value = encode_parameters(parameters)
         await fill(connection, {(names.parameters, 0): [(b"1", value)]})
 
 
