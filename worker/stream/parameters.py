@@ -27,6 +27,7 @@ from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.bandit.schedule import theory_radius
 from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
+from worker.stream.budget import ALL, Shares
 from worker.stream.features import Features
 from worker.stream.observed import ARRAYS, ObservedSessions
 from worker.stream.packing import Block, cut, from_base64, pieces, to_base64
@@ -40,6 +41,7 @@ class Parameters:
 
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
+    `shares` are those of the sessions that serving journals.
     """
 
     version: int
@@ -64,6 +66,7 @@ class Parameters:
     answers: AnswerCounts | None = field(default=None, repr=False)
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
+    shares: Shares = ALL
     _sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:
@@ -87,6 +90,7 @@ class Parameters:
             shape = (self.settings.horizon, len(self.arms))
             if self.answers.displayed.shape != shape:
                 raise ParametersError(f"answers have the shape {self.answers.displayed.shape}, not {shape}")
+        self.shares.check()
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
         object.__setattr__(self, "ties", tuple(map(float, self.ties)))
         object.__setattr__(self, "radius", float(self.radius))
@@ -270,6 +274,8 @@ def _record(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
             record[name] = value.document() if isinstance(value, Features) else value
     if parameters.ties:
         record["ties"] = parameters.ties
+    if parameters.shares != ALL:
+        record["learn_shares"] = parameters.shares._asdict()
     blocks: list[Block] = []
     for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")
@@ -384,6 +390,7 @@ def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bo
         answers=_answers(known, blocks),
         standardisation=_standardisation(known, blocks),
         pending=_pending(known, blocks, dim=settings.dim, arms=len(arms)),
+        shares=Shares.of_document(_checked({"learn_shares": {}, **known}, "learn_shares", (dict,))),
         **plain,
     )
 
