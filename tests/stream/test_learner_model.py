@@ -756,7 +756,7 @@ class CommitsFirst(Server):
 
 
 def test_the_model_notices_a_system_that_judges_by_one_plan() -> None:
-    _, half = run(range(SCHEDULES // 8), live=True, stormy=True, server=JudgesByOnePlan)
+    _, half = run(range(SCHEDULES // 12), live=True, stormy=True, server=JudgesByOnePlan)
     assert half > SCHEDULES // 800
 
 

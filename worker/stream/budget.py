@@ -50,8 +50,10 @@ class Shares(NamedTuple):
             return cls()
         exploring = min(exploring, float(sessions))
         rest = sessions - exploring
-        others = max((at_most - exploring) / rest if rest else 0.0, LEAST_OF_OTHERS * at_most / sessions)
-        return cls(min(1.0, (at_most - others * rest) / exploring) if exploring else 1.0, others)
+        least = LEAST_OF_OTHERS * at_most / sessions
+        if rest and (others := (at_most - exploring) / rest) >= least:
+            return cls(1.0, others)
+        return cls(min(1.0, (at_most - least * rest) / exploring), least)
 
     @classmethod
     def of_document(cls, document: Mapping[str, float]) -> Shares:
