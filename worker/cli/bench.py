@@ -51,6 +51,11 @@ def run_kafka(options: argparse.Namespace) -> int:
 
     if options.soak:
         return _show("kafka soak", soak.measure(options.broker, count=options.partitions), soak.FIGURES, options.json)
+    if options.overload:
+        from worker.bench.kafka import overload
+
+        measured = overload.measure(options.broker, count=options.partitions)
+        return _show("kafka overload", measured, overload.FIGURES, options.json)
     scale = comparison.Scale(partitions=options.partitions)
     if options.latency:
         from worker.bench.kafka import rates
@@ -87,6 +92,7 @@ KAFKA = CommandSpec(
         "adcascade bench kafka --broker 127.0.0.1:9092 --json kafka.json",
         "adcascade bench kafka --latency",
         "adcascade bench kafka --soak",
+        "adcascade bench kafka --overload",
     ),
     options=(
         Option("broker", "broker to measure on (default: one that is started for the benchmark)", metavar="HOST:PORT"),
@@ -100,6 +106,12 @@ KAFKA = CommandSpec(
         Option(
             "latency",
             "only live traffic as a client sees it: 20 to 5,000 arrivals per second on 8 partitions",
+            flag=True,
+            default=False,
+        ),
+        Option(
+            "overload",
+            "flat-out traffic for 5 minutes instead, with a low --learn-at-most: lag of the journal, late versions",
             flag=True,
             default=False,
         ),
