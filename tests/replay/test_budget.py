@@ -7,7 +7,7 @@ import pytest
 from worker.replay.relearn import relearn
 
 from ..golden.recording import record
-from .logs import Recorded, Replay, hashes, journal, lines_of, payload, recorded_hashes
+from .logs import Recorded, Replay, change, hashes, journal, lines_of, payload, recorded_hashes, without
 
 AT_MOST = 12
 
@@ -31,3 +31,24 @@ def test_the_log_verifies_and_learning_again_gives_the_same_versions(sampled: Re
         assert (report.mismatches, report.unverified) == (0, 0), report.findings.as_json()
         assert hashes(report) == recorded_hashes(sampled.lines)
         assert report.sessions >= 230
+
+
+def test_a_share_that_does_not_fit_the_plan_is_a_mismatch(sampled: Recorded, replayed: Replay) -> None:
+    lines = sampled.copy()
+    line = next(line for line in journal(lines, "opened") if payload(line).get("share", 1.0) < 1)
+    change(line, share=payload(line)["share"] / 2)
+    report = replayed(lines)
+    assert "share" in {mismatch["name"] for mismatch in report.findings.as_json()}
+
+
+def test_without_a_journal_and_with_other_settings_the_sessions_are_chosen_anew(
+    sampled: Recorded, replayed: Replay
+) -> None:
+    for lines, options in (
+        (without(sampled.lines, "journal"), {}),
+        (sampled.lines, {"changes": {"learn_at_most": 6}}),
+        (sampled.lines, {"changes": {"learn_at_most": 0}}),
+    ):
+        report = replayed(lines, relearn, **options)
+        assert report.sessions >= 230, "all sessions are counted"
+        assert len(report.versions) >= 5
