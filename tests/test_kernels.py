@@ -58,7 +58,7 @@ def test_the_tests_run_with_the_pinned_kernels():
 #: What the first release did, as options.
 FIRST_RELEASE = (
     *("--environment", "opposite", "--model", "additive", "--no-intercept", "--answers", "all", "--no-standardise"),
-    *("--policy", "aucbbp", "--bonus", "value", "--beta", "2.5", "--ridge", "0.5"),
+    *("--policy", "aucbbp", "--bonus", "value", "--beta", "2.5", "--ridge", "0.5", "--learn-at-most", "0"),
 )
 
 

@@ -86,6 +86,8 @@ class Joins:
             emits.decisions.append((key, value))
         return emits
 
+    opened = None  # nothing to count
+
     def acknowledged(self, progress_time: int) -> None:
         """Delete nothing."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.runner import RunnerStart, ServeRunner
 from worker.serve.service import EmbeddedService
+from worker.stream.budget import Shares, journaled
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -293,3 +296,24 @@ def test_a_runner_restored_from_its_steps_knows_its_sessions(tmp_path):
         assert await scene.service.session("nobody") is None
 
     play(tmp_path, after, start=start)
+
+
+def test_beyond_the_budget_a_share_is_journaled_and_progress_counts_all(tmp_path: Path) -> None:
+    names = [f"user-{n}" for n in range(30)]
+
+    async def story(scene: Scene) -> None:
+        scene.versions.replace_first(replace(scene.versions.newest, shares=Shares(0.3, 0.3)))
+        for name in names:
+            await scene.report(await scene.arrive(name), True)
+        scene.now += 3_600_000
+        with suppress(UnknownSessionError):
+            await scene.report({"session_id": "nobody", "position": 1, "arm": "hat"}, True)
+
+    scene = play(tmp_path, story)
+    kept = {name for name in names if journaled(LEARNING.salt, name, 0.3) != 0}
+    assert {(fact["kind"], fact["session_id"]) for fact in scene.facts()} == {
+        (kind, name) for kind in ("opened", "feedback") for name in kept
+    }
+    steps = [json.loads(value) for step in remaining(tmp_path, 0) for _, value in step.journal]
+    (start, count) = [fact["opened"] for fact in steps if fact["kind"] == "progress"][-1][-1]
+    assert (start, count) == (START - START % LEARNING.window, 30)

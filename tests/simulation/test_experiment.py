@@ -221,3 +221,17 @@ def test_the_estimator_of_the_paper_runs_on_the_paper_s_model_unless_told_otherw
     assert ExperimentSettings(estimator="paper", intercept=True).intercept is True
     assert ExperimentSettings(estimator="paper", model="personal").intercept is True
     assert ExperimentSettings().intercept is True
+
+
+def test_with_a_budget_a_share_is_learned_from_and_users_and_answers_stay_the_same():
+    def made(at_most):
+        settings = ExperimentSettings(environment="tastes", model="personal", episodes=12, learn_at_most=at_most)
+        return run_task(settings, ExperimentTask(policy="aucbbp", users=400, seed=3))
+
+    everything, share, enough = made(0), made(100), made(400)
+    assert everything.learned == 12 * 400
+    assert share.learned == pytest.approx(400 + 11 * 100, rel=0.25)
+    assert share.oracle == everything.oracle
+    assert share.regret[:2] == everything.regret[:2], "the first episode is learned from whole"
+    assert share.lost() < everything.lost() + 0.05
+    assert enough.regret == everything.regret

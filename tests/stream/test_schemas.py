@@ -25,6 +25,7 @@ from jsonschema import Draft202012Validator
 
 from tests.first_release import FIRST_RELEASE
 from worker.errors import ParametersError
+from worker.stream.budget import Shares
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS, ArmEntry
 from worker.stream.features import Features
@@ -235,7 +236,9 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
     waiting = replace(Parameters.first(LearningSettings(dim=3), (Arm(arm="a", reward=1.0),)), pending=empty)
     pending = json.loads(encode_parameters(waiting))
     additive = replace(
-        Parameters.first(LearningSettings(dim=3, model="additive"), (Arm(arm="a", reward=1.0),)), ties=(0.5,) * 5
+        Parameters.first(LearningSettings(dim=3, model="additive"), (Arm(arm="a", reward=1.0),)),
+        ties=(0.5,) * 5,
+        shares=Shares(1.0, 0.25),
     )
     tied = json.loads(encode_parameters(additive))
     for made in (pending, tied):

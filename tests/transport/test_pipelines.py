@@ -57,6 +57,8 @@ class Echo:
             emits.decisions.append((name, b"decision"))
         return emits
 
+    opened = None
+
     def acknowledged(self, progress_time: int) -> None:
         self.progress.append(progress_time)
 
@@ -301,7 +303,7 @@ async def test_progress_is_written_when_all_before_the_ends_is_acknowledged_and_
     (pipeline,) = bench.pipelines.by_partition.values()
     await bench.take(0, 4)
     await bench.take(0, 2, tp=CLICKS)
-    pipeline.set_target(1000, {ARRIVALS: 4, CLICKS: 3}, b"progress", lambda stamp, written_at: True)
+    pipeline.set_target(1000, {ARRIVALS: 4, CLICKS: 3}, lambda: b"progress", lambda stamp, written_at: True)
     await bench.kafka.persist_all()
     assert None not in bench.kafka.written(TOPICS.journal), "a click is missing"
     assert not pipeline.needs_target

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
+import orjson
 import pytest
 from aiokafka.structs import TopicPartition
 
@@ -15,6 +18,7 @@ from worker.kafka.pipelines import PartitionPipelines
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
+from worker.stream.budget import ALL, Shares, journaled
 from worker.stream.decoding import Limits
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
@@ -37,10 +41,10 @@ def produce(golden: Golden, kafka: FakeTransport, *, since: int = 0, until: int 
 class WorkerOnFake:
     """A worker without learner process and web server; its clock is `error` milliseconds wrong."""
 
-    def __init__(self, kafka: FakeTransport, *, error: int = 0) -> None:
+    def __init__(self, kafka: FakeTransport, *, error: int = 0, shares: Shares = ALL) -> None:
         self.metrics = Metrics()
         self.now, self.error = START, error
-        zero = Parameters.first(settings(), ARMS)
+        zero = replace(Parameters.first(settings(), ARMS), shares=shares)
         published = PublishedParameters(zero, [zero], self.metrics)
         clocks = {"clock": lambda: self.now + self.error, "steady": lambda: self.now}
         processors = StreamProcessors(published, TOPICS, self.metrics, limits=Limits(), **clocks)
@@ -74,12 +78,11 @@ def is_golden(kafka: FakeTransport, golden: Golden) -> bool:
     return [version.sha256 for version in versions if version.version] == golden.hashes[1:]
 
 
-@pytest.mark.parametrize("seed", range(12))
-@in_loop
-async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journal(golden: Golden, seed: int) -> None:
-    chance, kafka = random.Random(seed), FakeTransport(TOPICS)
+async def disturbed(golden: Golden, kafka: FakeTransport, seed: int, shares: Shares = ALL) -> WorkerOnFake:
+    """Let workers serve the golden inputs that crash and rebalance anywhere; return the last, after its progress."""
+    chance = random.Random(seed)
     produce(golden, kafka)
-    worker, members = WorkerOnFake(kafka), 0
+    worker, members = WorkerOnFake(kafka, shares=shares), 0
     await kafka.rebalance(worker.pipelines, range(PARTITIONS), "member-0")
     inputs = [tp for tp in kafka.durable if tp.topic in TOPICS.inputs]
     for step in range(10**5):
@@ -95,11 +98,19 @@ async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journa
         if action > 0.99 and step < 2_000:
             if chance.random() < 0.5:  # kill -9: a new process joins
                 kafka.lose_pending()
-                worker, members = WorkerOnFake(kafka), members + 1
+                worker, members = WorkerOnFake(kafka, shares=shares), members + 1
             await kafka.rebalance(worker.pipelines, range(PARTITIONS), f"member-{members}")
     worker.now = golden.sent[-1].at + 60 * SECOND
     await worker.progress.set_targets()
     await kafka.persist_all()
+    return worker
+
+
+@pytest.mark.parametrize("seed", range(12))
+@in_loop
+async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journal(golden: Golden, seed: int) -> None:
+    kafka = FakeTransport(TOPICS)
+    worker = await disturbed(golden, kafka, seed)
     assert is_golden(kafka, golden)
     assert worker.imbalance() == 0
     # Feedback of several positions in one batch is answered once, and the batches differ.
@@ -107,6 +118,31 @@ async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journa
     common = ours.keys() & theirs.keys()
     assert len(common) > 10
     assert {key: ours[key] for key in common} == {key: theirs[key] for key in common}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@in_loop
+async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count_all(golden: Golden, seed: int) -> None:
+    kafka, share = FakeTransport(TOPICS), 0.4
+    worker = await disturbed(golden, kafka, seed, Shares(share, share))
+    journal = [orjson.loads(record.value or b"") for record in kafka.durable[TopicPartition(TOPICS.journal, 0)]]
+    bodies = [orjson.loads(fact) for fact in golden.facts]
+    kept = {body["session_id"] for body in bodies if journaled(settings().salt, body["session_id"], share) != 0}
+    assert 10 < len(kept) < 40
+
+    def facts(kind: str, found: list[dict[str, Any]]) -> set[bytes]:
+        return {orjson.dumps(one) for one in found if one["kind"] == kind and one["session_id"] in kept}
+
+    expected = [{**body, "share": share} for body in bodies if body["kind"] == "opened"]
+    assert facts("opened", journal) == facts("opened", expected)
+    assert {one["session_id"] for one in journal if one["kind"] == "opened"} == kept
+    assert facts("feedback", journal) == facts("feedback", bodies)
+    counts: dict[tuple[int, int], int] = {}
+    for one in journal:
+        for start, count in one.get("opened", ()):
+            counts[one["partition"], start] = max(counts.get((one["partition"], start), 0), count)
+    assert sum(counts.values()) == 60
+    assert worker.imbalance() == 0
 
 
 def test_progress_in_the_background_ends_all_sessions(golden: Golden) -> None:

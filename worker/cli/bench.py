@@ -60,6 +60,11 @@ def run_kafka(options: argparse.Namespace) -> int:
 
         measured = new_versions.measure(options.broker, new_versions.Scale())
         return _show("kafka versions", measured, new_versions.FIGURES, options.json)
+    if options.overload:
+        from worker.bench.kafka import overload
+
+        measured = overload.measure(options.broker, count=options.partitions)
+        return _show("kafka overload", measured, overload.FIGURES, options.json)
     scale = comparison.Scale(partitions=options.partitions)
     if options.latency:
         from worker.bench.kafka import rates
@@ -98,6 +103,7 @@ KAFKA = CommandSpec(
         "adcascade bench kafka --rebalance",
         "adcascade bench kafka --versions",
         "adcascade bench kafka --soak",
+        "adcascade bench kafka --overload",
     ),
     options=(
         Option("broker", "broker to measure on (default: one that is started for the benchmark)", metavar="HOST:PORT"),
@@ -123,6 +129,12 @@ KAFKA = CommandSpec(
         Option(
             "versions",
             "only live traffic at 200 arrivals per second, with and without a version of 1,000 ads every 10 s",
+            flag=True,
+            default=False,
+        ),
+        Option(
+            "overload",
+            "flat-out traffic for 5 minutes instead, with a low --learn-at-most: lag of the journal, late versions",
             flag=True,
             default=False,
         ),

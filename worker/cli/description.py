@@ -10,6 +10,7 @@ import numpy as np
 from worker.bandit.arrays import sigmoid
 from worker.bandit.personal import PersonalModel
 from worker.console import table
+from worker.stream.budget import ALL
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LATER_SETTINGS, SETTINGS
 from worker.stream.tastes import AdProfile, Taste, context_columns
@@ -32,6 +33,8 @@ def describe(parameters: Parameters) -> dict[str, Any]:
         "folds": parameters.folds,
         "observations": parameters.observations,
         "explore_budget": parameters.explore_budget,
+        "expected_sessions": parameters.expected_sessions,
+        "learn_shares": parameters.shares._asdict(),
         "parameter_norm": model.norm,
         "smallest_eigenvalue": model.smallest_eigenvalue if parameters.arms else None,
         "tastes": model.tastes if isinstance(model, PersonalModel) else None,
@@ -92,6 +95,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         f"  policy {settings['policy']}, bonus {settings['bonus']}, β {settings['beta']}, {settings['estimator']}",
         f"  model {_model(details)}; ‖θ‖ {details['parameter_norm']:.4g}",
         f"  answers {_answers(details)}; contexts {_contexts(parameters)}",
+        *([f"  {_shares(details)}"] if parameters.shares != ALL else []),
         "",
         table(
             ["arm", "reward", "active", "click at x=0", "log-odds", "± deviation", *(["answered"] if answered else [])],
@@ -114,6 +118,14 @@ def _answers(details: dict[str, Any]) -> str:
     if rates is None:
         return "not learned: all displays count as answered"
     return f"learned, by position × {', '.join(f'{rate:.3f}' for rate in rates)}"
+
+
+def _shares(details: dict[str, Any]) -> str:
+    shares, most = details["learn_shares"], details["settings"]["learn_at_most"]
+    return (
+        f"learns from {shares['exploring']:.3g} of the sessions that explore and {shares['others']:.3g} of the others, "
+        f"about {most:,} of {details['expected_sessions']:,} per window"
+    )
 
 
 def _contexts(parameters: Parameters) -> str:

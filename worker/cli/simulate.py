@@ -70,6 +70,7 @@ OPTIONS = (
         default=None,
     ),
     *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "epsilon", "ridge"),
+    setting("learn-at-most", default=DEFAULTS.learn_at_most, help="sessions per episode that are learned from; 0: all"),
     setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
         "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users
@@ -166,6 +167,7 @@ def _title(settings: ExperimentSettings) -> str:
         f"warm-up {settings.warmup}",
         *(["answer rates learned"] if settings.answers == "learned" else []),
         *([] if settings.repeats else ["no repeats"]),
+        *([f"learns from {settings.learn_at_most:,} sessions per episode"] if settings.learn_at_most else []),
     ]
     return f"{', '.join(world)}\n{', '.join(learning)}"
 
@@ -213,6 +215,7 @@ COMMAND = CommandSpec(
         "adcascade simulate --environment leaving --model personal --episodes 200",
         "adcascade simulate --environment digits --model personal --episodes 100 --seeds 5",
         "adcascade simulate --environment tastes --model personal --features 3 --arms 30 --new-arms 20 --new-at 100",
+        "adcascade simulate --environment tastes --model personal --users 50000 --episodes 20 --learn-at-most 5000",
         "adcascade simulate --policy ucbbp --no-intercept --estimator paper --bonus paper --beta theory --json -",
         "adcascade simulate --plot-structure structure.svg --seeds 1",
     ),

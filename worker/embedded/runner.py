@@ -176,7 +176,11 @@ class Embedded:
         self.time = max(self.time, now)
         # A state folder may have been written with more partitions. The others are empty, and must not delay windows.
         count = max(len(self.tasks), self.learner.partitions)
-        progress = [Progress(partition=partition, partitions=count, time=self.time) for partition in range(count)]
+        opened = [*(task.opened for task in self.tasks), *(None for _ in range(count - len(self.tasks)))]
+        progress = [
+            Progress(partition=partition, partitions=count, time=self.time, opened=counts)
+            for partition, counts in enumerate(opened)
+        ]
         self._journal([(None, encode_progress(one)) for one in progress])
         for partition, task in enumerate(self.tasks):
             task.acknowledged(self.time)

@@ -109,6 +109,8 @@ def evaluate_log(
             notes.append(f"{reader.bad} bad lines skipped; the first: {reader.first_bad}")
         if findings.count:
             notes.append(f"{findings.count} records contradict others or are damaged (see adcascade replay)")
+        if logged.share < 1:
+            notes.append(f"the log has a share of the sessions only: evaluated on {logged.share:.1%} of every kind")
         if change.parameters is not None:
             notes.extend(_seen_before(change, log))
     evaluation = evaluate(

@@ -7,6 +7,9 @@ Rules that hold in this file:
   by the same join as for the learner.
 - Only complete sessions count: their timeout is over before the last record of the log. This depends on the arrival
   time and not on the answers, so it does not bias the estimates.
+- Where a share of the sessions is journaled (`worker.stream.budget`), the others count by their decisions, if the log
+  has these with the arrivals. Else sessions are left out until all kinds have the same share: those whose number is
+  not below the lowest share. So no estimator needs weights for it.
 - A session that was opened with several slates (after a crash) is left out, because its rule is uncertain.
 - Memory: a few hundred bytes per session. The log itself may be larger.
 """
@@ -20,6 +23,7 @@ from typing import Final, NamedTuple
 
 from worker.logs.ordered import Entry, OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
+from worker.stream.chance import journal_number
 from worker.stream.contexts import pack_context
 from worker.stream.events import Mode
 from worker.stream.session import answered
@@ -30,6 +34,7 @@ NO_VERSION: Final = "version not in the log"
 NO_SLATE: Final = "slate not in the log"
 SEVERAL: Final = "opened with several slates"
 FALLBACK: Final = "served by the fallback"
+BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
 
 class Opening(NamedTuple):
@@ -65,11 +70,14 @@ class LoggedSessions:
 
     def __init__(self, log: OrderedLog, entries: Iterable[Entry]) -> None:
         self.by_version: dict[int, list[LoggedSession]] = {}
-        self.left_out: Counter[str] = Counter()  # by reason
+        self.left_out: Counter[str] = Counter()  # by reason; `share` is the share of all sessions that is left
         self._known = log.versions.known
         reader = TraceReader(log)
+        self.share = 1.0
         for trace in reader.read(entries):
             self._add(trace, reader.latest)
+        if self.share < 1:
+            self._thin_out()
 
     def _add(self, trace: SessionTrace, latest: int) -> None:
         decision = next((decision for _, decision in reversed(trace.decisions) if decision.position == 1), None)
@@ -84,6 +92,8 @@ class LoggedSessions:
             arrival = trace.arrivals[-1]
             context = pack_context(arrival.context)
             openings = {Opening(decision.parameters_version, decision.slate, decision.mode, context, arrival.exclude)}
+        elif decision is None or not trace.arrivals:
+            self.share = min([self.share, *(o.share for _, o in trace.openings if o.share is not None)])
         reason = self._reason_to_leave_out(openings)
         if reason is not None:
             self.left_out[reason] += 1
@@ -104,6 +114,15 @@ class LoggedSessions:
         self.by_version.setdefault(opening.version, []).append(
             LoggedSession(trace.session_id, trace.arrived_at, opening, propensity, shown, clicked)
         )
+
+    def _thin_out(self) -> None:
+        """Leave out sessions until every kind of session has the same share, the lowest."""
+        for version, sessions in self.by_version.items():
+            salt = self._known[version].settings.salt
+            kept = [session for session in sessions if journal_number(salt, session.session_id) < self.share]
+            self.left_out[BEYOND] += len(sessions) - len(kept)
+            self.by_version[version] = kept
+        self.by_version = {version: sessions for version, sessions in self.by_version.items() if sessions}
 
     def _reason_to_leave_out(self, openings: set[Opening]) -> str | None:
         if len(openings) != 1:

@@ -35,6 +35,10 @@ OnStages = Callable[[Sequence[tuple[str, float]]], None]
 class PartitionTask(Protocol):
     """Serves one assigned partition, arrivals and clicks together. Synchronous; called from one thread only."""
 
+    @property
+    def opened(self) -> tuple[tuple[int, int], ...] | None:
+        """The sessions opened by the start of their window, for progress; None where all are journaled."""
+
     def restore(self, records: Iterable[Record]) -> None:
         """Take a part of the session table, a changelog record per session; called before anything else."""
 
@@ -130,7 +134,7 @@ class PartitionPipeline:
         self._on_stages = on_stages
         self._most_bytes = most_bytes
         self._in_flight: deque[_InFlight] = deque()
-        self._target: tuple[int, Mapping[TopicPartition, int], bytes, ConfirmProgress] | None = None
+        self._target: tuple[int, Mapping[TopicPartition, int], Callable[[], bytes], ConfirmProgress] | None = None
         self._writing_progress = False
         self._retired = False
 
@@ -225,9 +229,9 @@ class PartitionPipeline:
         return self._target is None and not self._writing_progress
 
     def set_target(
-        self, time: int, ends: Mapping[TopicPartition, int], record: bytes, confirm: ConfirmProgress
+        self, time: int, ends: Mapping[TopicPartition, int], record: Callable[[], bytes], confirm: ConfirmProgress
     ) -> None:
-        """Write `record`, the progress up to `time`, once everything before `ends` is acknowledged.
+        """Write what `record` returns, the progress up to `time`, once everything before `ends` is acknowledged.
 
         The task takes the progress if `confirm` does, which gets the broker's time of the record.
         """
@@ -241,7 +245,7 @@ class PartitionPipeline:
         if any(self.acknowledged[tp] < end for tp, end in ends.items()):
             return
         self._target, self._writing_progress = None, True
-        (batch,) = self._writers.journal.write([(None, record)])
+        (batch,) = self._writers.journal.write([(None, record())])
         done = partial(self._on_progress, time, batch.future, confirm)
         batch.future.add_done_callback(partial(self._when_durable, done))
 

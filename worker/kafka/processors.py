@@ -55,6 +55,11 @@ class PartitionServing:
         self._metrics = metrics
         self._on_release = on_release
 
+    @property
+    def opened(self) -> tuple[tuple[int, int], ...] | None:
+        """The sessions opened by the start of their window, for progress; None where all are journaled."""
+        return self.serving.opened
+
     def restore(self, records: Iterable[Record]) -> None:
         """Take over the sessions of the changelog."""
         self._metrics.add(self.serving.restore(records))

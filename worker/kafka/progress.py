@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from aiokafka.errors import KafkaError
 
 from worker.kafka.clock import ComparedClock
+from worker.kafka.pipeline import PartitionPipeline
 from worker.kafka.pipelines import PartitionPipelines
 from worker.kafka.transport import Transport
 from worker.stream.encoding import encode_progress
@@ -60,6 +62,12 @@ class ProgressReporter:
         if not self._pipelines.accepts(generation):
             return
         for pipeline in pipelines:
-            progress = Progress(partition=pipeline.partition, partitions=self._partitions, time=time)
             own = {tp: ends[tp] for tp in pipeline.expected}
-            pipeline.set_target(time, own, encode_progress(progress), self._clock.confirm)
+            pipeline.set_target(time, own, partial(self._record, pipeline, time), self._clock.confirm)
+
+    def _record(self, pipeline: PartitionPipeline, time: int) -> bytes:
+        """Return the progress record; made when it is written, so that no session that was opened is missing."""
+        opened = pipeline.task.opened
+        return encode_progress(
+            Progress(partition=pipeline.partition, partitions=self._partitions, time=time, opened=opened)
+        )

@@ -47,6 +47,7 @@ def _labelled(snapshot: Snapshot) -> dict[str, Series]:
         "consumer_lag_records": {(topic,): value for topic, value in snapshot.lag.items()},
         "troubles_total": {(name,): total for name, total in snapshot.trouble_totals.items()},
         "trouble": {(name, TROUBLES[name].level): name in active for name in snapshot.trouble_totals},
+        "learn_share": {} if snapshot.parameters is None else _each(**snapshot.parameters.shares._asdict()),
         "build_info": {(__version__, platform.python_version()): 1.0},
     }
 
@@ -62,6 +63,7 @@ def _counted(tally: Tally, positions: tuple[str, ...]) -> dict[str, Series]:
         "arrivals_classified_total": _each(
             opened=tally.opened, repeated=tally.repeated, unremembered=tally.unremembered, dead=tally.dead_arrivals
         ),
+        "journaled_sessions_total": _each(yes=tally.opened - tally.unjournaled, no=tally.unjournaled),
         "open_sessions": {(): open_sessions(tally)},
         "sessions_ended_total": {(how,): tally.ended[how] for how in ENDINGS},
         "sessions_recovered_total": {(): tally.recovered},

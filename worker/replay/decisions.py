@@ -22,6 +22,8 @@ from worker.logs.findings import Kind, Mismatch
 from worker.logs.ordered import Entry, OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.replay.report import ReplayReport
+from worker.stream.budget import ALL
+from worker.stream.chance import journal_number
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Decision, Opened
 from worker.stream.session import answered, objection
@@ -116,7 +118,8 @@ class DecisionAudit:
             called = self._versions.called_for(trace.arrived_at)
             difference = ("parameters_version", called, version)
         if difference is None and decision.position > 1 and not self._passed(trace, decision, slates):
-            if trace.arrived_at + self._timeout > self._log.last_feedback:
+            unjournaled = not trace.openings and self._is_sampled(version) and not self._log.counts.get("clicks")
+            if unjournaled or trace.arrived_at + self._timeout > self._log.last_feedback:
                 report.unverified_because["feedback"] += 1
                 return
             difference = ("feedback", f"position {decision.position - 1} passed over", "no such feedback")
@@ -134,10 +137,23 @@ class DecisionAudit:
         ):
             difference = ("context", trace.candidates[0].context, opened.context)
         version = opened.parameters_version
+        if difference is None:
+            difference = self._share_difference(opened, version)
         if difference is None and self._versions.judge(version, trace.arrived_at) == "not in force":
             difference = ("parameters_version", self._versions.called_for(trace.arrived_at), version)
         if difference is not None:
             self._add_mismatch("opened", line, trace, None, version, difference)
+
+    def _share_difference(self, opened: Opened, version: int) -> Difference | None:
+        """Compare the share of a journaled session with that of its plan; other plans may have a higher one."""
+        parameters = self._versions.planner(version).parameters
+        least = parameters.shares.of_slate(opened.modes)
+        share = 1.0 if opened.share is None else opened.share
+        if share < least or (share > least and least == 1):
+            return "share", least, share
+        if journal_number(parameters.settings.salt, opened.session_id) >= share:
+            return "share", "not journaled", share
+        return None
 
     def _within_arrivals(self, entry: Entry) -> bool:
         """Return whether the arrival of a decision must be in the log; both are in the same partition."""
@@ -154,6 +170,9 @@ class DecisionAudit:
             for feedback in trace.feedback
             for slate in slates
         )
+
+    def _is_sampled(self, version: int) -> bool:
+        return self._versions.planner(version).parameters.shares != ALL
 
     def _add_mismatch(
         self, kind: Kind, line: int, trace: SessionTrace, position: int | None, version: int, difference: Difference

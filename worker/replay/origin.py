@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from worker.errors import InputError
 from worker.logs.ordered import OrderedLog
@@ -32,15 +33,20 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """The orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress."""
+    """The orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress.
+
+    `opened` is the number of sessions by the start of their window, where not all were journaled.
+    """
 
     orders: Sequence[tuple[int, int, Order]]
     end: int | None
+    opened: Mapping[int, int] = field(default_factory=dict)
 
 
 def read_timetable(log: OrderedLog) -> Timetable:
     """Read orders and progress from the recorded journal."""
     progress: dict[int, int] = {}
+    counts: dict[tuple[int, int], int] = {}  # by start of the window and partition
     orders: list[tuple[int, int, Order]] = []
     for offset, value, timestamp in log.journal_records():
         try:
@@ -51,10 +57,16 @@ def read_timetable(log: OrderedLog) -> Timetable:
             for partition in range(len(progress), event.partitions):
                 progress[partition] = 0
             progress[event.partition] = max(progress[event.partition], event.time)
+            for start, sessions in event.opened or ():
+                key = start, event.partition
+                counts[key] = max(counts.get(key, 0), sessions)
         elif isinstance(event, Order):
             orders.append((min(progress.values(), default=0), offset, event))
     end = min(progress.values(), default=0) or max(progress.values(), default=0)
-    return Timetable(orders, end or None)
+    opened: Counter[int] = Counter()
+    for (start, _), sessions in counts.items():
+        opened[start] += sessions
+    return Timetable(orders, end or None, opened)
 
 
 def find_origin(log: OrderedLog, *, changes: dict[str, object], arms: Sequence[Arm] | None) -> Origin:

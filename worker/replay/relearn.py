@@ -8,6 +8,9 @@ Rules that hold in this file:
 - The slate of a session is the recorded one: that of `opened` in the journal, else that of the decision for its first
   position. Without a record, the slate is planned by the versions learned here. A session that the journal lacks and
   that was answered in mode `fallback` was not remembered, for want of room. It is left out.
+- The learner takes the sessions that the recorded journal has, and the number of all sessions from its progress. If it
+  is to differ from the recorded one (other settings or arms), or if the log has no journal, sessions are chosen anew,
+  by the shares of the versions made here.
 - Time runs up to the watermark of the recorded progress (the highest progress, if some partition never reported any);
   without progress, to the end of the last window. No record is late in event time: records that were too late for
   their window are folded now, and such versions differ from the recorded ones.
@@ -22,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
+
 from worker.logs.findings import Mismatch
 from worker.logs.format import NO_TIMESTAMP
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, OrderedLog
@@ -31,6 +36,7 @@ from worker.logs.traces import UNLIMITED
 from worker.replay.origin import Origin, Timetable, find_origin, read_timetable
 from worker.replay.report import ReplayReport, Status, VersionResult, read_traffic
 from worker.replay.versions import hash_differs, is_lost
+from worker.stream.budget import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoders import context_encoder
@@ -89,6 +95,8 @@ class Relearner:
         self._add_versions(self._learner.begin().versions)
         self._orders = deque((at, order) for at, offset, order in timetable.orders if offset > origin.made_at)
         self._end = timetable.end
+        self._recorded_counts = timetable.opened if origin.compared else {}
+        self._counts = OpenedCounts()
         self._progressed = -1  # time of the last progress
         self._facts: list[tuple[int, bytes]] = []
         self._offset = 0
@@ -191,8 +199,9 @@ class Relearner:
             return
         if not fitting and self._has_openings and decided is not None and decided.mode == "fallback":
             return
+        self._counts.add(arrival.occurred_at, self._learner.settings.window)
         for opened in fitting:
-            self._fact(encode_opened(opened))
+            self._journal(opened)
         if not fitting and decided is not None:
             modes = (decided.mode,) * len(decided.slate)
             self._pin(arrival, decided.slate, modes, decided.parameters_version)
@@ -226,6 +235,23 @@ class Relearner:
             exclude=arrival.exclude,
             parameters_version=version,
         )
+        if not (self._compared and self._is_left_out(version)):
+            self._journal(opened)
+
+    def _is_left_out(self, version: int) -> bool:
+        """Return whether a session that the recorded journal lacks was left out of it on purpose."""
+        return self._has_openings and any(
+            one.version == version and one.shares != ALL for one in self._versions.history
+        )
+
+    def _journal(self, opened: Opened) -> None:
+        """Add a session to the new journal; where it need not be the recorded one, by the shares of its version."""
+        if not (self._compared and self._has_openings):
+            version = self._versions.at(opened.arrived_at).parameters
+            share = journaled(version.settings.salt, opened.session_id, version.shares.of_slate(opened.modes))
+            if share == 0:
+                return
+            opened = msgspec.structs.replace(opened, share=share)
         self._fact(encode_opened(opened))
 
     def _plan(self) -> None:
@@ -265,8 +291,18 @@ class Relearner:
         self._plan()
         if time > self._progressed:
             self._progressed = time
-            self._fact(encode_progress(Progress(partition=0, partitions=1, time=time)))
+            self._fact(encode_progress(Progress(partition=0, partitions=1, time=time, opened=self._opened(time))))
         self._learn()
+
+    def _opened(self, time: int) -> tuple[tuple[int, int], ...] | None:
+        """Return the number of sessions of the windows that are not closed before this time."""
+        first = self._learner.closed_until
+        self._counts.drop(first)
+        if self._recorded_counts:
+            found = tuple((start, count) for start, count in self._recorded_counts.items() if first <= start <= time)
+        else:
+            found = self._counts.report() if self._versions.are_sampled else ()
+        return found or None
 
     def _fact(self, value: bytes) -> None:
         self._facts.append((self._offset, value))

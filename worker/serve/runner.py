@@ -223,7 +223,8 @@ class ServeRunner:
                 waiting.offset = start + len(journal)
                 journal.append((None, encode_journal(waiting.order)))
         if progress:
-            journal.append((None, encode_progress(Progress(partition=0, partitions=1, time=progress))))
+            reached = Progress(partition=0, partitions=1, time=progress, opened=self.serving.opened)
+            journal.append((None, encode_progress(reached)))
         self._journal_end += len(journal)
         outputs = self._outputs(emits) if self._record else ()
         if not (journal or emits.changelog or (self._record and records)):

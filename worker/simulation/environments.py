@@ -46,18 +46,20 @@ EXPLAINED = 0.9  # share of the variance of tastes that features of arms explain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chance:
-    """The four random streams of one seed."""
+    """The random streams of one seed."""
 
     environment: np.random.Generator
     contexts: np.random.Generator
     clicks: np.random.Generator
     policy: np.random.Generator
+    journal: np.random.Generator
 
     @classmethod
     def of(cls, seed: int) -> Chance:
         """Return the streams of `seed`, from their beginning."""
-        streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)]
-        return cls(environment=streams[0], contexts=streams[1], clicks=streams[2], policy=streams[3])
+        streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(5)]
+        environment, contexts, clicks, policy, journal = streams
+        return cls(environment=environment, contexts=contexts, clicks=clicks, policy=policy, journal=journal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

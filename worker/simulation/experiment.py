@@ -44,6 +44,7 @@ from worker.errors import EstimationError, FailedError, InputError
 from worker.simulation.digits import DigitsTruth
 from worker.simulation.environments import Chance, check_world, make_environment
 from worker.simulation.worth import Valuer
+from worker.stream.budget import ALL, Shares
 
 STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for fifty users
 EPSILON = 0.1  # share of epsilon-greedy
@@ -70,6 +71,7 @@ class ExperimentSettings:
     features : number of features of each arm that explain its tastes; then the model has its revenue as one more
     stay : probability that a display is answered, besides the rate of its arm
     new_arms, new_at : number of arms that are not shown before episode `new_at`
+    learn_at_most : sessions per episode that are learned from, about; 0: all
     """
 
     policy: tuple[str, ...] = ("ucbbp", "aucbbp", "epsilon-greedy")
@@ -95,6 +97,7 @@ class ExperimentSettings:
     stay: float = 1.0
     new_arms: int = 0
     new_at: int | None = None
+    learn_at_most: int = 0
 
     def __post_init__(self) -> None:
         additive = self.model == AdditiveModel.name
@@ -155,6 +158,7 @@ class Run(ExperimentTask):
     regret, oracle, reward, explored : for each episode, pseudo-regret of all users, expected revenue of their best
         slates, revenue, and the share of answered displays that served learning
     displays, clicks : answered displays and clicks of the run
+    learned : sessions that were learned from
     theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
         the truth has none. Arms that no good policy shows keep a large error
     log_odds_error : root mean square error of the log-odds over the slates of the last episode
@@ -168,6 +172,7 @@ class Run(ExperimentTask):
     explored: tuple[float, ...]
     displays: int
     clicks: int
+    learned: int
     theta_error: float | None
     log_odds_error: float
     projection: float | None
@@ -230,7 +235,9 @@ class _Experiment:
             intercept=bool(settings.intercept),
         )
         self.answers = AnswerCounts.none(arms=settings.arms, horizon=settings.horizon)
-        self.displays = self.clicks = self.rejected = self._turns = 0
+        self.displays = self.clicks = self.learned = self.rejected = self._turns = 0
+        self._observed = 0  # displays that were learned from
+        self._shares = ALL
         self._largest_norm = 1.0
 
     def run(self) -> Run:
@@ -246,6 +253,7 @@ class _Experiment:
             explored=explored,
             displays=self.displays,
             clicks=self.clicks,
+            learned=self.learned,
             theta_error=error,
             log_odds_error=self._log_odds_error(),
             projection=projection,
@@ -268,7 +276,9 @@ class _Experiment:
         self._slates = slates
         clicked, answered = self.world.answers(contexts, slates.arms, moods)
         displayed = np.arange(horizon) < answered[:, None]
-        self._learn(contexts, slates, clicked, displayed)
+        self._count(slates.arms, clicked, displayed)
+        kept = self._journaled(slates)
+        self._learn(contexts[kept], slates.arms[kept], clicked[kept], displayed[kept])
         valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
         best = valuer.best(contexts)
         regret = best - valuer.served(contexts, slates.arms)
@@ -319,32 +329,43 @@ class _Experiment:
             largest_reward=float(self.world.rewards.max()),
             largest_norm=self._largest_norm,
             ridge=self.settings.ridge,
-            displays=self.displays,
+            displays=self._observed,
         )
 
-    def _learn(self, contexts: Floats, slates: Slates, clicked: Ints, answered: NDArray[np.bool_]) -> None:
+    def _journaled(self, slates: Slates) -> NDArray[np.bool_]:
+        """Return whether each session is learned from, by the shares of the episode before, as on the stream."""
+        users, at_most = self.task.users, self.settings.learn_at_most
+        exploring = np.asarray(slates.explored.any(axis=1))
+        numbers = self.chance.journal.random(users) if at_most else np.zeros(users)
+        kept = np.asarray(numbers < np.where(exploring, *self._shares))
+        self._shares = Shares.of(sessions=users, exploring=float(exploring.sum()), at_most=at_most)
+        self.learned += int(kept.sum())
+        return kept
+
+    def _learn(self, contexts: Floats, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
         """Fold the answers; `answered` (n, H) marks the positions that have one."""
-        self._count(slates.arms, clicked, answered)
+        self._count_answers(slates, clicked, answered)
         sessions, positions = np.nonzero(answered)
         seen = Observations(
             contexts=contexts,
             sessions=sessions,
-            arms=slates.arms[sessions, positions],
+            arms=slates[sessions, positions],
             clicked=(positions == clicked[sessions]).astype(np.float64),
         )
-        self.displays += len(seen)
-        self.clicks += int(seen.clicked.sum())
+        self._observed += len(seen)
         try:
             self.belief = self.belief.fold(seen, estimator=self.settings.estimator).model
         except EstimationError:  # as on the stream, the old estimate stays
             self.rejected += 1
 
     def _count(self, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
-        """Count what was displayed: the answered positions, and after a pass the next one."""
-        position = np.arange(slates.shape[1])
-        left = (position == answered.sum(axis=1)[:, None]) & (clicked < 0)[:, None]
-        sessions, positions = np.nonzero((answered | left) & (slates != NO_ARM))
-        self._turns += len(sessions)
+        """Count the displays and clicks of all sessions."""
+        self.displays += int(answered.sum())
+        self.clicks += int((clicked >= 0).sum())
+        self._turns += len(_displayed(slates, clicked, answered)[0])
+
+    def _count_answers(self, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
+        sessions, positions = _displayed(slates, clicked, answered)
         self.answers = self.answers.plus(
             positions=positions,
             arms=slates[sessions, positions],
@@ -362,6 +383,14 @@ class _Experiment:
         estimates, truth = _coefficients(self.belief), _coefficients(self.world.truth)
         error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=0).mean()))
         return error, float((estimates * truth).sum() / (truth**2).sum())
+
+
+def _displayed(slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Return sessions and positions of what was displayed: the answered positions, and after a pass the next one."""
+    position = np.arange(slates.shape[1])
+    left = (position == answered.sum(axis=1)[:, None]) & (clicked < 0)[:, None]
+    sessions, positions = np.nonzero((answered | left) & (slates != NO_ARM))
+    return sessions, positions
 
 
 def _coefficients(model: Truth) -> Floats:

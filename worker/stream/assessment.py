@@ -7,6 +7,7 @@
   the slates as served, under the estimate after the window (docs/math.md §6). Both are means over an evenly spread
   sample of the sessions, and both take every arm as eligible that is active or in one of these slates: else a slate
   with a retired arm could be better than the best.
+- Where a share of the sessions is journaled, each of them stands for 1/share sessions in all of this (`budget.py`).
 - A number that cannot be computed, or that leaves the floating-point range, is null (0 for the two rewards). An
   assessment never fails.
 """
@@ -63,7 +64,7 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
     return Assessment(
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
-        explored=float(sum(plan.explored / len(plan.slate) for plan in window.plans if plan.slate)),
+        explored=_explored(window),
         regret_bound=_finite(bound),
         regret_posterior=_finite(posterior),
         parameter_norm=_finite(norm),
@@ -71,6 +72,21 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
         lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
         unanswered_arms=answered.unanswered or None if answered else None,
     )
+
+
+def answers(window: ClosedWindow) -> tuple[int, int]:
+    """Return the numbers of answered displays and of clicks, of all sessions."""
+    weights = window.weights
+    if weights is None:
+        return len(window.arms), sum(window.clicked)
+    shown = weights[np.array(window.rows, dtype=np.intp)]
+    return round(float(shown.sum())), round(float(shown[np.array(window.clicked, dtype=bool)].sum()))
+
+
+def _explored(window: ClosedWindow) -> float:
+    parts = [plan.explored / len(plan.slate) if plan.slate else 0.0 for plan in window.plans]
+    weights = window.weights
+    return float(sum(parts)) if weights is None else float(weights @ np.array(parts))
 
 
 def _finite(number: float | None) -> float | None:
@@ -94,33 +110,42 @@ def _revenue(
     versions = {plan.parameters_version for plan in window.plans}
     served = {number: kept.get(number, parent) for number in sorted(versions)}
     prices = {number: {arm.arm: arm.reward for arm in version.arms} for number, version in served.items()}
+    weights = window.weights
     reward = 0.0
     for row, arm, clicked in zip(window.rows, window.arms, window.clicked, strict=True):
         if clicked:
-            reward += prices[window.plans[row].parameters_version].get(arm, 0.0)
+            price = prices[window.plans[row].parameters_version].get(arm, 0.0)
+            reward += price if weights is None else price * float(weights[row])
     expected = 0.0
     for number, version in served.items():
-        expected += _expected(version, [plan for plan in window.plans if plan.parameters_version == number])
+        rows = [row for row, plan in enumerate(window.plans) if plan.parameters_version == number]
+        part = None if weights is None else weights[rows]
+        expected += _expected(version, [window.plans[row] for row in rows], part)
     return reward, expected
 
 
-def _expected(version: Parameters, plans: list[SessionPlan]) -> float:
+def _expected(version: Parameters, plans: list[SessionPlan], weights: Floats | None) -> float:
     if not version.arms:
         return 0.0
     contexts, slates = _contexts(version, plans), _slates(version, plans)
-    return float(slate_revenue(version.model, version.rewards, contexts, slates, version.rates).sum())
+    revenue = slate_revenue(version.model, version.rewards, contexts, slates, version.rates)
+    return float(revenue.sum() if weights is None else weights @ revenue)
 
 
 def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
     arms = len(current.arms)
-    plans = sample(window.plans, min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
+    most = min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms)))
+    plans = sample(window.plans, most)
+    weights = None if window.weights is None else sample(window.weights.tolist(), most)
     served = {arm for plan in plans for arm in plan.slate}
     eligible = tuple(replace(arm, active=arm.active or arm.arm in served) for arm in current.arms)
     planner = replace(current, arms=eligible).planner(dtype=np.float64)
     if planner is None:
         return None, None
     gaps = optimistic_gap(planner, _contexts(current, plans), _slates(current, plans), beta=current.beta)
-    plans = sample(plans, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
+    bound = _mean(gaps, weights)
+    most = min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS)))
+    plans, weights = sample(plans, most), None if weights is None else sample(weights, most)
     losses = posterior_regret(
         planner,
         _contexts(current, plans),
@@ -129,7 +154,11 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
         generator=np.random.default_rng([current.version, window.end]),
         draws=DRAWS,
     )
-    return float(gaps.mean()), float(losses.mean())
+    return bound, _mean(losses, weights)
+
+
+def _mean(numbers: Floats, weights: list[float] | None) -> float:
+    return float(numbers.mean() if weights is None else np.average(numbers, weights=weights))
 
 
 def _contexts(version: Parameters, plans: list[SessionPlan]) -> Floats:

@@ -6,6 +6,7 @@ has a hash of its own, so the choice of a session for random display is independ
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -21,7 +22,20 @@ def lottery(salt: str, session_id: str) -> float:
     >>> lottery("salt", "a") == lottery("salt", "a") != lottery("salt", "b")
     True
     """
-    digest = blake2b(session_id.encode(), digest_size=8, key=_key(salt), person=b"share").digest()
+    return _number(salt, session_id, b"share")
+
+
+def journal_number(salt: str, session_id: str) -> float:
+    """Return the number that selects a session for the journal, where only a share is journaled.
+
+    >>> journal_number("salt", "a") != lottery("salt", "a")
+    True
+    """
+    return _number(salt, session_id, b"journal")
+
+
+def _number(salt: str, session_id: str, purpose: bytes) -> float:
+    digest = blake2b(session_id.encode(), digest_size=8, key=_key(salt), person=purpose).digest()
     return (int.from_bytes(digest, "little") >> 11) * _UNIT
 
 
@@ -42,5 +56,6 @@ def session_uniforms(salt: str, session_ids: list[str], horizon: int) -> Floats:
     return np.asarray((words >> np.uint64(11)) * _UNIT, dtype=np.float64)
 
 
+@lru_cache(maxsize=64)
 def _key(salt: str) -> bytes:
     return blake2b(salt.encode(), digest_size=32).digest()

@@ -35,6 +35,7 @@ from worker.stream.events import (
     Milliseconds,
     Mode,
     Opened,
+    Probability,
     Progress,
 )
 from worker.stream.typed_json import MAX_DEPTH as MAX_DEPTH
@@ -174,6 +175,7 @@ class _OpenedWithGaps(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_f
     modes: tuple[Mode, ...]
     exclude: tuple[Identifier, ...]
     parameters_version: Count
+    share: Probability | None = None
 
 
 _ARRIVAL: Final = Reader[Arrival](Arrival)
@@ -226,6 +228,7 @@ def _without_gaps(event: JournalEvent | _OpenedWithGaps) -> JournalEvent:
         modes=event.modes,
         exclude=event.exclude,
         parameters_version=event.parameters_version,
+        share=event.share,
     )
 
 

@@ -70,6 +70,7 @@ def encode_opened(event: Opened) -> bytes:
             event.modes,
             event.exclude,
             event.parameters_version,
+            event.share,
         )
     )
 
@@ -82,11 +83,12 @@ def opened_document(
     modes: tuple[Mode, ...],
     exclude: tuple[str, ...],
     parameters_version: int,
+    share: float | None = None,
 ) -> dict[str, Any]:
     """Return `opened` as a document to encode, without making it an event first."""
     if not isfinite(sum(context)):
         _refuse_not_finite([number for number in context if number == number], "context")
-    return {
+    document = {
         "kind": "opened",
         "session_id": session_id,
         "arrived_at": arrived_at,
@@ -96,6 +98,9 @@ def opened_document(
         "exclude": exclude,
         "parameters_version": parameters_version,
     }
+    if share is not None:
+        document["share"] = share
+    return document
 
 
 def encode_feedback_fact(event: FeedbackFact | Feedback) -> bytes:
@@ -117,14 +122,15 @@ def feedback_document(event: FeedbackFact | Feedback) -> dict[str, Any]:
 
 def encode_progress(event: Progress) -> bytes:
     """Encode the progress of a partition."""
-    return orjson.dumps(
-        {
-            "kind": "progress",
-            "partition": event.partition,
-            "partitions": event.partitions,
-            "time": event.time,
-        }
-    )
+    record: dict[str, Any] = {
+        "kind": "progress",
+        "partition": event.partition,
+        "partitions": event.partitions,
+        "time": event.time,
+    }
+    if event.opened is not None:
+        record["opened"] = event.opened
+    return orjson.dumps(record)
 
 
 def encode_episode(event: Episode) -> bytes:

@@ -126,6 +126,7 @@ class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag=
     """A session was opened with this slate (journal); `modes` has one entry per position of the slate.
 
     `context` has the numbers of the arrival before they are standardised; one that is missing is NaN, and null in JSON.
+    `share` is the share of such sessions that is journaled, if not all are.
     """
 
     session_id: Identifier
@@ -135,6 +136,7 @@ class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag=
     modes: tuple[Mode, ...]
     exclude: tuple[Identifier, ...]
     parameters_version: Count
+    share: Probability | None = None
 
 
 class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="feedback"):
@@ -148,11 +150,15 @@ class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"
 
 
 class Progress(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="progress"):
-    """All facts of this partition up to `time` are in the journal before this record (journal)."""
+    """All facts of this partition up to `time` are in the journal before this record (journal).
+
+    `opened` has starts of windows, each with the number of sessions of this partition, where not all are journaled.
+    """
 
     partition: Count
     partitions: Partitions
     time: Milliseconds
+    opened: tuple[tuple[Milliseconds, Count], ...] | None = None
 
 
 class ArmChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arm"):
@@ -230,7 +236,8 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     `explore_budget`. `late` counts records for windows already closed. `regret_bound` and `regret_posterior` are per
     session, null where they could not be computed. `folds` and what
     follows are the state of the estimate, if there is one. `unanswered_arms` names the first ten active arms whose
-    displays are hardly ever answered, `lowest_answer_rate` is the lowest rate of an active arm.
+    displays are hardly ever answered, `lowest_answer_rate` is the lowest rate of an active arm. `learned` is the number
+    of sessions that were journaled, if not all were; then displays, clicks, rewards and `explored` are extrapolated.
     """
 
     version: Count
@@ -257,6 +264,7 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     smallest_eigenvalue: float | None = None
     lowest_answer_rate: Rate | None = None
     unanswered_arms: tuple[Identifier, ...] | None = None
+    learned: Count | None = None
 
 
 #: Orders to the learner; each takes effect at its position in the journal.

@@ -7,7 +7,8 @@ Rules that hold in this file:
 - The gate: the estimate is finite, its precision positive definite, Newton's method converged, the step bounded.
   Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
   error that the machine causes (no memory) is passed on: another machine may have more.
-- Exploration is planned for as many users as the window had. N = sessions of this window, t = the episode that comes,
+- Exploration is planned for as many users as the window had, journaled or not. A journaled session stands for 1/share
+  of them in the ranks (`budget.py`). N = sessions of this window, t = the episode that comes,
   folds so far + 1: M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t
   among the window's own contexts under the new estimate (docs/math.md §5). Where several have that very score, a share
   of them explores. Sessions drawn at random (`random_share`) explore nothing, so the rank is scaled up to the share of
@@ -23,6 +24,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -35,12 +37,16 @@ from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import AdcascadeError, EstimationError
+from worker.stream.budget import Shares
 from worker.stream.contexts import stack_packed
 from worker.stream.exclusions import excluded_indices, packed_indices
 from worker.stream.observed import ObservedSessions
 from worker.stream.parameters import Parameters
+from worker.stream.settings import LearningSettings
 from worker.stream.standardising import LEAST_SESSIONS, Standardisation
 from worker.stream.windows import ClosedWindow, SessionPlan
+
+T = TypeVar("T")
 
 #: Contexts × arms that are scored for the thresholds; a larger window is sampled.
 MOST_SCORED = 20_000_000
@@ -89,12 +95,13 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
                 model=fit.model,
                 folds=parent.folds + 1,
                 observations=parent.observations + len(data),
-                expected_sessions=len(window.plans),
-                explore_budget=_budget(parent, len(window.plans)),
+                expected_sessions=window.sessions,
+                explore_budget=_budget(parent, window.sessions),
                 answers=_answers(parent, window),
+                shares=_shares(settings, window),
             )
             folded = replace(folded, radius=_radius(folded, data))
-            thresholds, ties = _thresholds(folded, window.plans)
+            thresholds, ties = _thresholds(folded, window)
             folded = replace(folded, thresholds=thresholds, ties=ties)
     except (EstimationError, MemoryError):
         raise
@@ -126,6 +133,11 @@ def _budget(parent: Parameters, sessions: int) -> int:
     # The first release counted one episode less. Its versions carry the budget whatever the policy is.
     t = parent.folds + (1 if settings.are_of_the_first_release else 2)
     return explore_budget(sessions, t, settings.horizon_episodes)
+
+
+def _shares(settings: LearningSettings, window: ClosedWindow) -> Shares:
+    """Return the shares of the next sessions that are journaled, from the counts of this window."""
+    return Shares.of(sessions=window.sessions, exploring=window.exploring, at_most=settings.learn_at_most)
 
 
 def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
@@ -172,29 +184,36 @@ def _radius(folded: Parameters, data: Observations) -> float:
 # ── thresholds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _thresholds(folded: Parameters, plans: list[SessionPlan]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _thresholds(folded: Parameters, window: ClosedWindow) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return τ_h, and the share of the sessions with exactly that score that explore; empty if all do."""
     settings = folded.settings
     planner = folded.planner()
-    planned_for = len(plans) * (1 - settings.random_share)
+    planned_for = window.sessions * (1 - settings.random_share)
     if planner is None or not policy_named(settings.policy).is_selective or folded.explore_budget >= planned_for:
         return (0.0,) * settings.horizon, ()
-    chosen = sample(plans, max(LEAST_SCORED, MOST_SCORED // len(planner.shown)))
+    most = max(LEAST_SCORED, MOST_SCORED // len(planner.shown))
+    chosen = sample(window.plans, most)
     scores = _scores(folded, planner, chosen)
-    rank = folded.explore_budget * len(chosen) / planned_for
-    thresholds, ties = zip(*(score_of_rank(column, rank) for column in scores.T), strict=True)
+    if (weights := window.weights) is None:
+        rank = folded.explore_budget * len(chosen) / planned_for
+        found = [score_of_rank(column, rank) for column in scores.T]
+    else:
+        weights = np.array(sample(weights.tolist(), most))
+        rank = folded.explore_budget * float(weights.sum()) / planned_for
+        found = [score_of_weighted_rank(column, weights, rank) for column in scores.T]
+    thresholds, ties = zip(*found, strict=True)
     return thresholds, ties if min(ties) < 1 else ()
 
 
-def sample(plans: list[SessionPlan], most: int) -> list[SessionPlan]:
-    """Return at most `most` of the plans, evenly spread over the order of the keys.
+def sample(items: list[T], most: int) -> list[T]:
+    """Return at most `most` of the items, one per session, evenly spread over the order of the keys.
 
-    >>> [plan.parameters_version for plan in sample([SessionPlan(n, (), b"", b"", 0) for n in range(10)], 4)]
+    >>> sample(list(range(10)), 4)
     [0, 2, 5, 7]
     """
-    if len(plans) <= most:
-        return plans
-    return [plans[index * len(plans) // most] for index in range(most)]
+    if len(items) <= most:
+        return items
+    return [items[index * len(items) // most] for index in range(most)]
 
 
 def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
@@ -228,6 +247,33 @@ def score_of_rank(scores: Floats, rank: float) -> tuple[float, float]:
     if higher + equal > rank:
         return last, (rank - higher) / equal
     share = rank - above
+    if not share:
+        return last, 1.0
+    return float(last * (1 - share) + falling[above] * share), 1.0
+
+
+def score_of_weighted_rank(scores: Floats, weights: Floats, rank: float) -> tuple[float, float]:
+    """Return the same where each score stands for several sessions, `weights`, of which the ranks count.
+
+    A score has the rank of the last session that it stands for.
+
+    >>> score_of_weighted_rank(np.array([1.0, 4.0, 2.0]), np.ones(3), 1.5)
+    (3.0, 1.0)
+    >>> score_of_weighted_rank(np.array([1.0, 4.0, 2.0]), np.array([10.0, 2.0, 4.0]), 6)
+    (2.0, 1.0)
+    >>> score_of_weighted_rank(np.array([4.0, 1.0, 1.0]), np.array([2.0, 10.0, 30.0]), 12)
+    (1.0, 0.25)
+    """
+    order = np.argsort(-scores, kind="stable")
+    falling, ranks = scores[order], np.cumsum(weights[order])
+    rank = min(max(rank, float(ranks[0])), float(ranks[-1]))
+    above = int(np.searchsorted(ranks, rank, side="right"))
+    last = float(falling[above - 1])
+    first, end = int(np.searchsorted(-falling, -last, side="left")), int(np.searchsorted(-falling, -last, side="right"))
+    if ranks[end - 1] > rank:
+        higher = float(ranks[first - 1]) if first else 0.0
+        return last, float((rank - higher) / (ranks[end - 1] - higher))
+    share = float((rank - ranks[above - 1]) / weights[order[above]]) if above < len(falling) else 0.0
     if not share:
         return last, 1.0
     return float(last * (1 - share) + falling[above] * share), 1.0

@@ -19,7 +19,8 @@ Rules that hold in this file (docs/design.md §4 and §5):
 - **Position** of a version in the journal: `window_end`, before which everything is closed; `journal_offset`, the
   record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
   `progress`, the highest of each partition.
-- **Restart**: read from resume_offset; up to journal_offset take only `opened` and `feedback` of open windows; then
+- **Restart**: read from resume_offset; up to journal_offset take only `opened`, `feedback` and the counts of sessions
+  of open windows; then
   close every window that is due by the loaded progress (one may have been due when the version was made); then take
   everything.
 - **Nothing in the journal stops the fold.** A record that raises is counted and passed over, a window without a usable
@@ -36,7 +37,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final, TypeAlias
 
 from worker.errors import EstimationError, FailedError
-from worker.stream.assessment import Assessment, assess
+from worker.stream.assessment import Assessment, answers, assess
 from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Episode, FeedbackFact, Opened, Order, Progress, Tag
@@ -235,8 +236,11 @@ class Learner:
         elif isinstance(event, FeedbackFact):
             if not self._windows.answer(offset, event):
                 self._late += self._live
-        elif self._live:
-            self._act(offset, event, outcome)
+        else:
+            if isinstance(event, Progress) and event.opened:
+                self._windows.count(offset, event)
+            if self._live:
+                self._act(offset, event, outcome)
 
     def _refuse(self, kind: str, offset: int, error: str, outcome: Outcome) -> None:
         if self._live:
@@ -382,13 +386,14 @@ def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:
 def _episode(
     window: ClosedWindow, current: Parameters, numbers: Assessment, steps: int | None, rejected: str | None, late: int
 ) -> Episode:
+    displays, clicks = answers(window)
     return Episode(
         version=current.version,
         window_start=window.start,
         window_end=window.end,
-        sessions=len(window.plans),
-        displays=len(window.arms),
-        clicks=sum(window.clicked),
+        sessions=window.sessions,
+        displays=displays,
+        clicks=clicks,
         late=late,
         beta=current.beta,
         explore_budget=current.explore_budget,
@@ -398,5 +403,6 @@ def _episode(
         folds=current.folds,
         observations=current.observations,
         newton_steps=steps,
+        learned=len(window.plans) if len(window.plans) < window.sessions else None,
         **asdict(numbers),
     )

@@ -25,6 +25,7 @@ from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.bandit.schedule import theory_radius
 from worker.errors import ParametersError
 from worker.stream.ad_features import with_ads
+from worker.stream.budget import ALL, Shares
 from worker.stream.observed import ObservedSessions
 from worker.stream.settings import Arm, LearningSettings, is_number
 from worker.stream.standardising import LEAST_SESSIONS, Standardisation, without_gaps
@@ -37,6 +38,7 @@ class Parameters:
 
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
+    `shares` are those of the sessions that serving journals.
     """
 
     version: int
@@ -61,6 +63,7 @@ class Parameters:
     answers: AnswerCounts | None = field(default=None, repr=False)
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
+    shares: Shares = ALL
     known_sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:
@@ -84,6 +87,7 @@ class Parameters:
             shape = (self.settings.horizon, len(self.arms))
             if self.answers.displayed.shape != shape:
                 raise ParametersError(f"answers have the shape {self.answers.displayed.shape}, not {shape}")
+        self.shares.check()
         object.__setattr__(self, "thresholds", tuple(map(float, self.thresholds)))
         object.__setattr__(self, "ties", tuple(map(float, self.ties)))
         object.__setattr__(self, "radius", float(self.radius))

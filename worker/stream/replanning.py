@@ -7,8 +7,9 @@ table value are not, and the next owner of the partition plans the arrival again
 - Only arrivals before the end of the partition at the time of the takeover can have been answered before.
 - The second plan differs from the first only under another version. That can be if a version came so late that the
   earlier owner may have missed it (`Versions.candidates`).
-- Then the journal gets the plan under each of these versions. The slate that the user saw is among them, and the
-  learner counts only displays on which the plans agree that match the answers (`stream/windows.py`).
+- Then the journal gets the plan under each of these versions, if one of them calls for the journal (`budget.py`). The
+  slate that the user saw is among them, and the learner counts only displays on which the plans agree that match the
+  answers (`stream/windows.py`).
 - The table holds one slate. Feedback that fits only another one is lost to serving: it is a dead letter, and the
   session is counted.
 """
@@ -18,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from worker.stream.budget import journaled
 from worker.stream.contexts import pack_context
 from worker.stream.encoding import opened_document
 from worker.stream.events import Arrival, Feedback
 from worker.stream.session import objection
-from worker.stream.slates import SlatePlanner
+from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.topology import Record
 from worker.stream.versions import Versions
 
@@ -32,10 +34,22 @@ MOST_REPEATED = 65_536
 
 
 class Plan(NamedTuple):
-    """The version and the slate of a session."""
+    """The version and the slate of a session, and its share in the journal.
+
+    A session that is in the table has its share already, by all plans, as it `remembers` it (`budget.py`).
+    """
 
     version: int
     slate: tuple[str, ...]
+    share: float | None
+    remembers: bool
+
+
+class OtherPlans(NamedTuple):
+    """The facts of other plans, and by session what it remembers of its share, given all plans."""
+
+    facts: list[dict[str, Any]]
+    shares: dict[str, float | None]
 
 
 class Replans:
@@ -54,8 +68,11 @@ class Replans:
         """Whether an arrival may have been answered before."""
         return record.offset < self._until
 
-    def facts(self, arrivals: Iterable[tuple[Record, Arrival]], plans: Mapping[str, Plan]) -> list[dict[str, Any]]:
-        """Return the facts of all other plans of arrivals, whose own plans are given by session."""
+    def others(self, arrivals: Iterable[tuple[Record, Arrival]], plans: Mapping[str, Plan]) -> OtherPlans:
+        """Return all other plans of arrivals, whose own plans are given by session.
+
+        If any plan calls for the journal, all plans of the session are journaled.
+        """
         groups: dict[SlatePlanner, list[Arrival]] = {}
         for record, arrival in arrivals:
             plan = plans.get(arrival.session_id)
@@ -65,24 +82,25 @@ class Replans:
             for planner in candidates:
                 if planner.parameters.version != plan.version:
                     groups.setdefault(planner, []).append(arrival)
-        facts = []
+        found: list[tuple[int, Arrival, Slate]] = []
+        highest = {session_id: plan.share for session_id, plan in plans.items()}
         for planner, group in groups.items():
             slates = planner.plan(group, [pack_context(arrival.context) for arrival in group])
             for arrival, slate in zip(group, slates, strict=True):
-                if slate.arms != plans[arrival.session_id].slate:
-                    self._others.setdefault(arrival.session_id, []).append(slate.arms)
-                    facts.append(
-                        opened_document(
-                            arrival.session_id,
-                            arrival.occurred_at,
-                            arrival.context,
-                            slate.arms,
-                            slate.modes,
-                            arrival.exclude,
-                            planner.parameters.version,
-                        )
-                    )
-        return facts
+                session_id = arrival.session_id
+                if not plans[session_id].remembers:
+                    share = planner.parameters.shares.of_slate(slate.modes)
+                    highest[session_id] = max(highest[session_id] or 0.0, share)
+                if slate.arms != plans[session_id].slate:
+                    self._others.setdefault(session_id, []).append(slate.arms)
+                    found.append((planner.parameters.version, arrival, slate))
+        salt = self._versions.newest.settings.salt
+        shares = {
+            session_id: share if plans[session_id].remembers else journaled(salt, session_id, share or 0.0)
+            for session_id, share in highest.items()
+        }
+        kept = [one for one in found if shares[one[1].session_id] != 0]
+        return OtherPlans([_fact(*one, shares[one[1].session_id]) for one in kept], shares)
 
     def explain(self, feedback: Feedback) -> bool:
         """Whether feedback that does not fit the slate in the table fits another plan; true once for a session."""
@@ -96,3 +114,16 @@ class Replans:
     def forget(self, session_id: str) -> None:
         """Drop a session that is over."""
         self._others.pop(session_id, None)
+
+
+def _fact(version: int, arrival: Arrival, slate: Slate, share: float | None) -> dict[str, Any]:
+    return opened_document(
+        arrival.session_id,
+        arrival.occurred_at,
+        arrival.context,
+        slate.arms,
+        slate.modes,
+        arrival.exclude,
+        version,
+        share,
+    )

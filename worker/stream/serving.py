@@ -5,6 +5,8 @@ Rules that hold in this file (docs/design.md §3):
 - Every record that is valid by itself is journaled, whether or not it changed anything. This includes feedback that
   does not fit the slate in the table: after a crash the table may hold another slate than the user saw, and the learner
   finds out which by the answers.
+- Beyond the budget of learning, a share of the sessions is journaled (`budget.py`). The others are served alike, and
+  leave no fact in the journal. Feedback without its arrival is journaled in any case.
 - Every session that a batch touches gets its current decision once, at the end, if it is open. Same state, same bytes.
 - Slates are planned at arrival, all of a batch at once, and pinned.
 - Without room for more sessions, an arrival is answered with a fallback slate and not remembered: it leaves no value in
@@ -23,11 +25,13 @@ from typing import Any, TypeAlias
 
 from worker.secret import Secret
 from worker.stream.bounds import OutputBounds
+from worker.stream.budget import ALL, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.encoding import encode_many, feedback_document, opened_document
 from worker.stream.events import Arrival, Feedback
 from worker.stream.exclusions import brief_exclusions
+from worker.stream.parameters import Parameters
 from worker.stream.partitioning import PartitionSurvey
 from worker.stream.reading import RecordReader
 from worker.stream.replanning import Plan, Replans
@@ -80,6 +84,7 @@ class _Batch:
     touched: dict[str, bool] = field(default_factory=dict)
     facts: list[dict[str, Any]] = field(default_factory=list)
     unremembered: dict[str, Session] = field(default_factory=dict)
+    shares: dict[str, float | None] = field(default_factory=dict)  # of sessions with several plans
 
 
 def _plan(batches: Sequence[_Batch]) -> None:
@@ -174,7 +179,12 @@ class Serving:
 
     def acknowledged(self, progress: int) -> None:
         """Note that everything up to this time is processed, journaled and acknowledged."""
-        self._sessions.progress = max(self._sessions.progress, progress)
+        self._sessions.acknowledge(progress)
+
+    @property
+    def opened(self) -> tuple[tuple[int, int], ...] | None:
+        """The sessions opened by the start of their window, for progress; None where all are journaled."""
+        return self._sessions.opened.report() if self._versions.are_sampled else None
 
     # ── a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -223,10 +233,12 @@ class Serving:
             known = self.table.get(arrival.session_id)
             if arrival.session_id in batch.planned:
                 planner, _, slate = batch.planned[arrival.session_id]
-                plans[arrival.session_id] = Plan(planner.parameters.version, slate.arms)
+                share = planner.parameters.shares.of_slate(slate.modes)
+                plans[arrival.session_id] = Plan(planner.parameters.version, slate.arms, share, False)
             elif type(known) is Session and known.arrived_at == arrival.occurred_at:
-                plans[arrival.session_id] = Plan(known.version, known.slate)
-        batch.facts += self._replans.facts(again, plans)
+                plans[arrival.session_id] = Plan(known.version, known.slate, known.share, True)
+        facts, batch.shares = self._replans.others(again, plans)
+        batch.facts += facts
 
     def _handle_arrival(self, record: Record, arrival: Arrival, batch: _Batch) -> None:
         session_id, emits, touched = arrival.session_id, batch.emits, batch.touched
@@ -251,15 +263,19 @@ class Serving:
             deadline = arrival.occurred_at + parameters.settings.session_timeout
             exclude = brief_exclusions(arrival.exclude)
             session = Session(arrival.occurred_at, deadline, context, exclude, parameters.version, *slate)
+            session.share = self._share(session_id, slate, parameters, batch)
             parked = self._sessions.open(session_id, session)
             if (over := self._sessions.progress - deadline - parameters.settings.lateness) >= 0:
                 emits.tally.troubles.add("late-arrivals", f"session {session_id!r}, over for {over / 1000:,.0f} s")
             emits.tally.opened += 1
+            emits.tally.unjournaled += session.share == 0
             if session.values:
                 emits.tally.expected_reward += session.values[0]
             touched[session_id] = True
             if parked is not None:
                 self._join(session_id, session, parked, emits)
+        if session.share == 0:
+            return
         batch.facts.append(
             opened_document(
                 session_id,
@@ -269,8 +285,17 @@ class Serving:
                 session.modes,
                 arrival.exclude,
                 session.version,
+                session.share,
             )
         )
+
+    def _share(self, session_id: str, slate: Slate, parameters: Parameters, batch: _Batch) -> float | None:
+        """Return what a new session remembers of its share in the journal."""
+        if session_id in batch.shares:
+            return batch.shares[session_id]
+        if parameters.shares == ALL:
+            return None
+        return journaled(parameters.settings.salt, session_id, parameters.shares.of_slate(slate.modes))
 
     def _answer_unremembered(self, record: Record, arrival: Arrival, batch: _Batch) -> None:
         """Answer an arrival for which there is no room."""
@@ -319,7 +344,8 @@ class Serving:
         if not was_shown and feedback.arm not in self._versions.newest_arms:
             self._reader.reject(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
-        batch.facts.append(feedback_document(feedback))
+        if session is None or session.share != 0:
+            batch.facts.append(feedback_document(feedback))
         if session is None:
             self._park(record, feedback, state if type(state) is Parked else None, batch)
         elif self._apply(record, feedback, session, batch.emits):

@@ -83,7 +83,8 @@ class LearningSettings:
     """Settings of serving and learning: chosen by the learner's configuration, carried by every version.
 
     Times are in milliseconds. `beta` is a number of standard deviations, or "theory"; `warmup` counts folds. `answers`:
-    whether answer rates are learned, or all displays taken as answered.
+    whether answer rates are learned, or all displays taken as answered. `learn_at_most`: sessions per window that are
+    learned from, about; 0: all.
     An `int` given for a `float` is turned into one, so that equal settings have equal hashes.
     """
 
@@ -110,6 +111,7 @@ class LearningSettings:
     answers: str = "learned"
     standardise: bool = True
     features: Features | None = None
+    learn_at_most: int = 300_000
 
     @property
     def are_of_the_first_release(self) -> bool:
@@ -180,6 +182,7 @@ _LEAST = {
     "window": 1,
     "session_timeout": 0,
     "lateness": 0,
+    "learn_at_most": 0,
 }
 _CHOICES: Mapping[str, Collection[str]] = {
     "policy": POLICIES,
@@ -198,6 +201,7 @@ LATER_SETTINGS: Final[Mapping[str, Any]] = {
     "answers": "all",
     "standardise": False,
     "features": None,
+    "learn_at_most": 0,
 }
 
 #: Names of the settings that the record of every version has.

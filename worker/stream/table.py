@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from worker.stream.budget import OpenedCounts
 from worker.stream.expiry import ExpiryQueue
 from worker.stream.room import SessionRoom, parked_size, record_size
 from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state
@@ -21,12 +22,14 @@ from worker.stream.versions import Versions
 class SessionTable:
     """States by session; every change goes through a method, so that the counts are right.
 
-    `parked` is the number of feedback records without an arrival; `progress` is the acknowledged one.
+    `parked` is the number of feedback records without an arrival; `progress` is the acknowledged one; `opened` counts
+    sessions by window, until the windows are over.
     """
 
     def __init__(self, versions: Versions, room: SessionRoom) -> None:
         self.states: dict[str, State] = {}
         self.room = room
+        self.opened = OpenedCounts()
         self.parked = 0
         self.progress = -1
         self._versions = versions
@@ -56,6 +59,7 @@ class SessionTable:
                 continue
             self.states[session_id] = state
             if type(state) is Session:
+                self.opened.add(state.arrived_at, self._versions.newest.settings.window)
                 tally.recovered += 1
                 self._hold(1)
             elif type(state) is Parked:
@@ -76,6 +80,7 @@ class SessionTable:
         """Drop everything; return the counts."""
         tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
         self.states.clear()
+        self.opened.clear()
         self._expiry = ExpiryQueue()
         self.parked = self._awaited = 0
         self._hold(-self._held)
@@ -87,6 +92,7 @@ class SessionTable:
         """Add a session that has claimed its room; return the feedback that waited for it."""
         before = self.states.get(session_id)
         self.states[session_id] = session
+        self.opened.add(session.arrived_at, self._versions.newest.settings.window)
         self.room.claimed -= 1
         self._hold(1)
         self._schedule(session_id, session.deadline)
@@ -119,6 +125,12 @@ class SessionTable:
         self.room.held += sessions
 
     # ── deletion ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def acknowledge(self, progress: int) -> None:
+        """Note that everything up to this time is processed, journaled and acknowledged."""
+        self.progress = max(self.progress, progress)
+        settings = self._versions.newest.settings
+        self.opened.drop(self.progress - settings.window - settings.grace + 1)
 
     @property
     def has_due(self) -> bool:

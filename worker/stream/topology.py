@@ -150,12 +150,14 @@ class Tally:
     - feedback + recovered_parked
       = applied + redundant + late + outside + unparked + parked now + handed_over_parked + dead_feedback
 
-    `unremembered` and `unparked` are arrivals and feedback for which there was no room. `replanned` are sessions that
+    `unjournaled` are the opened sessions that are not journaled, because learning has a budget. `unremembered` and
+    `unparked` are arrivals and feedback for which there was no room. `replanned` are sessions that
     were shown another slate than the table has, found out by their feedback.
     """
 
     arrivals: int = 0
     opened: int = 0
+    unjournaled: int = 0
     repeated: int = 0
     unremembered: int = 0
     dead_arrivals: int = 0

@@ -14,6 +14,7 @@ from worker.bandit.arrays import Floats
 from worker.bandit.click_model import ClickModel
 from worker.bandit.models import MODELS
 from worker.errors import InputError, ParametersError
+from worker.stream.budget import Shares
 from worker.stream.features import Features
 from worker.stream.observed import ARRAYS, ObservedSessions
 from worker.stream.packing import Block, cut, from_base64
@@ -93,6 +94,7 @@ def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bo
         answers=_answers(known, blocks),
         standardisation=_standardisation(known, blocks),
         pending=_pending(known, blocks, dim=settings.dim, arms=len(arms)),
+        shares=Shares.of_document(_checked({"learn_shares": {}, **known}, "learn_shares", (dict,))),
         **plain,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from worker.bandit.arrays import Floats
+from worker.stream.budget import ALL
 from worker.stream.features import Features
 from worker.stream.packing import Block, pieces, to_base64
 from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm
@@ -60,6 +61,8 @@ def record_of(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
             record[name] = value.document() if isinstance(value, Features) else value
     if parameters.ties:
         record["ties"] = parameters.ties
+    if parameters.shares != ALL:
+        record["learn_shares"] = parameters.shares._asdict()
     blocks: list[Block] = []
     for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from worker.errors import FailedError
+from worker.stream.budget import ALL
 from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
 from worker.stream.version_encoding import arrays_of
@@ -74,6 +75,7 @@ def difference(one: Parameters, other: Parameters) -> tuple[str, float]:
         ("thresholds", one.thresholds, other.thresholds),
         ("ties", one.ties, other.ties),
         ("radius", one.radius, other.radius),
+        ("learn_shares", one.shares, other.shares),
         *((name.split(".")[0], ours.get(name), packed.get(name)) for name in {**ours, **packed}),
     ]
     for name, mine, theirs in pairs:
@@ -158,6 +160,11 @@ class Versions:
     def newest_arms(self) -> Mapping[str, int]:
         """The arms of the newest version with their indices; arms are never removed, so these are all."""
         return self._known[-1].index
+
+    @property
+    def are_sampled(self) -> bool:
+        """Whether some known version journals a share of its sessions only."""
+        return any(planner.parameters.shares != ALL for planner in self._known)
 
     @property
     def slate_bytes(self) -> int:

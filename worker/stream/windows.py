@@ -9,18 +9,24 @@ Rules that hold in this file (docs/design.md §4):
   that match the most answers are considered, and a display counts only where all of these agree. The slate that the
   user saw is among them, because every answer matches it. So every display that counts was shown.
 - Feedback is kept until the window of its own time is closed: sessions that could use it are closed by then.
+- Where a share of the sessions is journaled, `opened` carries the share, and progress the number of all sessions.
 - Neither the order nor the repetition of records matters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import fsum
 
+import numpy as np
 from msgspec import Struct
 
+from worker.bandit.arrays import Floats
+from worker.stream.budget import is_exploring
 from worker.stream.contexts import pack_context
-from worker.stream.events import FeedbackFact, Opened
+from worker.stream.decoding import MAX_FACT_LEAD
+from worker.stream.events import MOST, FeedbackFact, Opened, Progress
 from worker.stream.exclusions import pack_exclusions
 from worker.stream.session import answered
 
@@ -28,7 +34,8 @@ from worker.stream.session import answered
 class SessionPlan(Struct, frozen=True, order=True, gc=False):
     """The plan of a session, in little memory.
 
-    `context` and `exclude` are packed; `explored` counts the positions of the slate that explored.
+    `context` and `exclude` are packed; `explored` counts the positions of the slate that explored, `exploring` says
+    whether it counts as exploring for the budget of learning.
     """
 
     parameters_version: int
@@ -36,6 +43,7 @@ class SessionPlan(Struct, frozen=True, order=True, gc=False):
     context: bytes
     exclude: bytes
     explored: int
+    exploring: bool = False
 
 
 class Answer(Struct, frozen=True, gc=False):
@@ -60,6 +68,8 @@ class ClosedWindow:
     rows, positions, arms, clicked : per display that was answered, its session (an index into `plans`), its position
         from 1, its arm, and whether it was clicked
     unanswered : position and arm of each display that was shown and not answered: the one after the last answer
+    shares : per session, the share of such sessions that is journaled; empty if all are
+    opened : the number of sessions that serving has counted; 0 where all are journaled
     """
 
     start: int
@@ -70,14 +80,35 @@ class ClosedWindow:
     arms: list[str]
     clicked: list[bool]
     unanswered: list[tuple[int, str]]
+    shares: list[float] = field(default_factory=list)
+    opened: int = 0
+
+    @property
+    def sessions(self) -> int:
+        """The number of all sessions, journaled or not."""
+        return max(len(self.plans), self.opened)
+
+    @property
+    def weights(self) -> Floats | None:
+        """The number of sessions that each plan stands for, (n,); None if each is one."""
+        return 1.0 / np.array(self.shares) if self.shares else None
+
+    @property
+    def exploring(self) -> float:
+        """The number of all sessions that explored."""
+        if not self.shares:
+            return float(sum(plan.exploring for plan in self.plans))
+        return fsum(1.0 / share for share, plan in zip(self.shares, self.plans, strict=True) if plan.exploring)
 
 
 class _Window:
-    __slots__ = ("answered_sessions", "first_offset", "sessions")
+    __slots__ = ("answered_sessions", "first_offset", "opened", "sessions", "shares")
 
     def __init__(self, first_offset: int) -> None:
         self.first_offset = first_offset
         self.sessions: dict[tuple[str, int], SessionPlan | set[SessionPlan]] = {}
+        self.shares: dict[tuple[str, int], float] = {}  # of the sessions whose share is below 1
+        self.opened: dict[tuple[int, int], int] = {}  # by partition and start of the window
         self.answered_sessions: list[str] = []  # with feedback of this window's time
 
 
@@ -133,10 +164,13 @@ class OpenWindows:
             pack_context(event.context),
             pack_exclusions(event.exclude),
             event.modes.count("explore"),
+            is_exploring(event.modes),
         )
         key = (event.session_id, arrived_at)
         window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
         known = window.sessions.setdefault(key, plan)
+        if event.share is not None or window.shares:
+            _note_share(window.shares, key, event.share, is_new=known is plan)
         if known is not plan and known != plan:
             if isinstance(known, SessionPlan):
                 window.sessions[key] = {known, plan}
@@ -164,6 +198,14 @@ class OpenWindows:
         window.answered_sessions.append(event.session_id)
         return True
 
+    def count(self, offset: int, event: Progress) -> None:
+        """Note how many sessions of open windows a partition has opened; of several counts the highest is right."""
+        for start, sessions in event.opened or ():
+            if self._closed_until <= start <= event.time + MAX_FACT_LEAD:
+                window = self._windows.get(start // self._window) or self._begin(start, offset)
+                key = (event.partition, start)
+                window.opened[key] = max(window.opened.get(key, 0), sessions)
+
     def _begin(self, time: int, offset: int) -> _Window:
         window = self._windows[time // self._window] = _Window(offset)
         return window
@@ -175,7 +217,12 @@ class OpenWindows:
         before, self._window, self._windows = self._windows, window, {}
         for old in before.values():
             for key, plans in old.sessions.items():
-                self._moved(key[1], old.first_offset).sessions[key] = plans
+                moved = self._moved(key[1], old.first_offset)
+                moved.sessions[key] = plans
+                if key in old.shares:
+                    moved.shares[key] = old.shares[key]
+            for of, sessions in old.opened.items():
+                self._moved(of[1], old.first_offset).opened[of] = sessions
             for session in set(old.answered_sessions):
                 for answer in _several(self._answers[session]):
                     self._moved(answer.occurred_at, old.first_offset).answered_sessions.append(session)
@@ -206,7 +253,16 @@ class OpenWindows:
 
     def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
         closed = ClosedWindow(
-            start=end - self._window, end=end, plans=[], rows=[], positions=[], arms=[], clicked=[], unanswered=[]
+            start=end - self._window,
+            end=end,
+            plans=[],
+            rows=[],
+            positions=[],
+            arms=[],
+            clicked=[],
+            unanswered=[],
+            shares=[window.shares.get(key, 1.0) for key in sorted(window.sessions)] if window.shares else [],
+            opened=min(sum(window.opened.values()), MOST),
         )
         for row, key in enumerate(sorted(window.sessions)):
             plans = window.sessions[key]
@@ -249,6 +305,15 @@ class OpenWindows:
                     del self._answers[session]
             elif known is not None and known.occurred_at < end:
                 del self._answers[session]
+
+
+def _note_share(shares: dict[tuple[str, int], float], key: tuple[str, int], share: float | None, is_new: bool) -> None:
+    """Note the share of a session, if it is below 1; of several plans the highest counts."""
+    if is_new:
+        if share is not None and share < 1:
+            shares[key] = share
+    elif key in shares:
+        shares[key] = max(shares[key], 1.0 if share is None else share)
 
 
 def _several(known: Answer | set[Answer]) -> Collection[Answer]:

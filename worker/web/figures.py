@@ -16,6 +16,7 @@ from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, quantile
 from worker.metrics.history import exploration_share
+from worker.stream.budget import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally
@@ -137,6 +138,7 @@ def version(snapshot: Snapshot, time: int) -> dict[str, Any] | None:
         "active": sum(arm.active for arm in parameters.arms),
         "observations": parameters.observations,
         "budget": None if exploration_share(parameters) is None else parameters.explore_budget,
+        "learn_shares": None if parameters.shares == ALL else parameters.shares._asdict(),
         "frozen": parameters.frozen,
         "norm": _short(snapshot.numbers.get("parameter_norm")),
     }

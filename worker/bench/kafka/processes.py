@@ -61,11 +61,15 @@ class ChildProcess:
         pages = self._total(lambda pid: int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]))
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
+    def children(self) -> list[int]:
+        """Return the ids of its children."""
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+
     def _total(self, measure: Callable[[int], float]) -> float:
         pid = self.process.pid
         try:
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-            return sum(measure(each) for each in (pid, *map(int, children)))
+            return sum(measure(each) for each in (pid, *self.children()))
         except OSError as error:
             self.check()
             raise FailedError(f"{self.name} cannot be measured: {error}") from None

@@ -76,6 +76,7 @@ LEARNING = grouped(
     _time("lateness", "largest delay of a record"),
     _time("window", "length of an episode"),
     _option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
+    _count("learn-at-most", "sessions per window that are learned from, beyond it a sample; 0: all", least=0),
     _option("standardise", "whether numbers of contexts are brought to one scale by the first sessions", flag=True),
     _option(
         "features",

@@ -59,6 +59,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int = 4
     repeats: bool = True
     random_share: float = 0.0
+    learn_at_most: int = 0
 
     def learning(self) -> LearningSettings:
         """Return the learner's part of the settings."""
@@ -75,6 +76,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
             beta=self.beta,
             ridge=self.ridge,
             random_share=self.random_share,
+            learn_at_most=self.learn_at_most,
         )
 
 

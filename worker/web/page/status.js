@@ -95,7 +95,11 @@ function showTiles(status) {
   setText("exploring-name", drawn ? "Positions drawn at random" : "Positions with a bonus");
   setText("exploring-note", recent.allowed === null ? (drawn ? "the others show the best ad" : "for uncertain ads; not an experiment") : `for uncertain ads; budget ${percent(share(recent.allowed, recent.sessions))}`);
   setText("version", parameters ? `v${count(parameters.version)}` : "–");
-  setText("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays` : "none received yet");
+  setText("version-note", parameters ? `${parameters.age === null ? "the prior" : `${span(parameters.age)} old`} · ${brief(parameters.observations)} displays${sampled(parameters.learn_shares)}` : "none received yet");
+}
+
+function sampled(shares) {
+  return shares ? ` · learns from ${percent(shares.exploring)} of exploring sessions, ${percent(shares.others)} of others` : "";
 }
 
 const samples = [];
