@@ -26,7 +26,7 @@ from worker.stream.answering import answering
 from worker.stream.contexts import stack_packed
 from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
-from worker.stream.windows import ClosedWindow, SessionPlan
+from worker.stream.windows import ClosedWindow
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: 
     return Assessment(
         reward=_finite(reward) or 0.0,
         expected_reward=_finite(expected) or 0.0,
-        explored=float(sum(plan.explored / len(plan.slate) for plan in window.plans if plan.slate)),
+        explored=_explored(window),
         regret_bound=_finite(bound),
         regret_posterior=_finite(posterior),
         parameter_norm=_finite(norm),
@@ -91,40 +91,47 @@ def _revenue(
     window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]
 ) -> tuple[float | None, float | None]:
     """Return the revenue and the expected revenue."""
-    versions = {plan.parameters_version for plan in window.plans}
-    served = {number: kept.get(number, parent) for number in sorted(versions)}
-    prices = {number: {arm.arm: arm.reward for arm in version.arms} for number, version in served.items()}
-    reward = 0.0
-    for row, arm, clicked in zip(window.rows, window.arms, window.clicked, strict=True):
-        if clicked:
-            reward += prices[window.plans[row].parameters_version].get(arm, 0.0)
-    expected = 0.0
-    for number, version in served.items():
-        expected += _expected(version, [plan for plan in window.plans if plan.parameters_version == number])
-    return reward, expected
+    numbers = np.array([plan.parameters_version for plan in window.plans])
+    clicked = np.flatnonzero(window.clicked)
+    rewards, expected = np.zeros(len(clicked)), 0.0
+    for number in np.unique(numbers).tolist():
+        version = kept.get(number, parent)
+        prices = {arm.arm: arm.reward for arm in version.arms}
+        of_codes = np.array([prices.get(name, 0.0) for name in window.slates.names])
+        here = numbers[window.rows[clicked]] == number
+        rewards[here] = of_codes[window.codes[clicked[here]]]
+        expected += _expected(version, window, np.flatnonzero(numbers == number))
+    return float(sum(rewards.tolist())), expected
 
 
-def _expected(version: Parameters, plans: list[SessionPlan]) -> float:
+def _expected(version: Parameters, window: ClosedWindow, rows: Ints) -> float:
     if not version.arms:
         return 0.0
-    contexts, slates = _contexts(version, plans), _slates(version, plans)
+    contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
     return float(slate_revenue(version.model, version.rewards, contexts, slates, version.rates).sum())
+
+
+def _explored(window: ClosedWindow) -> float:
+    return float(sum([plan.explored / len(plan.slate) for plan in window.plans if plan.explored]))
 
 
 def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
     arms = len(current.arms)
-    plans = sample(window.plans, min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
-    served = {arm for plan in plans for arm in plan.slate}
-    eligible = tuple(replace(arm, active=arm.active or arm.arm in served) for arm in current.arms)
-    planner = replace(current, arms=eligible).planner(dtype=np.float64)
+    rows = _sample(np.arange(len(window.plans)), min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
+    slates = window.slates.indices(rows, current.indices)
+    shown = np.unique(slates[slates != NO_ARM])
+    eligible = list(current.arms)
+    for index in shown.tolist():
+        eligible[index] = replace(eligible[index], active=True)
+    planner = replace(current, arms=tuple(eligible)).planner(dtype=np.float64)
     if planner is None:
         return None, None
-    gaps = optimistic_gap(planner, _contexts(current, plans), _slates(current, plans), beta=current.beta)
-    plans = sample(plans, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
+    gaps = optimistic_gap(planner, _contexts(current, window, rows), slates, beta=current.beta)
+    rows = _sample(rows, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
     losses = posterior_regret(
         planner,
-        _contexts(current, plans),
-        _slates(current, plans),
+        _contexts(current, window, rows),
+        window.slates.indices(rows, current.indices),
         # The same window and version give the same draws in every learner.
         generator=np.random.default_rng([current.version, window.end]),
         draws=DRAWS,
@@ -132,16 +139,10 @@ def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, f
     return float(gaps.mean()), float(losses.mean())
 
 
-def _contexts(version: Parameters, plans: list[SessionPlan]) -> Floats:
-    return version.prepared(stack_packed([plan.context for plan in plans], version.settings.dim))
+def _sample(rows: Ints, most: int) -> Ints:
+    return np.asarray(sample(rows, most), dtype=np.intp)  # type: ignore[arg-type]
 
 
-def _slates(version: Parameters, plans: list[SessionPlan]) -> Ints:
-    """Return the slates as indices of the version's arms, NO_ARM after their end: (n, longest)."""
-    indices = version.indices
-    longest = max(1, max(len(plan.slate) for plan in plans))
-    nothing = ("",) * longest
-    return np.array(
-        [[indices.get(arm, NO_ARM) for arm in (*plan.slate, *nothing[len(plan.slate) :])] for plan in plans],
-        dtype=np.intp,
-    )
+def _contexts(version: Parameters, window: ClosedWindow, rows: Ints) -> Floats:
+    packed = [window.plans[row].context for row in rows.tolist()]
+    return version.prepared(stack_packed(packed, version.settings.dim))

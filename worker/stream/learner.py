@@ -31,15 +31,17 @@ Rules that hold in this file (docs/design.md §4 and §5):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Final, TypeAlias
 
 from worker.errors import EstimationError, FailedError
 from worker.stream.assessment import Assessment, assess
 from worker.stream.catalogue import Refusal, carry_out, under
-from worker.stream.decoding import Rejected, decode_journal
-from worker.stream.events import Episode, FeedbackFact, Opened, Order, Progress, Tag
+from worker.stream.decoding import Rejected, decode_journals
+from worker.stream.events import Episode, FeedbackFact, JournalEvent, Opened, Order, Progress, Tag
 from worker.stream.folding import fold
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, continued
@@ -50,6 +52,11 @@ from worker.stream.windows import ClosedWindow, OpenWindows
 
 #: Windows without a version after which the newest one is published again.
 REPUBLISH: Final = 10
+
+#: Records that are decoded at once: few enough that their events stay in the cache of a core.
+AT_ONCE: Final = 1024
+
+_FACTS: Final = frozenset({Opened, FeedbackFact, Rejected})
 
 #: Offset and value of a journal record and, where it is known, its timestamp.
 JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
@@ -199,54 +206,112 @@ class Learner:
         version that is known comes out with another content, and `MemoryError`.
         """
         outcome = Outcome()
-        late = self._late
-        for record in records:
-            offset = record[0]
-            if offset < self._next_offset:
-                continue
-            if not self._live and offset >= self._live_from:
-                self._go_live(outcome)
-            self._next_offset = offset + 1
-            try:
-                self._take(record, outcome)
-            except (FailedError, MemoryError):
-                raise
-            except Exception as error:
-                _pass_over(offset, error, outcome)
+        late, records = self._late, iter(records)
+        while batch := list(islice(records, AT_ONCE)):
+            self._take(self._unread(batch), outcome)
         if not self._live and self._next_offset >= self._live_from:
             self._go_live(outcome)
         outcome.late = self._late - late
         return outcome
 
-    def _take(self, record: JournalRecord, outcome: Outcome) -> None:
-        offset, value = record[0], record[1]
-        try:
-            event = decode_journal(value, record[2] if len(record) > 2 else 0)
-        except Rejected as rejected:
-            kind = "far-future" if rejected.reason == "future" else "fold-passed-over"
-            self._refuse(kind, offset, rejected.error, outcome)
-            return
-        if isinstance(event, Opened):
-            if len(event.context) != self._configured.dim:
-                error = f"the context has {len(event.context)} numbers, not {self._configured.dim}"
-                self._refuse("fold-passed-over", offset, error, outcome)
-            elif not self._windows.open(offset, event):
-                self._late += self._live
-        elif isinstance(event, FeedbackFact):
-            if not self._windows.answer(offset, event):
-                self._late += self._live
-        elif self._live:
-            self._act(offset, event, outcome)
+    def _unread(self, records: list[JournalRecord]) -> list[JournalRecord]:
+        """Return the records that were not handled before."""
+        offsets, following = [record[0] for record in records], self._next_offset
+        if offsets[0] >= following and offsets == list(range(offsets[0], offsets[0] + len(offsets))):  # nearly always
+            return records
+        unread = []
+        for record in records:
+            if record[0] >= following:
+                following = record[0] + 1
+                unread.append(record)
+        return unread
 
-    def _refuse(self, kind: str, offset: int, error: str, outcome: Outcome) -> None:
+    def _take(self, records: list[JournalRecord], outcome: Outcome) -> None:
+        """Take records that follow each other, in bulk as far as nothing but facts comes."""
+        offsets = [record[0] for record in records]
+        if not self._live and offsets and offsets[-1] >= self._live_from:
+            first = bisect_left(offsets, self._live_from)
+            self._take(records[:first], outcome)
+            self._go_live(outcome)
+            records, offsets = records[first:], offsets[first:]
+        if not records:
+            return
+        events = decode_journals(
+            [record[1] for record in records], [record[2] if len(record) > 2 else 0 for record in records]
+        )
+        begin = 0
+        for here in [index for index, kind in enumerate(map(type, events)) if kind not in _FACTS]:
+            self._take_facts(offsets[begin:here], events[begin:here], outcome)
+            self._next_offset = offsets[here] + 1
+            self._act(offsets[here], events[here], outcome)  # type: ignore[arg-type]
+            begin = here + 1
+        self._take_facts(offsets[begin:], events[begin:], outcome)
+
+    def _take_facts(self, offsets: list[int], events: list[JournalEvent | Rejected], outcome: Outcome) -> None:
+        """Take `opened`, `feedback` and records that cannot be read."""
+        if not offsets:
+            return
+        self._next_offset = offsets[-1] + 1
+        dim = self._configured.dim
+        opened = [event for event in events if type(event) is Opened and len(event.context) == dim]
+        answers = [event for event in events if type(event) is FeedbackFact]
+        try:
+            late = self._windows.open_all(_offsets_of(opened, offsets, events), opened)
+            late += self._windows.answer_all(_offsets_of(answers, offsets, events), answers)
+        except MemoryError:
+            raise
+        except Exception:  # which record is wrong? To add one twice changes nothing.
+            late = sum(self._take_one(at, event, outcome) for at, event in zip(offsets, events, strict=True))
+        else:
+            if len(opened) + len(answers) < len(events):
+                for at, event in zip(offsets, events, strict=True):
+                    self._refuse(at, event, outcome)
+        self._late += late * self._live
+
+    def _take_one(self, offset: int, event: JournalEvent | Rejected, outcome: Outcome) -> int:
+        """Take a record as `_take_facts` does; return 1 if it is late."""
+        try:
+            if not self._refuse(offset, event, outcome):
+                if isinstance(event, Opened):
+                    return self._windows.open_all([offset], [event])
+                if isinstance(event, FeedbackFact):
+                    return self._windows.answer_all([offset], [event])
+        except MemoryError:
+            raise
+        except Exception as error:
+            _pass_over(offset, error, outcome)
+        return 0
+
+    def _refuse(self, offset: int, event: JournalEvent | Rejected, outcome: Outcome) -> bool:
+        """Return whether a record cannot be used, and report it if it comes live."""
+        kind, dim = "fold-passed-over", self._configured.dim
+        if isinstance(event, Rejected):
+            error = event.error
+            if event.reason == "future":
+                kind = "far-future"
+        elif isinstance(event, Opened) and len(event.context) != dim:
+            error = f"the context has {len(event.context)} numbers, not {dim}"
+        else:
+            return False
         if self._live:
             outcome.troubles.add(kind, f"journal offset {offset}: {error}")
+        return True
 
     def _go_live(self, outcome: Outcome) -> None:
         self._live = True
         self._close_due(self._live_from - 1, outcome)
 
     def _act(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
+        if not self._live:
+            return
+        try:
+            self._carry_out(offset, event, outcome)
+        except (FailedError, MemoryError):
+            raise
+        except Exception as error:
+            _pass_over(offset, error, outcome)
+
+    def _carry_out(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
         if isinstance(event, Progress):
             self._count_partitions(event)
             self._progress[event.partition] = max(self._progress[event.partition], event.time)
@@ -375,6 +440,18 @@ class _LowerCount:
         return len(self._since) == self._count and event.time - max(self._since.values()) >= span
 
 
+def _offsets_of(
+    some: Sequence[Opened | FeedbackFact], offsets: Sequence[int], events: Sequence[JournalEvent | Rejected]
+) -> Iterator[int]:
+    """Yield the offsets of some of the events, which are among them in the same order; few are ever asked for."""
+    remaining = iter(some)
+    wanted = next(remaining, None)
+    for offset, event in zip(offsets, events, strict=True):
+        if event is wanted:
+            yield offset
+            wanted = next(remaining, None)
+
+
 def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:
     outcome.troubles.add("fold-passed-over", f"journal offset {offset}: {type(error).__name__}: {error}")
 
@@ -387,8 +464,8 @@ def _episode(
         window_start=window.start,
         window_end=window.end,
         sessions=len(window.plans),
-        displays=len(window.arms),
-        clicks=sum(window.clicked),
+        displays=len(window.rows),
+        clicks=int(window.clicked.sum()),
         late=late,
         beta=current.beta,
         explore_budget=current.explore_budget,

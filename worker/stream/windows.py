@@ -10,75 +10,40 @@ Rules that hold in this file (docs/design.md §4):
   user saw is among them, because every answer matches it. So every display that counts was shown.
 - Feedback is kept until the window of its own time is closed: sessions that could use it are closed by then.
 - Neither the order nor the repetition of records matters.
+- Records are taken many at a time. All that can wait is done when their window is closed (`joining.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from msgspec import Struct
-
+from worker.stream.columns import AnswerColumns
 from worker.stream.contexts import pack_context
 from worker.stream.events import FeedbackFact, Opened
 from worker.stream.exclusions import pack_exclusions
-from worker.stream.session import answered
+from worker.stream.joining import Answer as Answer
+from worker.stream.joining import ClosedWindow as ClosedWindow
+from worker.stream.joining import OpenSessions, closed_window
+from worker.stream.joining import SessionPlan as SessionPlan
+from worker.stream.joining import agreed as agreed
 
+E = TypeVar("E", Opened, FeedbackFact)
 
-class SessionPlan(Struct, frozen=True, order=True, gc=False):
-    """The plan of a session, in little memory.
-
-    `context` and `exclude` are packed; `explored` counts the positions of the slate that explored.
-    """
-
-    parameters_version: int
-    slate: tuple[str, ...]
-    context: bytes
-    exclude: bytes
-    explored: int
-
-
-class Answer(Struct, frozen=True, gc=False):
-    """A feedback record without its session."""
-
-    occurred_at: int
-    position: int
-    arm: str
-    clicked: bool
-
-
-Display = tuple[int, str, bool]  # position, arm, clicked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedWindow:
-    """The sessions of a window, sorted by key, and their displays that count.
-
-    Parameters
-    ----------
-    plans : the plan of each session
-    rows, positions, arms, clicked : per display that was answered, its session (an index into `plans`), its position
-        from 1, its arm, and whether it was clicked
-    unanswered : position and arm of each display that was shown and not answered: the one after the last answer
-    """
-
-    start: int
-    end: int
-    plans: list[SessionPlan]
-    rows: list[int]
-    positions: list[int]
-    arms: list[str]
-    clicked: list[bool]
-    unanswered: list[tuple[int, str]]
+#: Feedback records of a window from which on repeated ones are looked for: so many per open session, and in all. With
+#: fewer, repetition costs little memory.
+REPEATED_PER_SESSION: Final = 16
+LEAST_REPEATED: Final = 65_536
 
 
 class _Window:
-    __slots__ = ("answered_sessions", "first_offset", "sessions")
+    __slots__ = ("answers", "first_offset", "sessions", "unrepeated")
 
     def __init__(self, first_offset: int) -> None:
         self.first_offset = first_offset
-        self.sessions: dict[tuple[str, int], SessionPlan | set[SessionPlan]] = {}
-        self.answered_sessions: list[str] = []  # with feedback of this window's time
+        self.sessions: OpenSessions = {}
+        self.answers = AnswerColumns()  # feedback of this window's time
+        self.unrepeated = 0  # feedback records when repeated ones were last dropped
 
 
 class OpenWindows:
@@ -93,7 +58,7 @@ class OpenWindows:
     >>> windows.answer(1, FeedbackFact(session_id="s", occurred_at=5, position=2, arm="b", clicked=True))
     True
     >>> closed = windows.close(1000, session_timeout=60, whole_slates=False)
-    >>> list(zip(closed.arms, closed.clicked))
+    >>> list(zip(closed.arms, closed.clicked.tolist()))
     [('a', False), ('b', True)]
     """
 
@@ -101,7 +66,6 @@ class OpenWindows:
         self._window = window
         self._closed_until = closed_until
         self._windows: dict[int, _Window] = {}
-        self._answers: dict[str, Answer | set[Answer]] = {}
         self._names: dict[str, str] = {}  # one string object per arm, not one per record
 
     @property
@@ -115,6 +79,11 @@ class OpenWindows:
         return sum(len(window.sessions) for window in self._windows.values())
 
     @property
+    def answers(self) -> int:
+        """The number of feedback records that are kept."""
+        return sum(len(window.answers) for window in self._windows.values())
+
+    @property
     def needed_from(self) -> int | None:
         """The oldest journal offset that an open window still needs."""
         return min((window.first_offset for window in self._windows.values()), default=None)
@@ -123,50 +92,84 @@ class OpenWindows:
 
     def open(self, offset: int, event: Opened) -> bool:
         """Add a session; return False if it is late."""
-        arrived_at = event.arrived_at
-        if arrived_at < self._closed_until:
-            return False
-        name = self._names.setdefault
-        plan = SessionPlan(
-            event.parameters_version,
-            tuple([name(arm, arm) for arm in event.slate]),
-            pack_context(event.context),
-            pack_exclusions(event.exclude),
-            event.modes.count("explore"),
-        )
-        key = (event.session_id, arrived_at)
-        window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
-        known = window.sessions.setdefault(key, plan)
-        if known is not plan and known != plan:
-            if isinstance(known, SessionPlan):
-                window.sessions[key] = {known, plan}
-            else:
-                known.add(plan)
-        return True
+        return not self.open_all([offset], [event])
 
     def answer(self, offset: int, event: FeedbackFact) -> bool:
         """Add feedback; return False if it is late."""
-        occurred_at = event.occurred_at
-        if occurred_at < self._closed_until:
-            return False
-        answer = Answer(occurred_at, event.position, self._names.setdefault(event.arm, event.arm), event.clicked)
-        window = self._windows.get(occurred_at // self._window) or self._begin(occurred_at, offset)
-        known = self._answers.setdefault(event.session_id, answer)
-        if known is not answer:
-            if known == answer:
-                return True
-            if isinstance(known, Answer):
-                self._answers[event.session_id] = {known, answer}
-            elif answer in known:
-                return True
-            else:
-                known.add(answer)
-        window.answered_sessions.append(event.session_id)
-        return True
+        return not self.answer_all([offset], [event])
 
-    def _begin(self, time: int, offset: int) -> _Window:
-        window = self._windows[time // self._window] = _Window(offset)
+    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
+        """Add sessions; return how many are late. An error leaves everything as it was."""
+        parts, late = self._by_window(offsets, events, [event.arrived_at for event in events])
+        name = self._names.setdefault
+        plans = [
+            [
+                SessionPlan(
+                    event.parameters_version,
+                    tuple([name(arm, arm) for arm in event.slate]),
+                    pack_context(event.context),
+                    pack_exclusions(event.exclude),
+                    event.modes.count("explore"),
+                )
+                for event in part.events
+            ]
+            for part in parts
+        ]
+        for part, planned in zip(parts, plans, strict=True):
+            keys = [(event.session_id, event.arrived_at) for event in part.events]
+            _add_sessions(self._at(part.number, part.offset).sessions, keys, planned)
+        return late
+
+    def answer_all(self, offsets: Iterable[int], events: Sequence[FeedbackFact]) -> int:
+        """Add feedback; return how many records are late."""
+        parts, late = self._by_window(offsets, events, [event.occurred_at for event in events])
+        name = self._names.setdefault
+        for part in parts:
+            window = self._at(part.number, part.offset)
+            window.answers.extend(
+                [event.session_id for event in part.events],
+                part.times,
+                [event.position for event in part.events],
+                [name(event.arm, event.arm) for event in part.events],
+                [event.clicked for event in part.events],
+            )
+            self._drop_repeated(window)
+        return late
+
+    def _by_window(self, offsets: Iterable[int], events: Sequence[E], times: list[int]) -> tuple[list[_Part[E]], int]:
+        """Return the records that are not late by their windows, and how many are late."""
+        if not times:
+            return [], 0
+        length, closed = self._window, self._closed_until
+        number, earliest = max(times) // length, min(times)
+        if earliest >= closed and earliest // length == number:  # nearly always
+            return [_Part(number, next(iter(offsets)), events, times)], 0
+        parts: dict[int, _Part[E]] = {}
+        late = 0
+        for offset, event, time in zip(offsets, events, times, strict=True):
+            if time < closed:
+                late += 1
+                continue
+            part = parts.get(time // length)
+            if part is None:
+                part = parts[time // length] = _Part(time // length, offset, [], [])
+            part.events.append(event)  # type: ignore[attr-defined]
+            part.times.append(time)
+        return list(parts.values()), late
+
+    def _at(self, number: int, offset: int) -> _Window:
+        """Return a window, begun if need be, that needs the journal from this offset on."""
+        window = self._windows.get(number)
+        if window is None:
+            window = self._windows[number] = _Window(offset)
+        window.first_offset = min(window.first_offset, offset)
         return window
+
+    def _drop_repeated(self, window: _Window) -> None:
+        kept = len(window.answers)
+        if kept > LEAST_REPEATED and kept > max(2 * window.unrepeated, REPEATED_PER_SESSION * self.sessions):
+            window.answers.drop_repeated()
+            window.unrepeated = len(window.answers)
 
     def resize(self, window: int) -> None:
         """Change the length of the windows; closed time stays closed."""
@@ -175,15 +178,9 @@ class OpenWindows:
         before, self._window, self._windows = self._windows, window, {}
         for old in before.values():
             for key, plans in old.sessions.items():
-                self._moved(key[1], old.first_offset).sessions[key] = plans
-            for session in set(old.answered_sessions):
-                for answer in _several(self._answers[session]):
-                    self._moved(answer.occurred_at, old.first_offset).answered_sessions.append(session)
-
-    def _moved(self, time: int, offset: int) -> _Window:
-        window = self._windows.get(time // self._window) or self._begin(time, offset)
-        window.first_offset = min(window.first_offset, offset)
-        return window
+                self._at(key[1] // window, old.first_offset).sessions[key] = plans
+            for number, answers in old.answers.split(window).items():
+                self._at(number, old.first_offset).answers.add(answers)
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,96 +197,56 @@ class OpenWindows:
         try:
             return self._joined(window, end, session_timeout=session_timeout, whole_slates=whole_slates)
         finally:  # also after an error: the window is closed, whatever became of it
-            self._expire(window, end)
             self._names.clear()
             self.skip(end)
-
-    def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
-        closed = ClosedWindow(
-            start=end - self._window, end=end, plans=[], rows=[], positions=[], arms=[], clicked=[], unanswered=[]
-        )
-        for row, key in enumerate(sorted(window.sessions)):
-            plans = window.sessions[key]
-            answers = self._belonging(key, session_timeout)
-            if isinstance(plans, SessionPlan):
-                closed.plans.append(plans)
-                shown, clicked = answered(plans.slate, answers, whole_slate=whole_slates)
-                _count(closed, row, plans.slate, shown, clicked)
-                if not clicked and shown < len(plans.slate):
-                    closed.unanswered.append((shown + 1, plans.slate[shown]))
-            else:
-                plan, displays = agreed(plans, answers, whole_slate=whole_slates)
-                closed.plans.append(plan)
-                for position, arm, clicked in displays:
-                    _count(closed, row, (arm,), 1, clicked, first=position)
-        return closed
 
     def skip(self, until: int) -> None:
         """Close the time before `until`, in which there is nothing."""
         self._closed_until = max(self._closed_until, until)
 
-    def _belonging(self, key: tuple[str, int], session_timeout: int) -> Collection[Answer]:
-        known = self._answers.get(key[0])
-        if known is None:
-            return ()
-        first, last = key[1], key[1] + session_timeout
-        if isinstance(known, Answer):
-            return (known,) if first <= known.occurred_at <= last else ()
-        return [answer for answer in known if first <= answer.occurred_at <= last]
+    def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
+        return closed_window(
+            window.sessions,
+            self._answers_of(window, end, session_timeout),
+            start=end - self._window,
+            end=end,
+            session_timeout=session_timeout,
+            whole_slates=whole_slates,
+        )
 
-    def _expire(self, window: _Window, end: int) -> None:
-        """Drop feedback of closed times."""
-        for session in window.answered_sessions:
-            known = self._answers.get(session)
-            if isinstance(known, set):
-                left = {answer for answer in known if answer.occurred_at >= end}
-                if left:
-                    self._answers[session] = left
-                else:
-                    del self._answers[session]
-            elif known is not None and known.occurred_at < end:
-                del self._answers[session]
-
-
-def _several(known: Answer | set[Answer]) -> Collection[Answer]:
-    return (known,) if isinstance(known, Answer) else known
+    def _answers_of(self, window: _Window, end: int, session_timeout: int) -> AnswerColumns:
+        """Return the feedback that sessions of a window can use: of its own time, and of the time until they end."""
+        numbers = range(end // self._window, (end - 1 + session_timeout) // self._window + 1)
+        if len(numbers) > len(self._windows):
+            later = [one for number, one in self._windows.items() if number in numbers]
+        else:
+            later = [self._windows[number] for number in numbers if number in self._windows]
+        if not later:
+            return window.answers
+        joined = AnswerColumns()
+        for one in (window, *later):
+            joined.add(one.answers)
+        return joined
 
 
-def _count(
-    closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool, *, first: int = 1
-) -> None:
-    """Add the first displays of a slate, from the position `first` on, all passed over but possibly the last."""
-    if shown:
-        closed.rows.extend([row] * shown)
-        closed.positions.extend(range(first, first + shown))
-        closed.arms.extend(slate[:shown])
-        closed.clicked.extend([False] * (shown - 1))
-        closed.clicked.append(clicked)
+class _Part(NamedTuple, Generic[E]):
+    """Records of one window, their times, and the offset of the first."""
+
+    number: int
+    offset: int
+    events: Sequence[E]
+    times: list[int]
 
 
-# ── several slates ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def agreed(
-    plans: Iterable[SessionPlan], answers: Collection[Answer], *, whole_slate: bool
-) -> tuple[SessionPlan, list[Display]]:
-    """Return the plan that represents a session opened with several, and the displays that count.
-
-    >>> one, two = (SessionPlan(version, slate, b"", b"", 0) for version, slate in ((0, ("a", "b")), (1, ("c", "b"))))
-    >>> agreed([one, two], [Answer(10, 2, "b", True)], whole_slate=False)[1]
-    [(2, 'b', True)]
-    >>> agreed([one, two], [Answer(10, 2, "b", True), Answer(9, 1, "c", False)], whole_slate=False)[1]
-    [(1, 'c', False), (2, 'b', True)]
-    """
-    said = {(answer.position, answer.arm) for answer in answers}
-    matches = {plan: sum((h, arm) in said for h, arm in enumerate(plan.slate, 1)) for plan in plans}
-    most = max(matches.values())
-    likely = sorted(plan for plan, count in matches.items() if count == most)
-    if len({plan.context for plan in likely}) > 1:
-        return likely[0], []  # two users under one key: their displays cannot be told apart
-    common: set[Display] | None = None
-    for plan in likely:
-        shown, clicked = answered(plan.slate, answers, whole_slate=whole_slate)
-        displays = {(h, plan.slate[h - 1], clicked and h == shown) for h in range(1, shown + 1)}
-        common = displays if common is None else common & displays
-    return likely[0], sorted(common or ())
+def _add_sessions(sessions: OpenSessions, keys: list[tuple[str, int]], plans: list[SessionPlan]) -> None:
+    added = dict(zip(keys, plans, strict=True))
+    if len(added) == len(keys) and sessions.keys().isdisjoint(added):
+        sessions.update(added)
+        return
+    for key, plan in zip(keys, plans, strict=True):
+        known = sessions.setdefault(key, plan)
+        if known is not plan and known != plan:
+            if isinstance(known, SessionPlan):
+                sessions[key] = {known, plan}
+            else:
+                known.add(plan)
