@@ -144,5 +144,7 @@ def _sample(rows: Ints, most: int) -> Ints:
 
 
 def _contexts(version: Parameters, window: ClosedWindow, rows: Ints) -> Floats:
-    packed = [window.plans[row].context for row in rows.tolist()]
+    packed = [plan.context for plan in window.plans]
+    if len(rows) < len(packed):
+        packed = [packed[row] for row in rows.tolist()]
     return version.prepared(stack_packed(packed, version.settings.dim))
