@@ -41,7 +41,7 @@ from worker.metrics import Metrics
 from worker.stream.encoding import encode_episode
 from worker.stream.events import Tag
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters, encode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Topics
@@ -230,7 +230,7 @@ class JournalPublisher:
         self._report(learner, position, outcome, episodes)
 
     async def _write(self, version: Parameters) -> None:
-        value, topic = encode_parameters(version), self._topics.parameters
+        value, topic = self._published.encode(version), self._topics.parameters
         try:
             await self._producer.send_and_wait(topic, value, key=version_key(version.version))
         except MessageSizeTooLargeError:

@@ -32,7 +32,7 @@ Rules that hold in this file (docs/design.md §4 and §5):
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Final, TypeAlias
@@ -40,10 +40,13 @@ from typing import Final, TypeAlias
 from worker.errors import EstimationError, FailedError
 from worker.stream.assessment import Assessment, assess
 from worker.stream.catalogue import Refusal, carry_out, under
-from worker.stream.decoding import Rejected, decode_journals
-from worker.stream.events import Episode, FeedbackFact, JournalEvent, Opened, Order, Progress, Tag
+from worker.stream.decoding import decode_journals
+from worker.stream.events import Episode, Order, Progress, Tag
+from worker.stream.facts import KINDS as FACTS
+from worker.stream.facts import Facts
 from worker.stream.folding import fold
 from worker.stream.parameters import Parameters
+from worker.stream.partition_count import LowerCount
 from worker.stream.settings import Arm, LearningSettings, continued
 from worker.stream.sizes import check_size
 from worker.stream.troubles import Troubles
@@ -55,8 +58,6 @@ REPUBLISH: Final = 10
 
 #: Records that are decoded at once: few enough that their events stay in the cache of a core.
 AT_ONCE: Final = 1024
-
-_FACTS: Final = frozenset({Opened, FeedbackFact, Rejected})
 
 #: Offset and value of a journal record and, where it is known, its timestamp.
 JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
@@ -126,7 +127,7 @@ class Learner:
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
         self._progress = dict(loaded.progress)
-        self._lower = _LowerCount()
+        self._lower = LowerCount()
         self._windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
         self._next_offset = loaded.resume_offset
         self._live_from = loaded.journal_offset + 1
@@ -239,63 +240,31 @@ class Learner:
         events = decode_journals(
             [record[1] for record in records], [record[2] if len(record) > 2 else 0 for record in records]
         )
-        begin = 0
-        for here in [index for index, kind in enumerate(map(type, events)) if kind not in _FACTS]:
-            self._take_facts(offsets[begin:here], events[begin:here], outcome)
+        begin, dim = 0, self._configured.dim
+        for here in [index for index, kind in enumerate(map(type, events)) if kind not in FACTS]:
+            self._take_facts(Facts(offsets[begin:here], events[begin:here], dim=dim), outcome)
             self._next_offset = offsets[here] + 1
             self._act(offsets[here], events[here], outcome)  # type: ignore[arg-type]
             begin = here + 1
-        self._take_facts(offsets[begin:], events[begin:], outcome)
+        self._take_facts(Facts(offsets[begin:], events[begin:], dim=dim), outcome)
 
-    def _take_facts(self, offsets: list[int], events: list[JournalEvent | Rejected], outcome: Outcome) -> None:
-        """Take `opened`, `feedback` and records that cannot be read."""
-        if not offsets:
+    def _take_facts(self, facts: Facts, outcome: Outcome) -> None:
+        if not facts:
             return
-        self._next_offset = offsets[-1] + 1
-        dim = self._configured.dim
-        opened = [event for event in events if type(event) is Opened and len(event.context) == dim]
-        answers = [event for event in events if type(event) is FeedbackFact]
+        self._next_offset = facts.offsets[-1] + 1
         try:
-            late = self._windows.open_all(_offsets_of(opened, offsets, events), opened)
-            late += self._windows.answer_all(_offsets_of(answers, offsets, events), answers)
-        except MemoryError:
-            raise
-        except Exception:  # which record is wrong? To add one twice changes nothing.
-            late = sum(self._take_one(at, event, outcome) for at, event in zip(offsets, events, strict=True))
-        else:
-            if len(opened) + len(answers) < len(events):
-                for at, event in zip(offsets, events, strict=True):
-                    self._refuse(at, event, outcome)
-        self._late += late * self._live
-
-    def _take_one(self, offset: int, event: JournalEvent | Rejected, outcome: Outcome) -> int:
-        """Take a record as `_take_facts` does; return 1 if it is late."""
-        try:
-            if not self._refuse(offset, event, outcome):
-                if isinstance(event, Opened):
-                    return self._windows.open_all([offset], [event])
-                if isinstance(event, FeedbackFact):
-                    return self._windows.answer_all([offset], [event])
+            self._late += facts.add_to(self._windows) * self._live
         except MemoryError:
             raise
         except Exception as error:
-            _pass_over(offset, error, outcome)
-        return 0
-
-    def _refuse(self, offset: int, event: JournalEvent | Rejected, outcome: Outcome) -> bool:
-        """Return whether a record cannot be used, and report it if it comes live."""
-        kind, dim = "fold-passed-over", self._configured.dim
-        if isinstance(event, Rejected):
-            error = event.error
-            if event.reason == "future":
-                kind = "far-future"
-        elif isinstance(event, Opened) and len(event.context) != dim:
-            error = f"the context has {len(event.context)} numbers, not {dim}"
+            if len(facts) == 1:
+                _pass_over(facts.offsets[0], error, outcome)
+                return
+            for one in facts:  # one of them is wrong; to add the others twice changes nothing
+                self._take_facts(one, outcome)
         else:
-            return False
-        if self._live:
-            outcome.troubles.add(kind, f"journal offset {offset}: {error}")
-        return True
+            for kind, example in facts.refused() if self._live else ():
+                outcome.troubles.add(kind, example)
 
     def _go_live(self, outcome: Outcome) -> None:
         self._live = True
@@ -337,11 +306,11 @@ class Learner:
         settings = self.settings
         span = settings.window + settings.grace
         if event.partitions == len(self._progress):
-            self._lower = _LowerCount()
+            self._lower = LowerCount()
         elif self._lower.is_confirmed(event, span):
             for partition in range(event.partitions, len(self._progress)):
                 del self._progress[partition]
-            self._lower = _LowerCount()
+            self._lower = LowerCount()
 
     # ── closing windows ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -420,36 +389,9 @@ class Learner:
         if should_publish(parameters, self._newest_known):
             outcome.versions.append(parameters)
         self._current = parameters
-        self._lower = _LowerCount()  # as after a restart from this version
+        self._lower = LowerCount()  # as after a restart from this version
         self._kept = keep(self._kept, parameters)
         self._windows.resize(self.settings.window)
-
-
-class _LowerCount:
-    """A number of partitions below the highest, and when each of them first named it."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._since: dict[int, int] = {}
-
-    def is_confirmed(self, event: Progress, span: int) -> bool:
-        """Take a record that names it; return whether all partitions have named it for that long."""
-        if event.partitions != self._count:
-            self._count, self._since = event.partitions, {}
-        self._since.setdefault(event.partition, event.time)
-        return len(self._since) == self._count and event.time - max(self._since.values()) >= span
-
-
-def _offsets_of(
-    some: Sequence[Opened | FeedbackFact], offsets: Sequence[int], events: Sequence[JournalEvent | Rejected]
-) -> Iterator[int]:
-    """Yield the offsets of some of the events, which are among them in the same order; few are ever asked for."""
-    remaining = iter(some)
-    wanted = next(remaining, None)
-    for offset, event in zip(offsets, events, strict=True):
-        if event is wanted:
-            yield offset
-            wanted = next(remaining, None)
 
 
 def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:
