@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -33,8 +33,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+import worker.stream.joining as joining_module
 import worker.stream.learner as learner_module
-import worker.stream.windows as episodes_module
 from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
@@ -695,24 +695,31 @@ class CountsInKnownWindows(OpenWindows):
 class FoldsLateRecords(OpenWindows):
     """Puts what is late into the window that is open."""
 
-    def open(self, offset: int, event: Opened) -> bool:
-        return super().open(offset, structs.replace(event, arrived_at=max(event.arrived_at, self.closed_until)))
+    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
+        closed = self.closed_until
+        return super().open_all(offsets, [structs.replace(e, arrived_at=max(e.arrived_at, closed)) for e in events])
 
 
 class DropsFeedbackEarly(OpenWindows):
     """Forgets all feedback with every window that it closes."""
 
-    def _expire(self, window: Any, end: int) -> None:
-        self._answers.clear()
+    def close(self, end: int, **options: Any) -> ClosedWindow:
+        closed = super().close(end, **options)
+        for window in self._windows.values():
+            window.answers = type(window.answers)()
+        return closed
 
 
 class KeepsFirstSlate(OpenWindows):
     """Trusts the slate that was journaled first."""
 
-    def open(self, offset: int, event: Opened) -> bool:
-        window = self._windows.get(event.arrived_at // self._window)
-        known = window is not None and (event.session_id, event.arrived_at) in window.sessions
-        return known or super().open(offset, event)
+    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
+        late = 0
+        for offset, event in zip(offsets, events, strict=True):
+            window = self._windows.get(event.arrived_at // self._window)
+            if window is None or (event.session_id, event.arrived_at) not in window.sessions:
+                late += super().open_all([offset], [event])
+        return late
 
 
 class BelievesOneSlate(OpenWindows):
@@ -723,7 +730,7 @@ class BelievesOneSlate(OpenWindows):
             plan, _ = agreed(plans, reports, **how)
             return agreed([plan], reports, **how)
 
-        with patched(episodes_module, "agreed", believed):
+        with patched(joining_module, "agreed", believed):
             return super().close(end, **options)
 
 

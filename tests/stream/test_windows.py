@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.stream.one_by_one import Closed
 from tests.stream.scenes import feedback, opened
 from worker.stream.events import Opened
 from worker.stream.session import answered
@@ -138,7 +139,7 @@ def test_the_oldest_offset_needed_is_that_of_the_first_record_of_an_open_window(
     assert windows.needed_from == 6, "feedback is kept until the window of its own time is closed"
     windows.close(2000, session_timeout=TIMEOUT, whole_slates=False)
     assert windows.needed_from is None
-    assert not windows._answers
+    assert not windows.answers
 
 
 def test_windows_of_another_length_hold_the_same_sessions_and_closed_ones_stay_closed() -> None:
@@ -153,7 +154,7 @@ def test_windows_of_another_length_hold_the_same_sessions_and_closed_ones_stay_c
     assert not windows.open(4, opened("w", 950))
     assert len(windows.close(1400, session_timeout=TIMEOUT, whole_slates=False).plans) == 1
     assert displays(windows.close(2100, session_timeout=TIMEOUT, whole_slates=False)) == [(0, "a", True)]
-    assert not windows._answers
+    assert not windows.answers
 
 
 # ── several slates for one session ───────────────────────────────────────────────────────────────────────────────────
@@ -229,7 +230,8 @@ def test_neither_order_nor_repetition_changes_a_window(events, data, whole_slate
     events.append(opened())
     again = data.draw(st.lists(st.sampled_from(events), max_size=6))
     shuffled = data.draw(st.permutations(events + again))
-    assert closed(*events, whole_slates=whole_slates) == closed(*shuffled, whole_slates=whole_slates)
+    window, again = closed(*events, whole_slates=whole_slates), closed(*shuffled, whole_slates=whole_slates)
+    assert Closed.of(window) == Closed.of(again)
 
 
 @given(SLATES, st.lists(REPORTS), st.lists(REPORTS), st.booleans())

@@ -220,3 +220,21 @@ async def test_a_version_that_the_topic_does_not_take_is_a_failure_that_says_so(
     learner = Learner(settings(), ARMS)
     with pytest.raises(FailedError, match=r"t\.parameters does not take version 0, which has [\d,]+ bytes"):
         await publisher(Small()).publish(learner.begin(), learner, 0)
+
+
+@in_loop
+async def test_a_learner_does_not_decode_the_versions_that_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, learner, facts = Log(), Learner(settings(), ARMS), Golden(20, seconds=8).values("journal")
+
+    def fail(_: bytes) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr("worker.kafka.parameters.decode_parameters", fail)
+    mine = publisher(log)
+    await mine.publish(learner.begin(), learner, 0)
+    outcome = learner.handle(enumerate(facts))
+    await mine.publish(outcome, learner, len(facts))
+    assert [version.sha256 for version in mine._published.history] == [
+        outcome.versions[0].sha256,
+        outcome.versions[-1].sha256,
+    ]

@@ -21,14 +21,14 @@ from numpy.typing import DTypeLike
 from worker.bandit.arrays import Array, Floats, Ints, frozen_array, sigmoid
 from worker.bandit.click_model import ROWS, Displays, Fit, Observations, inputs
 from worker.bandit.estimators import Coefficients, estimate, inner
-from worker.bandit.precision import Precision
+from worker.bandit.precision import Precision, SortedDisplays
 from worker.errors import InputError
 
 #: λ_b, the precision of intercepts.
 INTERCEPT_PRECISION = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class AdditiveModel:
     """The belief about θ_x (d,), or with an intercept (d+1,), and θ_k (K,); see `ClickModel` and `LinearModel`.
 
@@ -154,25 +154,47 @@ class AdditiveModel:
         >>> prior.fold(shown, estimator="laplace").model.theta_arms.round(2)
         array([3.36, 0.  ])
         """
-        model, steps = estimate(self, data, estimator=estimator)
+        try:
+            model, steps = estimate(self, data, estimator=estimator)
+        finally:
+            self._prepared.clear()
         return Fit(model=model, steps=steps)
+
+    @cached_property
+    def _prepared(self) -> dict[str, tuple[Displays, Floats, SortedDisplays]]:
+        return {}
+
+    def _sorted(self, data: Displays) -> tuple[Displays, Floats, SortedDisplays]:
+        """Return displays, their inputs, and both sorted by arm; those of the last call are kept during a fold."""
+        last = self._prepared.get("displays")
+        if last is None or last[0] is not data:
+            contexts = self._inputs(data.contexts)
+            by_arm = SortedDisplays(contexts, sessions=data.sessions, arms=data.arms)
+            last = self._prepared["displays"] = data, contexts, by_arm
+        return last
+
+    def _inputs_of(self, data: Displays) -> Floats:
+        last = self._prepared.get("displays")
+        return last[1] if last is not None and last[0] is data else self._inputs(data.contexts)
 
     @property
     def coefficients(self) -> Coefficients:
         return self.theta_context, self.theta_arms
 
     def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
-        offsets = self._inputs(data.contexts) @ coefficients[0]
+        offsets = self._inputs_of(data) @ coefficients[0]
         return np.asarray(offsets[data.sessions] + coefficients[1][data.arms])
 
     def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
         per_session = np.bincount(data.sessions, weights=slopes, minlength=len(data.contexts))
         per_arm = np.bincount(data.arms, weights=slopes, minlength=self.arms)
-        return self._inputs(data.contexts).T @ per_session, np.asarray(per_arm, dtype=np.float64)
+        return self._inputs_of(data).T @ per_session, np.asarray(per_arm, dtype=np.float64)
 
     def information(self, data: Displays, weights: Floats) -> Precision:
-        contexts = self._inputs(data.contexts)
-        return self.precision.plus(contexts, sessions=data.sessions, arms=data.arms, weights=weights)
+        _, contexts, by_arm = self._sorted(data)
+        return self.precision.plus(
+            contexts, sessions=data.sessions, arms=data.arms, weights=weights, sorted_displays=by_arm
+        )
 
     def updated(self, coefficients: Coefficients, precision: Precision) -> AdditiveModel:
         return replace(self, theta_context=coefficients[0], theta_arms=coefficients[1], precision=precision)

@@ -187,15 +187,25 @@ class Precision:
 
     # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def plus(self, contexts: Floats, *, sessions: Ints, arms: Ints, weights: Floats) -> Precision:
+    def plus(
+        self,
+        contexts: Floats,
+        *,
+        sessions: Ints,
+        arms: Ints,
+        weights: Floats,
+        sorted_displays: SortedDisplays | None = None,
+    ) -> Precision:
         """Add Σ w z zᵀ of displays: the j-th showed arms[j], with weights[j], to row sessions[j] of `contexts` (n, d).
 
-        Sums in the order given, so the same displays in the same order give the same bits.
+        Sums in the order given, so the same displays in the same order give the same bits. `sorted_displays` are the
+        same displays, prepared for several calls.
         """
         per_session = np.bincount(sessions, weights=weights, minlength=len(contexts))
         grown = self.context + contexts.T @ (contexts * per_session[:, None])
         cross = self.cross.copy()
-        for shown, sums in _sums_by_arm(arms, contexts, sessions, weights):
+        by_arm = sorted_displays or SortedDisplays(contexts, sessions=sessions, arms=arms)
+        for shown, sums in by_arm.sums(weights):
             cross[shown] += sums
         diagonal = self.arms + np.bincount(arms, weights=weights, minlength=len(self.arms))
         return Precision(context=(grown + grown.T) / 2, cross=cross, arms=diagonal)
@@ -235,11 +245,22 @@ def _symmetric(matrix: Floats) -> Floats:
     return frozen_array(matrix / 2 + matrix.T / 2)
 
 
-def _sums_by_arm(arms: Ints, contexts: Floats, sessions: Ints, weights: Floats) -> Iterable[tuple[Ints, Floats]]:
-    """Yield (distinct arms, Σ w x of each), in slices that bound the memory of the gathered contexts."""
-    order = np.argsort(arms, kind="stable")
-    rows = max(1, GATHERED // max(1, contexts.shape[1]))
-    for start in range(0, len(order), rows):
-        part = order[start : start + rows]
-        shown, firsts = np.unique(arms[part], return_index=True)
-        yield shown, np.add.reduceat(contexts[sessions[part]] * weights[part, None], firsts, axis=0)
+class SortedDisplays:
+    """Displays sorted by arm, with their contexts, for sums by arm under changing weights.
+
+    Contexts are gathered in slices, which bounds the memory. A single slice is kept for the next sum.
+    """
+
+    def __init__(self, contexts: Floats, *, sessions: Ints, arms: Ints) -> None:
+        order = np.argsort(arms, kind="stable")
+        rows = max(1, GATHERED // max(1, contexts.shape[1]))
+        self._contexts, self._sessions = contexts, sessions
+        self._slices = [order[start : start + rows] for start in range(0, len(order), rows)]
+        self._groups = [np.unique(arms[part], return_index=True) for part in self._slices]
+        self._gathered = contexts[sessions[order]] if len(self._slices) == 1 else None
+
+    def sums(self, weights: Floats) -> Iterable[tuple[Ints, Floats]]:
+        """Yield (distinct arms, Σ w x of each), slice by slice."""
+        for part, (shown, firsts) in zip(self._slices, self._groups, strict=True):
+            gathered = self._contexts[self._sessions[part]] if self._gathered is None else self._gathered
+            yield shown, np.add.reduceat(gathered * weights[part, None], firsts, axis=0)

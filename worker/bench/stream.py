@@ -1,4 +1,4 @@
-"""The embedded runner against a loop that only decodes and encodes, decision latency, and memory of open sessions.
+"""The embedded runner against a loop that only decodes and encodes, the learner by itself, latency, and memory.
 
 The traffic is recorded once, from simulated users, and then sent through fresh runners, so that only the runner is
 timed. The bare codec loop decodes and encodes every event of that run (arrivals, clicks, journal, decisions) once.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 import orjson
 
 from worker.bench.figures import Figure, in_process, medians, one_blas_thread, resident_memory
+from worker.bench.learner import FIGURES as LEARNER_FIGURES
+from worker.bench.learner import RecordedJournal, measure_learner
 from worker.embedded.runner import Embedded, Headers
 from worker.simulation.environments import Environment, make_environment
 from worker.simulation.poison import KINDS, spoilt
@@ -32,10 +34,11 @@ ROUNDS = 5
 POISON = 0.05
 POLLED = 2_000  # records sent at once, as from one poll of a consumer
 WINDOW, TIMEOUT, LATENESS = 10_000, 30_000, 2_000  # windows close and sessions end within the run
+LEARNED_WINDOW = 20_000  # windows of the learner by itself: nearly as long as sessions may last, by default equal
 OPEN = 100_000
 SECOND = 1_000
 MODEL = LearningSettings(dim=DIM).model
-FIGURES = 9  # number of figures that `measure` yields
+FIGURES = 9 + LEARNER_FIGURES  # number of figures that `measure` yields
 
 
 @dataclass(slots=True)
@@ -63,8 +66,9 @@ class StreamTraffic:
 def measure() -> Iterator[Figure]:
     """Yield the figures of the stream."""
     with one_blas_thread():
-        traffic = record_traffic()
-        yield from _throughput(traffic, record_traffic("additive"))
+        traffic, additive = record_traffic(), record_traffic("additive")
+        yield from _throughput(traffic, additive)
+        yield from _learner(traffic, additive)
         yield from _latency(traffic)
     yield from _memory()
 
@@ -81,12 +85,16 @@ def simulated_users(start: int = BEGINNING, habits: Habits = TIDY) -> Users:
     return Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, start=start, habits=habits)
 
 
-def runner(model: str = MODEL, **more: object) -> Embedded:
-    """Return a fresh embedded runner of the benchmark's size."""
-    settings = LearningSettings(
+def learning(model: str = MODEL) -> LearningSettings:
+    """Return the settings of the benchmark's size."""
+    return LearningSettings(
         dim=DIM, horizon=HORIZON, warmup=1, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS, model=model
     )
-    return Embedded(settings, environment().catalogue(), partitions=PARTITIONS, **more)  # type: ignore[arg-type]
+
+
+def runner(model: str = MODEL, **more: object) -> Embedded:
+    """Return a fresh embedded runner of the benchmark's size."""
+    return Embedded(learning(model), environment().catalogue(), partitions=PARTITIONS, **more)  # type: ignore[arg-type]
 
 
 def record_traffic(model: str = MODEL) -> StreamTraffic:
@@ -187,6 +195,15 @@ def _throughput(traffic: StreamTraffic, additive: StreamTraffic) -> Iterator[Fig
         least=0.9,
         detail=f"good events/s, {POISON:.0%} of the records bad",
     )
+
+
+def _learner(traffic: StreamTraffic, additive: StreamTraffic) -> Iterator[Figure]:
+    """Measure the learner on the journals of both models."""
+    journals = [
+        RecordedJournal.closed(one.journal, replace(learning(model), window=LEARNED_WINDOW), environment().catalogue())
+        for model, one in (("additive", additive), (MODEL, traffic))
+    ]
+    yield from measure_learner(*journals, rounds=ROUNDS)
 
 
 def _latency(traffic: StreamTraffic) -> Iterator[Figure]:

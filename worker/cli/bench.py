@@ -80,7 +80,8 @@ CORE = _action(
 
 STREAM = _action(
     "stream",
-    "Measure the embedded runner: speed against a bare codec loop, decision latency, memory of open sessions.",
+    "Measure the embedded runner and the learner by itself: speed against a bare codec loop and against only decoding\n"
+    "the same facts, decision latency, memory of open sessions.",
 )
 
 HTTP = _action(

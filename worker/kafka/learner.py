@@ -46,7 +46,6 @@ from worker.stream.settings import Arm, LearningSettings
 from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.stream.troubles import Troubles
-from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import RoundedError, version_key
 
 log = logging.getLogger(__name__)
@@ -231,7 +230,7 @@ class JournalPublisher:
         self._report(learner, position, outcome, episodes)
 
     async def _write(self, version: Parameters) -> None:
-        value, topic = encode_parameters(version), self._topics.parameters
+        value, topic = self._published.encode(version), self._topics.parameters
         try:
             await self._producer.send_and_wait(topic, value, key=version_key(version.version))
         except MessageSizeTooLargeError:

@@ -21,6 +21,7 @@ from worker.stream.settings import LearningSettings, check_same_model, continued
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import RoundedError, Versions, check_same, keep, should_publish
 
 log = logging.getLogger(__name__)
@@ -83,15 +84,20 @@ class UnfitError(FailedError):
 
 
 class Decoded:
-    """A record of the topic: the version that it holds, if it has a value, or why it cannot be read."""
+    """A record of the topic: the version that it holds, if it has a value, or why it cannot be read.
 
-    def __init__(self, record: Record) -> None:
+    `written` are the bytes that this process has written, with their version: these are not decoded again.
+    """
+
+    def __init__(self, record: Record, written: tuple[bytes, Parameters] | None = None) -> None:
         self.offset = record.offset
         self._timestamp = record.timestamp
         self.parameters: Parameters | None = None
         self.planner: SlatePlanner | None = None
         self.error: AdcascadeError | None = None
-        if record.value is not None:
+        if written is not None and record.value == written[0]:
+            self.parameters = written[1]
+        elif record.value is not None:
             try:
                 self.parameters = decode_parameters(record.value)
                 self.parameters.sha256  # noqa: B018 - computed here, once
@@ -127,6 +133,7 @@ class PublishedParameters:
         self._metrics = metrics
         self._configured = configured
         self._published: dict[int, Parameters] = {}
+        self._written: tuple[bytes, Parameters] | None = None
         self._on_newest: Callable[[Parameters], None] = lambda _: None
         self.versions = Versions(history[0] if history else configured)
         for parameters in history:
@@ -154,7 +161,13 @@ class PublishedParameters:
 
     def handle(self, records: Sequence[Record]) -> None:
         """Take records of the topic."""
-        self.take(map(Decoded, records))
+        self.take(Decoded(record, self._written) for record in records)
+        self._written = None
+
+    def encode(self, parameters: Parameters) -> bytes:
+        """Encode a version that is written next. Read back, the same bytes are the same version."""
+        self._written = encode_parameters(parameters), parameters
+        return self._written[0]
 
     def prepare(self, records: Sequence[Record]) -> list[Decoded]:
         """Decode records, and prepare their versions to serve, in any thread: this can take a second."""

@@ -27,7 +27,7 @@ from worker.stream.answering import answering
 from worker.stream.contexts import stack_packed
 from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
-from worker.stream.windows import ClosedWindow, SessionPlan
+from worker.stream.windows import ClosedWindow
 
 T = TypeVar("T")
 
@@ -78,9 +78,9 @@ def answers(window: ClosedWindow) -> tuple[int, int]:
     """Return the numbers of answered displays and of clicks, of all sessions."""
     weights = window.weights
     if weights is None:
-        return len(window.arms), sum(window.clicked)
-    shown = weights[np.array(window.rows, dtype=np.intp)]
-    return round(float(shown.sum())), round(float(shown[np.array(window.clicked, dtype=bool)].sum()))
+        return len(window.rows), int(window.clicked.sum())
+    shown = weights[window.rows]
+    return round(float(shown.sum())), round(float(shown[window.clicked].sum()))
 
 
 def _explored(window: ClosedWindow) -> float:
@@ -107,70 +107,65 @@ def _revenue(
     window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]
 ) -> tuple[float | None, float | None]:
     """Return the revenue and the expected revenue."""
-    versions = {plan.parameters_version for plan in window.plans}
-    served = {number: kept.get(number, parent) for number in sorted(versions)}
-    prices = {number: {arm.arm: arm.reward for arm in version.arms} for number, version in served.items()}
-    weights = window.weights
-    reward = 0.0
-    for row, arm, clicked in zip(window.rows, window.arms, window.clicked, strict=True):
-        if clicked:
-            price = prices[window.plans[row].parameters_version].get(arm, 0.0)
-            reward += price if weights is None else price * float(weights[row])
-    expected = 0.0
-    for number, version in served.items():
-        rows = [row for row, plan in enumerate(window.plans) if plan.parameters_version == number]
-        part = None if weights is None else weights[rows]
-        expected += _expected(version, [window.plans[row] for row in rows], part)
-    return reward, expected
+    numbers = np.array([plan.parameters_version for plan in window.plans])
+    clicked, weights = np.flatnonzero(window.clicked), window.weights
+    rewards, expected = np.zeros(len(clicked)), 0.0
+    for number in np.unique(numbers).tolist():
+        version = kept.get(number, parent)
+        prices = {arm.arm: arm.reward for arm in version.arms}
+        of_codes = np.array([prices.get(name, 0.0) for name in window.slates.names])
+        here = numbers[window.rows[clicked]] == number
+        rewards[here] = of_codes[window.codes[clicked[here]]]
+        expected += _expected(version, window, np.flatnonzero(numbers == number), weights)
+    if weights is not None:
+        rewards *= weights[window.rows[clicked]]
+    return float(sum(rewards.tolist())), expected
 
 
-def _expected(version: Parameters, plans: list[SessionPlan], weights: Floats | None) -> float:
+def _expected(version: Parameters, window: ClosedWindow, rows: Ints, weights: Floats | None) -> float:
     if not version.arms:
         return 0.0
-    contexts, slates = _contexts(version, plans), _slates(version, plans)
+    contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
     revenue = slate_revenue(version.model, version.rewards, contexts, slates, version.rates)
-    return float(revenue.sum() if weights is None else weights @ revenue)
+    return float(revenue.sum() if weights is None else weights[rows] @ revenue)
 
 
 def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
     arms = len(current.arms)
-    most = min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms)))
-    plans = sample(window.plans, most)
-    weights = None if window.weights is None else sample(window.weights.tolist(), most)
-    served = {arm for plan in plans for arm in plan.slate}
-    eligible = tuple(replace(arm, active=arm.active or arm.arm in served) for arm in current.arms)
-    planner = replace(current, arms=eligible).planner(dtype=np.float64)
+    rows = _sample(np.arange(len(window.plans)), min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
+    slates = window.slates.indices(rows, current.indices)
+    shown = np.unique(slates[slates != NO_ARM])
+    eligible = list(current.arms)
+    for index in shown.tolist():
+        eligible[index] = replace(eligible[index], active=True)
+    planner = replace(current, arms=tuple(eligible)).planner(dtype=np.float64)
     if planner is None:
         return None, None
-    gaps = optimistic_gap(planner, _contexts(current, plans), _slates(current, plans), beta=current.beta)
-    bound = _mean(gaps, weights)
-    most = min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS)))
-    plans, weights = sample(plans, most), None if weights is None else sample(weights, most)
+    gaps = optimistic_gap(planner, _contexts(current, window, rows), slates, beta=current.beta)
+    bound = _mean(gaps, window, rows)
+    rows = _sample(rows, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
     losses = posterior_regret(
         planner,
-        _contexts(current, plans),
-        _slates(current, plans),
+        _contexts(current, window, rows),
+        window.slates.indices(rows, current.indices),
         # The same window and version give the same draws in every learner.
         generator=np.random.default_rng([current.version, window.end]),
         draws=DRAWS,
     )
-    return bound, _mean(losses, weights)
+    return bound, _mean(losses, window, rows)
 
 
-def _mean(numbers: Floats, weights: list[float] | None) -> float:
-    return float(numbers.mean() if weights is None else np.average(numbers, weights=weights))
+def _mean(numbers: Floats, window: ClosedWindow, rows: Ints) -> float:
+    weights = window.weights
+    return float(numbers.mean() if weights is None else np.average(numbers, weights=weights[rows]))
 
 
-def _contexts(version: Parameters, plans: list[SessionPlan]) -> Floats:
-    return version.prepared(stack_packed([plan.context for plan in plans], version.settings.dim))
+def _sample(rows: Ints, most: int) -> Ints:
+    return np.asarray(sample(rows, most), dtype=np.intp)  # type: ignore[arg-type]
 
 
-def _slates(version: Parameters, plans: list[SessionPlan]) -> Ints:
-    """Return the slates as indices of the version's arms, NO_ARM after their end: (n, longest)."""
-    indices = version.indices
-    longest = max(1, max(len(plan.slate) for plan in plans))
-    nothing = ("",) * longest
-    return np.array(
-        [[indices.get(arm, NO_ARM) for arm in (*plan.slate, *nothing[len(plan.slate) :])] for plan in plans],
-        dtype=np.intp,
-    )
+def _contexts(version: Parameters, window: ClosedWindow, rows: Ints) -> Floats:
+    packed = [plan.context for plan in window.plans]
+    if len(rows) < len(packed):
+        packed = [packed[row] for row in rows.tolist()]
+    return version.prepared(stack_packed(packed, version.settings.dim))

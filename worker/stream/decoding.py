@@ -13,10 +13,10 @@ Rules that hold here:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, inf, isnan
-from typing import Any, Final, Union, get_args
+from typing import Any, Final, TypeGuard, Union, get_args
 
 import msgspec
 
@@ -135,15 +135,28 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
     # Only a context may have numbers that are missing.
     has_null = type(value) is bytes and b"null" in value
     event = _without_gaps(read(_JOURNAL_WITH_GAPS, value, inf)) if has_null else read(_JOURNAL, value, inf)
-    if timestamp > 0:
-        _check_lead(event, timestamp)
-    # What the types do not cover. A slate without arms may still name its mode, `none`.
-    if type(event) is Opened:
-        if len(event.modes) != len(event.slate) and (event.slate or event.modes != ("none",)):
-            raise Rejected("invalid", f"$.modes has {len(event.modes)} entries, $.slate {len(event.slate)}")
-    elif type(event) is Progress and event.partition >= event.partitions:
-        raise Rejected("invalid", "$.partition is not below $.partitions")
+    _check_fact(event, timestamp)
     return event
+
+
+def decode_journals(values: Sequence[bytes | None], timestamps: Sequence[int]) -> list[JournalEvent | Rejected]:
+    """Decode journal records in bulk: for each, what `decode_journal` returns or raises.
+
+    >>> decode_journals([b'{"kind":"command","action":"freeze"}', b"{"], [0, 0])
+    [Command(action='freeze', version=None), Rejected('undecodable', 'Input data was truncated')]
+    """
+    if not _are_plain(values):
+        return list(map(_decoded, values, timestamps))
+    events: list[JournalEvent | Rejected] = []
+    decoded = map(_JOURNAL.decode, values)
+    while len(events) < len(values):
+        try:
+            events.extend(decoded)
+        except Exception:  # by the record after those that were decoded
+            events.append(_decoded(values[len(events)], timestamps[len(events)]))
+    if not _are_surely_in_order(events, timestamps):
+        return [_checked(event, timestamp) for event, timestamp in zip(events, timestamps, strict=True)]
+    return events
 
 
 def decode_decision(value: bytes | None) -> Decision:
@@ -274,6 +287,18 @@ def _looks_like(timestamp: int, readings: Mapping[str, int]) -> str:
     return f" (looks like {fitting[0]})" if fitting else ""
 
 
+def _check_fact(event: JournalEvent, timestamp: int) -> None:
+    """Raise for what the types do not cover."""
+    if timestamp > 0:
+        _check_lead(event, timestamp)
+    if type(event) is Opened:
+        # A slate without arms may still name its mode, `none`.
+        if len(event.modes) != len(event.slate) and (event.slate or event.modes != ("none",)):
+            raise Rejected("invalid", f"$.modes has {len(event.modes)} entries, $.slate {len(event.slate)}")
+    elif type(event) is Progress and event.partition >= event.partitions:
+        raise Rejected("invalid", "$.partition is not below $.partitions")
+
+
 def _check_lead(event: JournalEvent, timestamp: int) -> None:
     if type(event) is Progress:
         lead, most = event.time - timestamp, MAX_PROGRESS_LEAD
@@ -285,3 +310,51 @@ def _check_lead(event: JournalEvent, timestamp: int) -> None:
         return
     if lead > most:
         raise Rejected("future", f"its time is {lead} ms after the record, more than {most}")
+
+
+# ── journal records in bulk ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _are_plain(values: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:
+    """Return whether records need none of the checks that `read` and `decode_journal` make before they decode."""
+    plain = [value for value in values if type(value) is bytes]
+    if len(plain) < len(values) or max(map(len, plain), default=0) > 2 * MAX_DEPTH:
+        return False
+    joined = b"".join(plain)
+    return joined.isascii() and b"null" not in joined
+
+
+def _decoded(value: bytes | None, timestamp: int) -> JournalEvent | Rejected:
+    try:
+        return decode_journal(value, timestamp)
+    except Rejected as rejected:
+        return rejected
+
+
+def _checked(event: JournalEvent | Rejected, timestamp: int) -> JournalEvent | Rejected:
+    try:
+        if not isinstance(event, Rejected):
+            _check_fact(event, timestamp)
+    except Rejected as rejected:
+        return rejected
+    return event
+
+
+def _are_surely_in_order(events: Sequence[JournalEvent | Rejected], timestamps: Sequence[int]) -> bool:
+    """Return whether `_check_fact` passes all of these; False may also mean that some have to be looked at."""
+    opened = [event for event in events if type(event) is Opened]
+    if [len(event.modes) for event in opened] != [len(event.slate) for event in opened]:
+        return False
+    reports = [event for event in events if type(event) is Progress]
+    if any(event.partition >= event.partitions for event in reports):
+        return False
+    if max(timestamps, default=0) <= 0:
+        return True
+    facts = [event.occurred_at for event in events if type(event) is FeedbackFact]
+    facts += [event.arrived_at for event in opened]
+    earliest = min(timestamps)
+    return (
+        earliest > 0
+        and max(facts, default=0) - earliest <= MAX_FACT_LEAD
+        and max([event.time for event in reports], default=0) - earliest <= MAX_PROGRESS_LEAD
+    )

@@ -21,6 +21,7 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -145,13 +146,12 @@ def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:
     counts, keep = parent.answers, parent.settings.forgetting
     if counts is None:
         return None
-    indices = parent.indices
-    shown = [*zip(window.positions, window.arms, strict=True), *window.unanswered]
-    arms = np.array([indices.get(arm, -1) for _, arm in shown], dtype=np.intp)
-    answered = np.arange(len(shown)) < len(window.arms)
+    positions = np.concatenate([window.positions, window.unanswered_positions])
+    arms = window.indices(np.concatenate([window.codes, window.unanswered_codes]), parent.indices)
+    answered = np.arange(len(arms)) < len(window.codes)
     known = arms >= 0
     return (counts if keep == 1 else counts.faded(keep)).plus(
-        positions=np.array([position - 1 for position, _ in shown], dtype=np.intp)[known],
+        positions=positions[known] - 1,
         arms=arms[known],
         answered=answered[known].astype(np.float64),
     )
@@ -205,10 +205,10 @@ def _thresholds(folded: Parameters, window: ClosedWindow) -> tuple[tuple[float, 
     return thresholds, ties if min(ties) < 1 else ()
 
 
-def sample(items: list[T], most: int) -> list[T]:
+def sample(items: Sequence[T], most: int) -> Sequence[T]:
     """Return at most `most` of the items, one per session, evenly spread over the order of the keys.
 
-    >>> sample(list(range(10)), 4)
+    >>> sample(range(10), 4)
     [0, 2, 5, 7]
     """
     if len(items) <= most:
@@ -216,7 +216,7 @@ def sample(items: list[T], most: int) -> list[T]:
     return [items[index * len(items) // most] for index in range(most)]
 
 
-def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) -> Floats:
+def _scores(parameters: Parameters, planner: Planner, plans: Sequence[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
     policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(parameters.settings.bonus))
     indices = packed_indices(parameters.indices) if any(plan.exclude for plan in plans) else {}
@@ -224,7 +224,7 @@ def _scores(parameters: Parameters, planner: Planner, plans: list[SessionPlan]) 
     for start in range(0, len(plans), ROWS_AT_ONCE):
         part = plans[start : start + ROWS_AT_ONCE]
         contexts = parameters.prepared(stack_packed([plan.context for plan in part], parameters.settings.dim))
-        masked = planner.masked([excluded_indices(plan.exclude, indices) for plan in part])
+        masked = planner.masked([excluded_indices(plan.exclude, indices) for plan in part] if indices else None)
         parts.append(exploration_scores(planner, contexts, policy.slates(planner, contexts, masked).arms))
     return np.concatenate(parts)
 

@@ -32,17 +32,22 @@ Rules that hold in this file (docs/design.md §4 and §5):
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Final, TypeAlias
 
 from worker.errors import EstimationError, FailedError
 from worker.stream.assessment import Assessment, answers, assess
 from worker.stream.catalogue import Refusal, carry_out, under
-from worker.stream.decoding import Rejected, decode_journal
-from worker.stream.events import Episode, FeedbackFact, Opened, Order, Progress, Tag
+from worker.stream.decoding import decode_journals
+from worker.stream.events import Episode, Order, Progress, Tag
+from worker.stream.facts import KINDS as FACTS
+from worker.stream.facts import Facts
 from worker.stream.folding import fold
 from worker.stream.parameters import Parameters
+from worker.stream.partition_count import LowerCount
 from worker.stream.settings import Arm, LearningSettings, continued
 from worker.stream.sizes import check_size
 from worker.stream.troubles import Troubles
@@ -51,6 +56,9 @@ from worker.stream.windows import ClosedWindow, OpenWindows
 
 #: Windows without a version after which the newest one is published again.
 REPUBLISH: Final = 10
+
+#: Records that are decoded at once: few enough that their events stay in the cache of a core.
+AT_ONCE: Final = 1024
 
 #: Offset and value of a journal record and, where it is known, its timestamp.
 JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
@@ -120,7 +128,7 @@ class Learner:
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
         self._progress = dict(loaded.progress)
-        self._lower = _LowerCount()
+        self._lower = LowerCount()
         self._windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
         self._next_offset = loaded.resume_offset
         self._live_from = loaded.journal_offset + 1
@@ -200,57 +208,81 @@ class Learner:
         version that is known comes out with another content, and `MemoryError`.
         """
         outcome = Outcome()
-        late = self._late
-        for record in records:
-            offset = record[0]
-            if offset < self._next_offset:
-                continue
-            if not self._live and offset >= self._live_from:
-                self._go_live(outcome)
-            self._next_offset = offset + 1
-            try:
-                self._take(record, outcome)
-            except (FailedError, MemoryError):
-                raise
-            except Exception as error:
-                _pass_over(offset, error, outcome)
+        late, records = self._late, iter(records)
+        while batch := list(islice(records, AT_ONCE)):
+            self._take(self._unread(batch), outcome)
         if not self._live and self._next_offset >= self._live_from:
             self._go_live(outcome)
         outcome.late = self._late - late
         return outcome
 
-    def _take(self, record: JournalRecord, outcome: Outcome) -> None:
-        offset, value = record[0], record[1]
-        try:
-            event = decode_journal(value, record[2] if len(record) > 2 else 0)
-        except Rejected as rejected:
-            kind = "far-future" if rejected.reason == "future" else "fold-passed-over"
-            self._refuse(kind, offset, rejected.error, outcome)
-            return
-        if isinstance(event, Opened):
-            if len(event.context) != self._configured.dim:
-                error = f"the context has {len(event.context)} numbers, not {self._configured.dim}"
-                self._refuse("fold-passed-over", offset, error, outcome)
-            elif not self._windows.open(offset, event):
-                self._late += self._live
-        elif isinstance(event, FeedbackFact):
-            if not self._windows.answer(offset, event):
-                self._late += self._live
-        else:
-            if isinstance(event, Progress) and event.opened:
-                self._windows.count(offset, event)
-            if self._live:
-                self._act(offset, event, outcome)
+    def _unread(self, records: list[JournalRecord]) -> list[JournalRecord]:
+        """Return the records that were not handled before."""
+        offsets, following = [record[0] for record in records], self._next_offset
+        if offsets[0] >= following and offsets == list(range(offsets[0], offsets[0] + len(offsets))):  # nearly always
+            return records
+        unread = []
+        for record in records:
+            if record[0] >= following:
+                following = record[0] + 1
+                unread.append(record)
+        return unread
 
-    def _refuse(self, kind: str, offset: int, error: str, outcome: Outcome) -> None:
-        if self._live:
-            outcome.troubles.add(kind, f"journal offset {offset}: {error}")
+    def _take(self, records: list[JournalRecord], outcome: Outcome) -> None:
+        """Take records that follow each other, in bulk as far as nothing but facts comes."""
+        offsets = [record[0] for record in records]
+        if not self._live and offsets and offsets[-1] >= self._live_from:
+            first = bisect_left(offsets, self._live_from)
+            self._take(records[:first], outcome)
+            self._go_live(outcome)
+            records, offsets = records[first:], offsets[first:]
+        if not records:
+            return
+        events = decode_journals(
+            [record[1] for record in records], [record[2] if len(record) > 2 else 0 for record in records]
+        )
+        begin, dim = 0, self._configured.dim
+        for here in [index for index, kind in enumerate(map(type, events)) if kind not in FACTS]:
+            self._take_facts(Facts(offsets[begin:here], events[begin:here], dim=dim), outcome)
+            self._next_offset = offsets[here] + 1
+            self._act(offsets[here], events[here], outcome)  # type: ignore[arg-type]
+            begin = here + 1
+        self._take_facts(Facts(offsets[begin:], events[begin:], dim=dim), outcome)
+
+    def _take_facts(self, facts: Facts, outcome: Outcome) -> None:
+        if not facts:
+            return
+        self._next_offset = facts.offsets[-1] + 1
+        try:
+            self._late += facts.add_to(self._windows) * self._live
+        except MemoryError:
+            raise
+        except Exception as error:
+            if len(facts) == 1:
+                _pass_over(facts.offsets[0], error, outcome)
+                return
+            for one in facts:  # one of them is wrong; to add the others twice changes nothing
+                self._take_facts(one, outcome)
+        else:
+            for kind, example in facts.refused() if self._live else ():
+                outcome.troubles.add(kind, example)
 
     def _go_live(self, outcome: Outcome) -> None:
         self._live = True
         self._close_due(self._live_from - 1, outcome)
 
     def _act(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
+        try:
+            if isinstance(event, Progress) and event.opened:
+                self._windows.count(offset, event)
+            if self._live:
+                self._carry_out(offset, event, outcome)
+        except (FailedError, MemoryError):
+            raise
+        except Exception as error:
+            _pass_over(offset, error, outcome)
+
+    def _carry_out(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
         if isinstance(event, Progress):
             self._count_partitions(event)
             self._progress[event.partition] = max(self._progress[event.partition], event.time)
@@ -276,11 +308,11 @@ class Learner:
         settings = self.settings
         span = settings.window + settings.grace
         if event.partitions == len(self._progress):
-            self._lower = _LowerCount()
+            self._lower = LowerCount()
         elif self._lower.is_confirmed(event, span):
             for partition in range(event.partitions, len(self._progress)):
                 del self._progress[partition]
-            self._lower = _LowerCount()
+            self._lower = LowerCount()
 
     # ── closing windows ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -359,24 +391,9 @@ class Learner:
         if should_publish(parameters, self._newest_known):
             outcome.versions.append(parameters)
         self._current = parameters
-        self._lower = _LowerCount()  # as after a restart from this version
+        self._lower = LowerCount()  # as after a restart from this version
         self._kept = keep(self._kept, parameters)
         self._windows.resize(self.settings.window)
-
-
-class _LowerCount:
-    """A number of partitions below the highest, and when each of them first named it."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._since: dict[int, int] = {}
-
-    def is_confirmed(self, event: Progress, span: int) -> bool:
-        """Take a record that names it; return whether all partitions have named it for that long."""
-        if event.partitions != self._count:
-            self._count, self._since = event.partitions, {}
-        self._since.setdefault(event.partition, event.time)
-        return len(self._since) == self._count and event.time - max(self._since.values()) >= span
 
 
 def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:

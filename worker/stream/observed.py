@@ -53,14 +53,14 @@ class ObservedSessions:
     @classmethod
     def of(cls, window: ClosedWindow, *, dim: int, indices: Mapping[str, int]) -> ObservedSessions:
         """Return the sessions of a window; displays of arms that have no index are left out."""
-        arms = np.array([indices.get(arm, -1) for arm in window.arms], dtype=np.intp)
+        arms = window.indices(window.codes, indices)
         known = arms >= 0
         return cls(
             contexts=stack_packed([plan.context for plan in window.plans], dim),
-            rows=np.array(window.rows, dtype=np.intp)[known],
+            rows=window.rows[known],
             arms=arms[known],
-            positions=np.array(window.positions, dtype=np.intp)[known],
-            clicked=np.array(window.clicked, dtype=np.float64)[known],
+            positions=window.positions[known],
+            clicked=window.clicked[known].astype(np.float64),
         )
 
     def followed_by(self, later: ObservedSessions) -> ObservedSessions:

@@ -11,105 +11,44 @@ Rules that hold in this file (docs/design.md §4):
 - Feedback is kept until the window of its own time is closed: sessions that could use it are closed by then.
 - Where a share of the sessions is journaled, `opened` carries the share, and progress the number of all sessions.
 - Neither the order nor the repetition of records matters.
+- Records are taken many at a time. All that can wait is done when their window is closed (`joining.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from math import fsum
+from collections.abc import Iterable, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
-import numpy as np
-from msgspec import Struct
-
-from worker.bandit.arrays import Floats
 from worker.stream.budget import is_exploring
+from worker.stream.columns import AnswerColumns
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import MAX_FACT_LEAD
 from worker.stream.events import MOST, FeedbackFact, Opened, Progress
 from worker.stream.exclusions import pack_exclusions
-from worker.stream.session import answered
+from worker.stream.joining import Answer as Answer
+from worker.stream.joining import ClosedWindow as ClosedWindow
+from worker.stream.joining import OpenSessions, closed_window
+from worker.stream.joining import SessionPlan as SessionPlan
+from worker.stream.joining import agreed as agreed
 
+E = TypeVar("E", Opened, FeedbackFact)
 
-class SessionPlan(Struct, frozen=True, order=True, gc=False):
-    """The plan of a session, in little memory.
-
-    `context` and `exclude` are packed; `explored` counts the positions of the slate that explored, `exploring` says
-    whether it counts as exploring for the budget of learning.
-    """
-
-    parameters_version: int
-    slate: tuple[str, ...]
-    context: bytes
-    exclude: bytes
-    explored: int
-    exploring: bool = False
-
-
-class Answer(Struct, frozen=True, gc=False):
-    """A feedback record without its session."""
-
-    occurred_at: int
-    position: int
-    arm: str
-    clicked: bool
-
-
-Display = tuple[int, str, bool]  # position, arm, clicked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedWindow:
-    """The sessions of a window, sorted by key, and their displays that count.
-
-    Parameters
-    ----------
-    plans : the plan of each session
-    rows, positions, arms, clicked : per display that was answered, its session (an index into `plans`), its position
-        from 1, its arm, and whether it was clicked
-    unanswered : position and arm of each display that was shown and not answered: the one after the last answer
-    shares : per session, the share of such sessions that is journaled; empty if all are
-    opened : the number of sessions that serving has counted; 0 where all are journaled
-    """
-
-    start: int
-    end: int
-    plans: list[SessionPlan]
-    rows: list[int]
-    positions: list[int]
-    arms: list[str]
-    clicked: list[bool]
-    unanswered: list[tuple[int, str]]
-    shares: list[float] = field(default_factory=list)
-    opened: int = 0
-
-    @property
-    def sessions(self) -> int:
-        """The number of all sessions, journaled or not."""
-        return max(len(self.plans), self.opened)
-
-    @property
-    def weights(self) -> Floats | None:
-        """The number of sessions that each plan stands for, (n,); None if each is one."""
-        return 1.0 / np.array(self.shares) if self.shares else None
-
-    @property
-    def exploring(self) -> float:
-        """The number of all sessions that explored."""
-        if not self.shares:
-            return float(sum(plan.exploring for plan in self.plans))
-        return fsum(1.0 / share for share, plan in zip(self.shares, self.plans, strict=True) if plan.exploring)
+#: Feedback records of a window from which on repeated ones are looked for: so many per open session, and in all. With
+#: fewer, repetition costs little memory.
+REPEATED_PER_SESSION: Final = 16
+LEAST_REPEATED: Final = 65_536
 
 
 class _Window:
-    __slots__ = ("answered_sessions", "first_offset", "opened", "sessions", "shares")
+    __slots__ = ("answers", "first_offset", "opened", "sessions", "shares", "unrepeated")
 
     def __init__(self, first_offset: int) -> None:
         self.first_offset = first_offset
-        self.sessions: dict[tuple[str, int], SessionPlan | set[SessionPlan]] = {}
+        self.sessions: OpenSessions = {}
         self.shares: dict[tuple[str, int], float] = {}  # of the sessions whose share is below 1
         self.opened: dict[tuple[int, int], int] = {}  # by partition and start of the window
-        self.answered_sessions: list[str] = []  # with feedback of this window's time
+        self.answers = AnswerColumns()  # feedback of this window's time
+        self.unrepeated = 0  # feedback records when repeated ones were last dropped
 
 
 class OpenWindows:
@@ -124,7 +63,7 @@ class OpenWindows:
     >>> windows.answer(1, FeedbackFact(session_id="s", occurred_at=5, position=2, arm="b", clicked=True))
     True
     >>> closed = windows.close(1000, session_timeout=60, whole_slates=False)
-    >>> list(zip(closed.arms, closed.clicked))
+    >>> list(zip(closed.arms, closed.clicked.tolist()))
     [('a', False), ('b', True)]
     """
 
@@ -132,7 +71,6 @@ class OpenWindows:
         self._window = window
         self._closed_until = closed_until
         self._windows: dict[int, _Window] = {}
-        self._answers: dict[str, Answer | set[Answer]] = {}
         self._names: dict[str, str] = {}  # one string object per arm, not one per record
 
     @property
@@ -146,6 +84,11 @@ class OpenWindows:
         return sum(len(window.sessions) for window in self._windows.values())
 
     @property
+    def answers(self) -> int:
+        """The number of feedback records that are kept."""
+        return sum(len(window.answers) for window in self._windows.values())
+
+    @property
     def needed_from(self) -> int | None:
         """The oldest journal offset that an open window still needs."""
         return min((window.first_offset for window in self._windows.values()), default=None)
@@ -154,61 +97,95 @@ class OpenWindows:
 
     def open(self, offset: int, event: Opened) -> bool:
         """Add a session; return False if it is late."""
-        arrived_at = event.arrived_at
-        if arrived_at < self._closed_until:
-            return False
-        name = self._names.setdefault
-        plan = SessionPlan(
-            event.parameters_version,
-            tuple([name(arm, arm) for arm in event.slate]),
-            pack_context(event.context),
-            pack_exclusions(event.exclude),
-            event.modes.count("explore"),
-            is_exploring(event.modes),
-        )
-        key = (event.session_id, arrived_at)
-        window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
-        known = window.sessions.setdefault(key, plan)
-        if event.share is not None or window.shares:
-            _note_share(window.shares, key, event.share, is_new=known is plan)
-        if known is not plan and known != plan:
-            if isinstance(known, SessionPlan):
-                window.sessions[key] = {known, plan}
-            else:
-                known.add(plan)
-        return True
+        return not self.open_all([offset], [event])
 
     def answer(self, offset: int, event: FeedbackFact) -> bool:
         """Add feedback; return False if it is late."""
-        occurred_at = event.occurred_at
-        if occurred_at < self._closed_until:
-            return False
-        answer = Answer(occurred_at, event.position, self._names.setdefault(event.arm, event.arm), event.clicked)
-        window = self._windows.get(occurred_at // self._window) or self._begin(occurred_at, offset)
-        known = self._answers.setdefault(event.session_id, answer)
-        if known is not answer:
-            if known == answer:
-                return True
-            if isinstance(known, Answer):
-                self._answers[event.session_id] = {known, answer}
-            elif answer in known:
-                return True
-            else:
-                known.add(answer)
-        window.answered_sessions.append(event.session_id)
-        return True
+        return not self.answer_all([offset], [event])
+
+    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
+        """Add sessions; return how many are late. An error leaves everything as it was."""
+        parts, late = self._by_window(offsets, events, [event.arrived_at for event in events])
+        name = self._names.setdefault
+        plans = [
+            [
+                SessionPlan(
+                    event.parameters_version,
+                    tuple([name(arm, arm) for arm in event.slate]),
+                    pack_context(event.context),
+                    pack_exclusions(event.exclude),
+                    event.modes.count("explore"),
+                    is_exploring(event.modes),
+                )
+                for event in part.events
+            ]
+            for part in parts
+        ]
+        for part, planned in zip(parts, plans, strict=True):
+            keys = [(event.session_id, event.arrived_at) for event in part.events]
+            window = self._at(part.number, part.offset)
+            if window.shares or any(event.share is not None for event in part.events):
+                _note_shares(window, keys, part.events)
+            _add_sessions(window.sessions, keys, planned)
+        return late
+
+    def answer_all(self, offsets: Iterable[int], events: Sequence[FeedbackFact]) -> int:
+        """Add feedback; return how many records are late."""
+        parts, late = self._by_window(offsets, events, [event.occurred_at for event in events])
+        name = self._names.setdefault
+        for part in parts:
+            window = self._at(part.number, part.offset)
+            window.answers.extend(
+                [event.session_id for event in part.events],
+                part.times,
+                [event.position for event in part.events],
+                [name(event.arm, event.arm) for event in part.events],
+                [event.clicked for event in part.events],
+            )
+            self._drop_repeated(window)
+        return late
 
     def count(self, offset: int, event: Progress) -> None:
         """Note how many sessions of open windows a partition has opened; of several counts the highest is right."""
         for start, sessions in event.opened or ():
             if self._closed_until <= start <= event.time + MAX_FACT_LEAD:
-                window = self._windows.get(start // self._window) or self._begin(start, offset)
-                key = (event.partition, start)
-                window.opened[key] = max(window.opened.get(key, 0), sessions)
+                opened, key = self._at(start // self._window, offset).opened, (event.partition, start)
+                opened[key] = max(opened.get(key, 0), sessions)
 
-    def _begin(self, time: int, offset: int) -> _Window:
-        window = self._windows[time // self._window] = _Window(offset)
+    def _by_window(self, offsets: Iterable[int], events: Sequence[E], times: list[int]) -> tuple[list[_Part[E]], int]:
+        """Return the records that are not late by their windows, and how many are late."""
+        if not times:
+            return [], 0
+        length, closed = self._window, self._closed_until
+        number, earliest = max(times) // length, min(times)
+        if earliest >= closed and earliest // length == number:  # nearly always
+            return [_Part(number, next(iter(offsets)), events, times)], 0
+        parts: dict[int, _Part[E]] = {}
+        late = 0
+        for offset, event, time in zip(offsets, events, times, strict=True):
+            if time < closed:
+                late += 1
+                continue
+            part = parts.get(time // length)
+            if part is None:
+                part = parts[time // length] = _Part(time // length, offset, [], [])
+            part.events.append(event)  # type: ignore[attr-defined]
+            part.times.append(time)
+        return list(parts.values()), late
+
+    def _at(self, number: int, offset: int) -> _Window:
+        """Return a window, begun if need be, that needs the journal from this offset on."""
+        window = self._windows.get(number)
+        if window is None:
+            window = self._windows[number] = _Window(offset)
+        window.first_offset = min(window.first_offset, offset)
         return window
+
+    def _drop_repeated(self, window: _Window) -> None:
+        kept = len(window.answers)
+        if kept > LEAST_REPEATED and kept > max(2 * window.unrepeated, REPEATED_PER_SESSION * self.sessions):
+            window.answers.drop_repeated()
+            window.unrepeated = len(window.answers)
 
     def resize(self, window: int) -> None:
         """Change the length of the windows; closed time stays closed."""
@@ -217,20 +194,14 @@ class OpenWindows:
         before, self._window, self._windows = self._windows, window, {}
         for old in before.values():
             for key, plans in old.sessions.items():
-                moved = self._moved(key[1], old.first_offset)
+                moved = self._at(key[1] // window, old.first_offset)
                 moved.sessions[key] = plans
                 if key in old.shares:
                     moved.shares[key] = old.shares[key]
             for of, sessions in old.opened.items():
-                self._moved(of[1], old.first_offset).opened[of] = sessions
-            for session in set(old.answered_sessions):
-                for answer in _several(self._answers[session]):
-                    self._moved(answer.occurred_at, old.first_offset).answered_sessions.append(session)
-
-    def _moved(self, time: int, offset: int) -> _Window:
-        window = self._windows.get(time // self._window) or self._begin(time, offset)
-        window.first_offset = min(window.first_offset, offset)
-        return window
+                self._at(of[1] // window, old.first_offset).opened[of] = sessions
+            for number, answers in old.answers.split(window).items():
+                self._at(number, old.first_offset).answers.add(answers)
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,114 +218,70 @@ class OpenWindows:
         try:
             return self._joined(window, end, session_timeout=session_timeout, whole_slates=whole_slates)
         finally:  # also after an error: the window is closed, whatever became of it
-            self._expire(window, end)
             self._names.clear()
             self.skip(end)
-
-    def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
-        closed = ClosedWindow(
-            start=end - self._window,
-            end=end,
-            plans=[],
-            rows=[],
-            positions=[],
-            arms=[],
-            clicked=[],
-            unanswered=[],
-            shares=[window.shares.get(key, 1.0) for key in sorted(window.sessions)] if window.shares else [],
-            opened=min(sum(window.opened.values()), MOST),
-        )
-        for row, key in enumerate(sorted(window.sessions)):
-            plans = window.sessions[key]
-            answers = self._belonging(key, session_timeout)
-            if isinstance(plans, SessionPlan):
-                closed.plans.append(plans)
-                shown, clicked = answered(plans.slate, answers, whole_slate=whole_slates)
-                _count(closed, row, plans.slate, shown, clicked)
-                if not clicked and shown < len(plans.slate):
-                    closed.unanswered.append((shown + 1, plans.slate[shown]))
-            else:
-                plan, displays = agreed(plans, answers, whole_slate=whole_slates)
-                closed.plans.append(plan)
-                for position, arm, clicked in displays:
-                    _count(closed, row, (arm,), 1, clicked, first=position)
-        return closed
 
     def skip(self, until: int) -> None:
         """Close the time before `until`, in which there is nothing."""
         self._closed_until = max(self._closed_until, until)
 
-    def _belonging(self, key: tuple[str, int], session_timeout: int) -> Collection[Answer]:
-        known = self._answers.get(key[0])
-        if known is None:
-            return ()
-        first, last = key[1], key[1] + session_timeout
-        if isinstance(known, Answer):
-            return (known,) if first <= known.occurred_at <= last else ()
-        return [answer for answer in known if first <= answer.occurred_at <= last]
+    def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
+        return closed_window(
+            window.sessions,
+            self._answers_of(window, end, session_timeout),
+            start=end - self._window,
+            end=end,
+            session_timeout=session_timeout,
+            whole_slates=whole_slates,
+            shares=window.shares,
+            opened=min(sum(window.opened.values()), MOST),
+        )
 
-    def _expire(self, window: _Window, end: int) -> None:
-        """Drop feedback of closed times."""
-        for session in window.answered_sessions:
-            known = self._answers.get(session)
-            if isinstance(known, set):
-                left = {answer for answer in known if answer.occurred_at >= end}
-                if left:
-                    self._answers[session] = left
-                else:
-                    del self._answers[session]
-            elif known is not None and known.occurred_at < end:
-                del self._answers[session]
-
-
-def _note_share(shares: dict[tuple[str, int], float], key: tuple[str, int], share: float | None, is_new: bool) -> None:
-    """Note the share of a session, if it is below 1; of several plans the highest counts."""
-    if is_new:
-        if share is not None and share < 1:
-            shares[key] = share
-    elif key in shares:
-        shares[key] = max(shares[key], 1.0 if share is None else share)
+    def _answers_of(self, window: _Window, end: int, session_timeout: int) -> AnswerColumns:
+        """Return the feedback that sessions of a window can use: of its own time, and of the time until they end."""
+        numbers = range(end // self._window, (end - 1 + session_timeout) // self._window + 1)
+        if len(numbers) > len(self._windows):
+            later = [one for number, one in self._windows.items() if number in numbers]
+        else:
+            later = [self._windows[number] for number in numbers if number in self._windows]
+        if not later:
+            return window.answers
+        joined = AnswerColumns()
+        for one in (window, *later):
+            joined.add(one.answers)
+        return joined
 
 
-def _several(known: Answer | set[Answer]) -> Collection[Answer]:
-    return (known,) if isinstance(known, Answer) else known
+class _Part(NamedTuple, Generic[E]):
+    """Records of one window, their times, and the offset of the first."""
+
+    number: int
+    offset: int
+    events: Sequence[E]
+    times: list[int]
 
 
-def _count(
-    closed: ClosedWindow, row: int, slate: tuple[str, ...], shown: int, clicked: bool, *, first: int = 1
-) -> None:
-    """Add the first displays of a slate, from the position `first` on, all passed over but possibly the last."""
-    if shown:
-        closed.rows.extend([row] * shown)
-        closed.positions.extend(range(first, first + shown))
-        closed.arms.extend(slate[:shown])
-        closed.clicked.extend([False] * (shown - 1))
-        closed.clicked.append(clicked)
+def _note_shares(window: _Window, keys: list[tuple[str, int]], events: Sequence[Opened]) -> None:
+    """Note the shares of sessions, where they are below 1; of several plans of a session the highest counts."""
+    shares, seen = window.shares, set[tuple[str, int]]()
+    for key, event in zip(keys, events, strict=True):
+        if key in window.sessions or key in seen:
+            if key in shares:
+                shares[key] = max(shares[key], 1.0 if event.share is None else event.share)
+        elif event.share is not None and event.share < 1:
+            shares[key] = event.share
+        seen.add(key)
 
 
-# ── several slates ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def agreed(
-    plans: Iterable[SessionPlan], answers: Collection[Answer], *, whole_slate: bool
-) -> tuple[SessionPlan, list[Display]]:
-    """Return the plan that represents a session opened with several, and the displays that count.
-
-    >>> one, two = (SessionPlan(version, slate, b"", b"", 0) for version, slate in ((0, ("a", "b")), (1, ("c", "b"))))
-    >>> agreed([one, two], [Answer(10, 2, "b", True)], whole_slate=False)[1]
-    [(2, 'b', True)]
-    >>> agreed([one, two], [Answer(10, 2, "b", True), Answer(9, 1, "c", False)], whole_slate=False)[1]
-    [(1, 'c', False), (2, 'b', True)]
-    """
-    said = {(answer.position, answer.arm) for answer in answers}
-    matches = {plan: sum((h, arm) in said for h, arm in enumerate(plan.slate, 1)) for plan in plans}
-    most = max(matches.values())
-    likely = sorted(plan for plan, count in matches.items() if count == most)
-    if len({plan.context for plan in likely}) > 1:
-        return likely[0], []  # two users under one key: their displays cannot be told apart
-    common: set[Display] | None = None
-    for plan in likely:
-        shown, clicked = answered(plan.slate, answers, whole_slate=whole_slate)
-        displays = {(h, plan.slate[h - 1], clicked and h == shown) for h in range(1, shown + 1)}
-        common = displays if common is None else common & displays
-    return likely[0], sorted(common or ())
+def _add_sessions(sessions: OpenSessions, keys: list[tuple[str, int]], plans: list[SessionPlan]) -> None:
+    added = dict(zip(keys, plans, strict=True))
+    if len(added) == len(keys) and sessions.keys().isdisjoint(added):
+        sessions.update(added)
+        return
+    for key, plan in zip(keys, plans, strict=True):
+        known = sessions.setdefault(key, plan)
+        if known is not plan and known != plan:
+            if isinstance(known, SessionPlan):
+                sessions[key] = {known, plan}
+            else:
+                known.add(plan)

@@ -150,7 +150,7 @@ class Group:
 
     async def play(self) -> Round:
         """Start the workers, then play the traffic and the events."""
-        await prepare(self._connection, self._names, PARTITIONS, recording=self._recording)
+        await prepare(self._connection, self._names, PARTITIONS, parameters=self._recording.parameters)
         with ExitStack() as stack:
             workers = [stack.enter_context(self._worker()) for _ in range(WORKERS)]
             survivor = workers[-1]

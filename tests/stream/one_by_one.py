@@ -1,0 +1,304 @@
+"""The learner before it took records in bulk: record by record, in plain Python. The slow reference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from worker.errors import FailedError
+from worker.stream.columns import Slates
+from worker.stream.contexts import pack_context
+from worker.stream.decoding import Rejected, decode_journal
+from worker.stream.events import FeedbackFact, Opened
+from worker.stream.exclusions import pack_exclusions
+from worker.stream.learner import JournalRecord, Learner, Outcome, _pass_over
+from worker.stream.parameters import Parameters
+from worker.stream.session import answered
+from worker.stream.windows import Answer, ClosedWindow, SessionPlan, agreed
+
+# ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class LearnerOneByOne(Learner):
+    """Takes records one by one."""
+
+    def _start(self, loaded: Parameters) -> None:
+        super()._start(loaded)
+        windows: Any = WindowsOneByOne(window=self.settings.window, closed_until=loaded.window_end or 0)
+        self._windows = windows
+
+    def handle(self, records: Iterable[JournalRecord]) -> Outcome:
+        outcome = Outcome()
+        late = self._late
+        for record in records:
+            offset = record[0]
+            if offset < self._next_offset:
+                continue
+            if not self._live and offset >= self._live_from:
+                self._go_live(outcome)
+            self._next_offset = offset + 1
+            try:
+                self._take_record(record, outcome)
+            except (FailedError, MemoryError):
+                raise
+            except Exception as error:
+                _pass_over(offset, error, outcome)
+        if not self._live and self._next_offset >= self._live_from:
+            self._go_live(outcome)
+        outcome.late = self._late - late
+        return outcome
+
+    def _take_record(self, record: JournalRecord, outcome: Outcome) -> None:
+        offset, value = record[0], record[1]
+        try:
+            event = decode_journal(value, record[2] if len(record) > 2 else 0)
+        except Rejected as rejected:
+            kind = "far-future" if rejected.reason == "future" else "fold-passed-over"
+            self._report_one(kind, offset, rejected.error, outcome)
+            return
+        if isinstance(event, Opened):
+            if len(event.context) != self._configured.dim:
+                error = f"the context has {len(event.context)} numbers, not {self._configured.dim}"
+                self._report_one("fold-passed-over", offset, error, outcome)
+            elif not self._windows.open(offset, event):
+                self._late += self._live
+        elif isinstance(event, FeedbackFact):
+            if not self._windows.answer(offset, event):
+                self._late += self._live
+        elif self._live:
+            self._act(offset, event, outcome)
+
+    def _report_one(self, kind: str, offset: int, error: str, outcome: Outcome) -> None:
+        if self._live:
+            outcome.troubles.add(kind, f"journal offset {offset}: {error}")
+
+
+# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True, kw_only=True)
+class Closed:
+    """A closed window as lists."""
+
+    start: int
+    end: int
+    plans: list[SessionPlan] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    arms: list[str] = field(default_factory=list)
+    clicked: list[bool] = field(default_factory=list)
+    unanswered: list[tuple[int, str]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, window: ClosedWindow) -> Closed:
+        """Return the lists of a window, which can be compared."""
+        return cls(
+            start=window.start,
+            end=window.end,
+            plans=window.plans,
+            rows=window.rows.tolist(),
+            positions=window.positions.tolist(),
+            arms=window.arms,
+            clicked=window.clicked.tolist(),
+            unanswered=window.unanswered,
+        )
+
+    def in_columns(self) -> ClosedWindow:
+        """Return the window as the learner folds it."""
+        slates = Slates.of([plan.slate for plan in self.plans])
+        return ClosedWindow(
+            start=self.start,
+            end=self.end,
+            plans=self.plans,
+            slates=slates,
+            rows=np.array(self.rows, dtype=np.intp),
+            positions=np.array(self.positions, dtype=np.intp),
+            codes=np.array([slates.names[arm] for arm in self.arms], dtype=np.intp),
+            clicked=np.array(self.clicked, dtype=np.bool_),
+            unanswered_positions=np.array([position for position, _ in self.unanswered], dtype=np.intp),
+            unanswered_codes=np.array([slates.names[arm] for _, arm in self.unanswered], dtype=np.intp),
+        )
+
+
+class _Window:
+    __slots__ = ("answered_sessions", "first_offset", "sessions")
+
+    def __init__(self, first_offset: int) -> None:
+        self.first_offset = first_offset
+        self.sessions: dict[tuple[str, int], SessionPlan | set[SessionPlan]] = {}
+        self.answered_sessions: list[str] = []  # with feedback of this window's time
+
+
+class WindowsOneByOne:
+    """Sessions and feedback by window: every record is taken, joined and dropped by itself."""
+
+    def __init__(self, *, window: int, closed_until: int = 0) -> None:
+        self._window = window
+        self._closed_until = closed_until
+        self._windows: dict[int, _Window] = {}
+        self._answers: dict[str, Answer | set[Answer]] = {}
+        self._names: dict[str, str] = {}  # one string object per arm, not one per record
+
+    @property
+    def closed_until(self) -> int:
+        """The end of the closed time: a record from before it is late."""
+        return self._closed_until
+
+    @property
+    def sessions(self) -> int:
+        """The number of open sessions."""
+        return sum(len(window.sessions) for window in self._windows.values())
+
+    @property
+    def needed_from(self) -> int | None:
+        """The oldest journal offset that an open window still needs."""
+        return min((window.first_offset for window in self._windows.values()), default=None)
+
+    # ── collecting ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, offset: int, event: Opened) -> bool:
+        """Add a session; return False if it is late."""
+        arrived_at = event.arrived_at
+        if arrived_at < self._closed_until:
+            return False
+        name = self._names.setdefault
+        plan = SessionPlan(
+            event.parameters_version,
+            tuple([name(arm, arm) for arm in event.slate]),
+            pack_context(event.context),
+            pack_exclusions(event.exclude),
+            event.modes.count("explore"),
+        )
+        key = (event.session_id, arrived_at)
+        window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
+        known = window.sessions.setdefault(key, plan)
+        if known is not plan and known != plan:
+            if isinstance(known, SessionPlan):
+                window.sessions[key] = {known, plan}
+            else:
+                known.add(plan)
+        return True
+
+    def answer(self, offset: int, event: FeedbackFact) -> bool:
+        """Add feedback; return False if it is late."""
+        occurred_at = event.occurred_at
+        if occurred_at < self._closed_until:
+            return False
+        answer = Answer(occurred_at, event.position, self._names.setdefault(event.arm, event.arm), event.clicked)
+        window = self._windows.get(occurred_at // self._window) or self._begin(occurred_at, offset)
+        known = self._answers.setdefault(event.session_id, answer)
+        if known is not answer:
+            if known == answer:
+                return True
+            if isinstance(known, Answer):
+                self._answers[event.session_id] = {known, answer}
+            elif answer in known:
+                return True
+            else:
+                known.add(answer)
+        window.answered_sessions.append(event.session_id)
+        return True
+
+    def _begin(self, time: int, offset: int) -> _Window:
+        window = self._windows[time // self._window] = _Window(offset)
+        return window
+
+    def resize(self, window: int) -> None:
+        """Change the length of the windows; closed time stays closed."""
+        if window == self._window:
+            return
+        length = self._window
+        before, self._window, self._windows = self._windows, window, {}
+        for old in before.values():
+            for key, plans in old.sessions.items():
+                self._moved(key[1], old.first_offset).sessions[key] = plans
+            for session in set(old.answered_sessions):
+                for answer in _several(self._answers[session]):
+                    if answer.occurred_at // length in before and before[answer.occurred_at // length] is not old:
+                        continue  # is moved with its own window
+                    self._moved(answer.occurred_at, old.first_offset).answered_sessions.append(session)
+
+    def _moved(self, time: int, offset: int) -> _Window:
+        window = self._windows.get(time // self._window) or self._begin(time, offset)
+        window.first_offset = min(window.first_offset, offset)
+        return window
+
+    # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def due(self, until: int) -> list[int]:
+        """Return the ends, rising, of the windows with something in them that end by `until`."""
+        return sorted(end for end in ((k + 1) * self._window for k in self._windows) if end <= until)
+
+    def close(self, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
+        """Close the window that ends at `end`: everything before is late from now on.
+
+        With `whole_slates`, a session without a click counts as having passed over its whole slate.
+        """
+        window = self._windows.pop(end // self._window - 1)
+        try:
+            return self._joined(window, end, session_timeout=session_timeout, whole_slates=whole_slates)
+        finally:  # also after an error: the window is closed, whatever became of it
+            self._expire(window, end)
+            self._names.clear()
+            self.skip(end)
+
+    def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
+        closed = Closed(start=end - self._window, end=end)
+        for row, key in enumerate(sorted(window.sessions)):
+            plans = window.sessions[key]
+            answers = self._belonging(key, session_timeout)
+            if isinstance(plans, SessionPlan):
+                closed.plans.append(plans)
+                shown, clicked = answered(plans.slate, answers, whole_slate=whole_slates)
+                _count(closed, row, plans.slate, shown, clicked)
+                if not clicked and shown < len(plans.slate):
+                    closed.unanswered.append((shown + 1, plans.slate[shown]))
+            else:
+                plan, displays = agreed(plans, answers, whole_slate=whole_slates)
+                closed.plans.append(plan)
+                for position, arm, clicked in displays:
+                    _count(closed, row, (arm,), 1, clicked, first=position)
+        return closed.in_columns()
+
+    def skip(self, until: int) -> None:
+        """Close the time before `until`, in which there is nothing."""
+        self._closed_until = max(self._closed_until, until)
+
+    def _belonging(self, key: tuple[str, int], session_timeout: int) -> Collection[Answer]:
+        known = self._answers.get(key[0])
+        if known is None:
+            return ()
+        first, last = key[1], key[1] + session_timeout
+        if isinstance(known, Answer):
+            return (known,) if first <= known.occurred_at <= last else ()
+        return [answer for answer in known if first <= answer.occurred_at <= last]
+
+    def _expire(self, window: _Window, end: int) -> None:
+        """Drop feedback of closed times."""
+        for session in window.answered_sessions:
+            known = self._answers.get(session)
+            if isinstance(known, set):
+                left = {answer for answer in known if answer.occurred_at >= end}
+                if left:
+                    self._answers[session] = left
+                else:
+                    del self._answers[session]
+            elif known is not None and known.occurred_at < end:
+                del self._answers[session]
+
+
+def _several(known: Answer | set[Answer]) -> Collection[Answer]:
+    return (known,) if isinstance(known, Answer) else known
+
+
+def _count(closed: Closed, row: int, slate: tuple[str, ...], shown: int, clicked: bool, *, first: int = 1) -> None:
+    """Add the first displays of a slate, from the position `first` on, all passed over but possibly the last."""
+    if shown:
+        closed.rows.extend([row] * shown)
+        closed.positions.extend(range(first, first + shown))
+        closed.arms.extend(slate[:shown])
+        closed.clicked.extend([False] * (shown - 1))
+        closed.clicked.append(clicked)
