@@ -679,9 +679,9 @@ class BelievesEveryTime(Learner):
 class ForgetsCounts(Learner):
     """Does not take the numbers of sessions from progress before the record that made its version."""
 
-    def _take(self, record: Any, outcome: Outcome) -> None:
-        if self._live or b"progress" not in record[1]:
-            super()._take(record, outcome)
+    def _act(self, offset: int, event: Any, outcome: Outcome) -> None:
+        if self._live:
+            super()._act(offset, event, outcome)
 
 
 class CountsInKnownWindows(OpenWindows):
