@@ -6,6 +6,7 @@ has a hash of its own, so the choice of a session for random display is independ
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -42,5 +43,6 @@ def session_uniforms(salt: str, session_ids: list[str], horizon: int) -> Floats:
     return np.asarray((words >> np.uint64(11)) * _UNIT, dtype=np.float64)
 
 
+@lru_cache(maxsize=16)
 def _key(salt: str) -> bytes:
     return blake2b(salt.encode(), digest_size=32).digest()
