@@ -130,6 +130,22 @@ def test_a_large_batch_that_remembers_no_probabilities_is_planned_to_the_same_bi
             assert values.tobytes() == expected[name].tobytes(), name
 
 
+@pytest.mark.parametrize("kind", ["additive", "personal"])
+@given(seeds, st.integers(1, 70), st.integers(1, 20), st.integers(1, 6), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_few_rows_are_planned_to_the_bits_of_many(kind, seed, arms, count, horizon, single) -> None:
+    generator = np.random.default_rng(seed)
+    known, rewards = known_clicks(kind, 3, arms, generator), generator.uniform(0.1, 1, arms)
+    planner = Planner(known, rewards, horizon=horizon, dtype=np.float32 if single else np.float64)
+    contexts = generator.normal(size=(count, 3)) * generator.choice([1.0, 60.0])
+    expected = with_repeats(planner, contexts, None)
+    with pytest.MonkeyPatch.context() as patch:
+        for short_way in ("LITTLE", "FEW", "NARROWED"):
+            patch.setattr(f"worker.bandit.planning.{short_way}", 0)
+        for name, values in with_repeats(planner, contexts, None).items():
+            assert values.tobytes() == expected[name].tobytes(), name
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @given(seeds, st.sampled_from([0.0, 1.0, 60.0]))
 @settings(max_examples=20, deadline=None)

@@ -49,7 +49,9 @@ class Gateway:
     ) -> Answer:
         session_id = more.pop("session_id", "s")
         fields = {"position": position, "arm": arm, "clicked": clicked, **more}
-        request = FeedbackRequest(session_id, {name: orjson.dumps(value) for name, value in fields.items()})
+        request = FeedbackRequest(
+            session_id, b"".join(b',"%b":%b' % (name.encode(), orjson.dumps(value)) for name, value in fields.items())
+        )
         return await self.service.feedback(request, self.deadline(within))
 
     @staticmethod

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from http.client import parse_headers
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -325,3 +329,29 @@ def test_limits_are_those_of_the_settings():
     with http(Memory(), settings) as client:
         assert client.ask("POST", "/v1/sessions", {"context": [1, 2]})[0] == 200
         assert client.ask("POST", "/v1/sessions", {"context": [1, 2], "session_id": "long"})[0] == 413
+
+
+def test_every_answer_has_the_same_headers_whichever_way_it_is_written(client):
+    body = {"session_id": "headers", "context": [1, 2]}
+    _, direct, _ = client.ask("POST", "/v1/sessions", body)  # HTTP/1.1 over a connection that stays
+    _, closing, _ = client.ask("POST", "/v1/sessions", body, Connection="close")
+    assert closing.pop("connection") == "close"
+    assert direct.keys() == closing.keys()
+    for name in direct.keys() - {"date"}:
+        assert direct[name] == closing[name]
+    assert parsedate_to_datetime(direct["date"]).tzinfo is UTC
+
+
+def test_requests_that_are_sent_ahead_are_answered_in_their_order(client):
+    head = "POST /v1/sessions HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n{}"
+    names = [f"ahead-{index}" for index in range(20)]
+    bodies = [json.dumps({"session_id": name, "context": [1, 2]}) for name in names]
+    with socket.create_connection((client.host, client.port), timeout=30) as connection:
+        connection.sendall("".join(head.format(len(body), body) for body in bodies).encode())
+        with connection.makefile("rb") as answers:
+            assert [_read_answer(answers)["session_id"] for _ in names] == names
+
+
+def _read_answer(answers: BinaryIO) -> Any:
+    assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+    return json.loads(answers.read(int(parse_headers(answers)["Content-Length"])))

@@ -31,6 +31,11 @@ ARMS = [Arm(arm=name, reward=reward) for name, reward in (("hat", 1.0), ("coat",
 LEARNING = LearningSettings(dim=2, horizon=3, repeats=False, warmup=0, session_timeout=60_000)
 
 
+def members(**fields: Any) -> bytes:
+    """Return the members of a record, as a request of feedback has them."""
+    return b"," + json.dumps(fields).encode()[1:-1]
+
+
 class Scene:
     """A runner with a clock that the test sets."""
 
@@ -58,11 +63,11 @@ class Scene:
         return document(await self.service.arrive(ArriveRequest(name, context.encode(), **more), self.later()))
 
     async def report(self, decision: Any, clicked: bool) -> Any:
-        fields = {name: json.dumps(decision[name]).encode() for name in ("position", "arm")}
-        fields["clicked"] = b"true" if clicked else b"false"
-        if "tokens" in decision:
-            fields["token"] = json.dumps(decision["tokens"][0]).encode()
-        request = FeedbackRequest(decision["session_id"], fields)
+        token = {"token": decision["tokens"][0]} if "tokens" in decision else {}
+        request = FeedbackRequest(
+            decision["session_id"],
+            members(position=decision["position"], arm=decision["arm"], clicked=clicked, **token),
+        )
         return document(await self.service.feedback(request, self.later()))
 
     def facts(self) -> list[Any]:
@@ -228,7 +233,7 @@ def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(tmp_p
         request = ArriveRequest("s", b"[1,2]", exclude=b'["coat"]')
         answer = document(await scene.service.arrive(request, scene.later(0.01)))
         assert (answer["fallback"], answer["mode"], answer["slate"]) == (True, "fallback", ["shoe", "hat"])
-        fields = {"position": b"1", "arm": json.dumps(decision["arm"]).encode(), "clicked": b"false"}
+        fields = members(position=1, arm=decision["arm"], clicked=False)
         answer = document(await scene.service.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
         assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
         unknown = FeedbackRequest("nobody", fields)

@@ -59,7 +59,8 @@ class Observations(Displays):
 
 def inputs(contexts: Floats) -> Floats:
     """Return u = [1; x] of each row: (r, d) → (r, d+1)."""
-    with_one = np.ones((len(contexts), contexts.shape[1] + 1))
+    with_one = np.empty((len(contexts), contexts.shape[1] + 1))
+    with_one[:, 0] = 1.0
     with_one[:, 1:] = contexts
     return with_one
 

@@ -34,6 +34,8 @@ from worker.bandit.click_model import BLOCK, ROWS, ClickModel, HeadBatch
 from worker.errors import InputError
 
 NARROWED = 256  # arms from which on a plan drops those that have become useless
+LITTLE = 1 << 15  # scores of a batch that are made at once, for all steps: of so few, most of the time is set-up
+FEW = 16  # rows that are faster in Python than in numpy
 ELEMENTS = 128 * BLOCK  # of one slice: fewer cost more calls, more leave the cache
 
 Exclusions = Sequence[Sequence[int]]  # per row, the indices of arms that may not be shown
@@ -227,6 +229,9 @@ class Planner:
 
     def _climb(self, chances: Array, columns: Ints, arms: Ints, values: Array) -> None:
         """Fill in arms (n, H) and V (n, H+1) where nothing is excluded and every display is answered."""
+        if len(columns) <= NARROWED:
+            self._climb_plainly(chances, columns, arms, values)
+            return
         every = rewards = self._rewards[columns]
         likely, names, gains = chances, self.shown[columns], np.empty_like(chances)
         rows = np.arange(len(chances))
@@ -235,7 +240,7 @@ class Planner:
             if len(names) > NARROWED and h < self.horizon - 1:
                 # An arm that earns no more than V gains nothing, and V only rises towards the first position.
                 dear = np.flatnonzero(rewards > ahead.min())
-                if 2 * len(dear) < len(names):
+                if 0 < 2 * len(dear) < len(names):  # none is left where V is the highest revenue: a sure click
                     rewards, names, likely = rewards[dear], names[dear], likely.take(dear, axis=1)
                     gains = np.empty_like(likely)
             np.subtract(rewards, ahead[:, None], out=gains)
@@ -249,6 +254,19 @@ class Planner:
                     here = (every - ahead[row]) * chances[row]
                     arms[row, h], gain[row] = self.shown[columns[here.argmax()]], here.max()
             np.add(ahead, gain, out=values[:, h])
+
+    def _climb_plainly(self, chances: Array, columns: Ints, arms: Ints, values: Array) -> None:
+        """Fill in the same with as few calls as can be, and without dropping arms."""
+        rewards, gains = self._rewards[columns], np.empty_like(chances)
+        best = np.empty((self.horizon, len(chances)), dtype=np.intp)
+        ahead = values[:, self.horizon]
+        for h in range(self.horizon - 1, -1, -1):
+            np.subtract(rewards, ahead[:, None], out=gains)
+            np.multiply(gains, chances, out=gains)
+            gains.argmax(axis=1, out=best[h])
+            ahead = ahead + np.maximum.reduce(gains, axis=1)
+            values[:, h] = ahead
+        arms[:] = self.shown[columns].take(best.T)
 
     def optimistic(
         self,
@@ -266,6 +284,13 @@ class Planner:
         """
         batch = self.batch(contexts)
         count, steps = len(batch), continuations.shape[1] - 1
+        if masked is None and self._answers is None and 0 < count * len(self.shown) * steps <= LITTLE:
+            whole = slice(0, len(self.shown))
+            widths = batch.widths(0, count, whole)
+            widths *= beta
+            scores: Array = bonus.all_scores(batch.probabilities(0, count, whole), widths, self._rewards, continuations)
+            best_columns: Ints = scores.argmax(axis=2).T
+            return self.shown.take(best_columns)
         best = np.full((count, steps), -np.inf, dtype=self.dtype)
         arms = np.full((count, steps), NO_ARM, dtype=np.intp)
         per_slice = max(1, ELEMENTS // max(1, min(BLOCK, len(self.shown))) // ROWS) * ROWS
@@ -306,6 +331,8 @@ def values_of_slates(chances: Floats, rewards: Floats, answers: Floats | None = 
     >>> values_of_slates(np.array([[0.5, 0.5]]), np.array([[2.0, 1.0]]))
     array([[1.25, 0.5 ]])
     """
+    if answers is None and len(chances) <= FEW:
+        return np.array(list(map(_values_of_slate, chances.tolist(), rewards.tolist()))).reshape(chances.shape)
     values = np.zeros_like(chances)
     ahead = np.zeros(len(chances))
     for h in range(chances.shape[1] - 1, -1, -1):
@@ -313,6 +340,16 @@ def values_of_slates(chances: Floats, rewards: Floats, answers: Floats | None = 
         if answers is not None:
             ahead = ahead * answers[:, h]
         values[:, h] = ahead
+    return values
+
+
+def _values_of_slate(chances: list[float], rewards: list[float]) -> list[float]:
+    """Return the values of one slate, to the bit as `values_of_slates` computes many."""
+    ahead, values = 0.0, []
+    for chance, reward in zip(reversed(chances), reversed(rewards), strict=True):
+        ahead += chance * (reward - ahead)
+        values.append(ahead)
+    values.reverse()
     return values
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Self
 
 import numpy as np
@@ -36,11 +37,13 @@ class Slates:
     arms: Ints
     explored: NDArray[np.bool_]
     propensities: Floats
+    #: Whether it is known that nothing was left to chance, without a look at the propensities.
+    is_certain: bool = False
 
     @classmethod
     def certain(cls, arms: Ints, explored: NDArray[np.bool_] | bool) -> Slates:
         """Return slates that were not left to chance."""
-        return cls(arms=arms, explored=explored & (arms != NO_ARM), propensities=np.ones(arms.shape))
+        return cls(arms=arms, explored=explored & (arms != NO_ARM), propensities=np.ones(arms.shape), is_certain=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,10 +182,10 @@ class Aucbbp(Policy):
     def _chosen(self, scores: Floats, uniforms: Floats | None) -> NDArray[np.bool_]:
         if self.thresholds is not None:
             steps = scores.shape[1]
-            thresholds = np.asarray(self.thresholds)[:steps]
+            thresholds = _array(self.thresholds)[:steps]
             if not self.needs_chance:
                 return np.asarray(scores >= thresholds)
-            drawn = _required(uniforms)[:, :steps, 0] < np.asarray(self.ties)[:steps]
+            drawn = _required(uniforms)[:, :steps, 0] < _array(self.ties or ())[:steps]
             return np.asarray((scores > thresholds) | ((scores == thresholds) & drawn))
         chosen = np.zeros(scores.shape, dtype=bool)
         highest = np.argsort(-scores, axis=0, kind="stable")[: self.budget]
@@ -392,6 +395,12 @@ def _epsilon_without_repeats(
             # Another arm replaces one of the plan: drop that arm if planned, else the plan's last, least needed one.
             plan.remove(arm if arm in plan else plan[-1])
     return Slates(arms=arms, explored=explored, propensities=propensities)
+
+
+@lru_cache(maxsize=256)
+def _array(numbers: tuple[float, ...]) -> Floats:
+    """Return numbers of a version as an array; do not change it."""
+    return np.asarray(numbers)
 
 
 def _required(uniforms: Floats | None) -> Floats:

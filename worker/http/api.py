@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
+from worker.http.direct import DirectResponse, encoded, takes_direct
 from worker.http.keys import ApiKeys, SessionQuota
 from worker.http.metrics import HttpMetrics
 from worker.http.problems import CONTENT_TYPE, ProblemError, problem_of
@@ -38,12 +39,13 @@ BATCH_SIZE: Final = 16
 
 _HEADERS: Final = {"Server": "adcascade", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _JSON: Final = {**_HEADERS, "Content-Type": "application/json"}
+_ENCODED_JSON: Final = encoded(_JSON)
 _PROBLEM: Final = {**_HEADERS, "Content-Type": CONTENT_TYPE}
 _RETRY: Final = {"Retry-After": "1"}
 
 _T = TypeVar("_T")
 #: From the request and the name of its key to the answer.
-Endpoint: TypeAlias = Callable[[web.BaseRequest, str], Awaitable[web.Response]]
+Endpoint: TypeAlias = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ class HttpApi:
             key = self._key_of(request, path)
             if request.method != method and not (method == "GET" and request.method == "HEAD"):
                 raise ProblemError("method", f"it takes {method}", {"Allow": method})
-            response = await endpoint(request, key)
+            response: web.StreamResponse = await endpoint(request, key)
         except (Rejected, ProblemError) as error:
             response = _problem(error)
         except UnknownSessionError as error:
@@ -170,22 +172,22 @@ class HttpApi:
 
     # ── ads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _arrive(self, request: web.BaseRequest, key: str) -> web.Response:
+    async def _arrive(self, request: web.BaseRequest, key: str) -> web.StreamResponse:
         asked = read_arrive(await self._body(request, self._most), self._most)
         self._quota.take(key)
-        return self._answer(await self._service.arrive(asked, self._deadline()))
+        return self._answer(request, await self._service.arrive(asked, self._deadline()))
 
-    async def _feedback(self, request: web.BaseRequest, key: str) -> web.Response:
+    async def _feedback(self, request: web.BaseRequest, key: str) -> web.StreamResponse:
         session_id = _session_of(request)
         asked = read_feedback(await self._body(request, self._most), self._most, session_id)
-        return self._answer(await self._service.feedback(asked, self._deadline()))
+        return self._answer(request, await self._service.feedback(asked, self._deadline()))
 
-    async def _session(self, request: web.BaseRequest, key: str) -> web.Response:
+    async def _session(self, request: web.BaseRequest, key: str) -> web.StreamResponse:
         session_id = _session_of(request)
         answer = await self._service.session(session_id)
         if answer is None:
             raise ProblemError("unknown-session")
-        return self._answer(answer)
+        return self._answer(request, answer)
 
     async def _batch_arrive(self, request: web.BaseRequest, key: str) -> web.Response:
         most = BATCH_SIZE * self._most
@@ -221,8 +223,10 @@ class HttpApi:
     def _deadline(self) -> float:
         return self._loop.time() + self._settings.deadline
 
-    def _answer(self, answer: Answer) -> web.Response:
+    def _answer(self, request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
         self._metrics.fallbacks += answer.fallback
+        if takes_direct(request):
+            return DirectResponse(answer.body(), _ENCODED_JSON)
         return web.Response(body=answer.body(), headers=_JSON)
 
     # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -160,6 +160,8 @@ class ServeRunner:
                     await self._wake
                 batch, self._waiting = self._waiting, []
                 await self._run_batch(loop, batch)
+                # What is answered leaves before the next batch is planned, and more requests gather for that one.
+                await asyncio.sleep(0)
             ticking.result()  # raises
         except OSError as error:
             self.failure = f"the state folder cannot be written: {error.strerror or error}"

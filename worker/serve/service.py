@@ -72,7 +72,10 @@ class EmbeddedService:
 
     async def _answer(self, waiting: Waiting, deadline: float) -> Answer:
         future = self._runner.submit(waiting)
-        self._due.append(_Due(deadline, waiting))
+        due = self._due
+        while due and due[0].waiting.future.done():
+            due.popleft()
+        due.append(_Due(deadline, waiting))
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._answer_due)
         answer = await future

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats
+from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import Policy, Random, Slates, policy_named, random_slates
 from worker.errors import AdcascadeError, InputError
@@ -111,7 +111,10 @@ class SlatePlanner:
             return [self.fallback(arrival) for arrival in arrivals]
         planned = self._named(mode, slates, values)
         # A row without an arm has no eligible arm, or scores that are not numbers.
-        doubtful = ~np.isfinite(values).all(axis=1) | (slates.arms[:, 0] == NO_ARM)
+        sound, first = np.isfinite(values), slates.arms[:, 0] != NO_ARM
+        if sound.all() and first.all():
+            return planned
+        doubtful = ~(sound.all(axis=1) & first)
         for row in np.flatnonzero(doubtful).tolist():
             planned[row] = self.fallback(arrivals[row])
         return planned
@@ -125,11 +128,11 @@ class SlatePlanner:
     def _named(self, mode: Mode | None, slates: Slates, values: Floats) -> list[Slate]:
         """Turn indices into ids. Full slates that were not left to chance, nearly all, take the short way."""
         horizon = slates.arms.shape[1]
-        lengths = (slates.arms != NO_ARM).sum(axis=1)
-        bits = (slates.explored @ (1 << np.arange(horizon))).tolist() if mode is None else [0] * len(values)
+        shown = slates.arms != NO_ARM
+        bits = slates.explored.dot(_powers(horizon)).tolist() if mode is None else [0] * len(values)
         names = self.names.__getitem__
-        certain = bool((slates.propensities == 1).all())
-        if certain and bool((lengths == horizon).all()):
+        certain = slates.is_certain or bool((slates.propensities == 1).all())
+        if certain and shown.all():
             return [
                 Slate(tuple(map(names, arms)), _modes(mode, explored, horizon), None, tuple(worth))
                 for arms, explored, worth in zip(slates.arms.tolist(), bits, values.tolist(), strict=True)
@@ -142,7 +145,12 @@ class SlatePlanner:
                 tuple(worth[:length]),
             )
             for arms, explored, worth, propensities, length in zip(
-                slates.arms.tolist(), bits, values.tolist(), slates.propensities.tolist(), lengths.tolist(), strict=True
+                slates.arms.tolist(),
+                bits,
+                values.tolist(),
+                slates.propensities.tolist(),
+                shown.sum(axis=1).tolist(),
+                strict=True,
             )
         ]
 
@@ -160,6 +168,11 @@ class SlatePlanner:
             arms = arms[:1] * settings.horizon
         mode: Mode = "fallback"
         return Slate(tuple(arms), (mode,) * len(arms), None, (0.0,) * len(arms))
+
+
+@cache
+def _powers(count: int) -> Ints:
+    return 1 << np.arange(count)
 
 
 @lru_cache(maxsize=4096)

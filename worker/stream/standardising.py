@@ -78,7 +78,8 @@ class Standardisation:
         """Return contexts (n, d) standardised; every number depends on itself alone."""
         with np.errstate(over="ignore"):
             standard = (contexts - self.centre) / self.scale
-        np.clip(standard, -LARGEST_STANDARD, LARGEST_STANDARD, out=standard)
+        np.maximum(standard, -LARGEST_STANDARD, out=standard)  # two calls in place of `clip`, which is slow for few
+        np.minimum(standard, LARGEST_STANDARD, out=standard)
         return without_gaps(standard)
 
 

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from typing import Final
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import msgspec
 import numpy as np
@@ -119,7 +120,7 @@ class LoadClient:
     def arrival(self) -> bytes:
         """Return the request of a new session."""
         self.sessions += 1
-        session = b"%032x" % self._chance.getrandbits(128)
+        session = uuid4().hex.encode()  # not by chance that repeats: the next round would send the same sessions
         return _post(
             b"/v1/sessions", b'{"session_id":"%b","context":%b}' % (session, self._chance.choice(self._contexts))
         )
