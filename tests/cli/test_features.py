@@ -109,6 +109,8 @@ def test_further_columns_of_a_catalogue_are_features(tmp_path: Path, name: str, 
         ("x.csv", "arm,reward,price,brand\na,1,,n\n", None, "row 2, price: the cell is empty"),
         ("x.csv", "arm,reward,price,price\na,1,3,4\n", None, "row 1: the column 'price' is there twice"),
         ("x.csv", "arm,reward,price,brand\na,1,nan,n\n", ADS, "row 2, price: a number is declared"),
+        ("x.csv", "arm,reward,x\na,1,nan\nb,1,2\n", None, "row 2, x: must be a finite number, not 'nan'"),
+        ("x.csv", "arm,reward,x\na,1,3\nb,1,-inf\n", None, "row 3, x: must be a finite number, not '-inf'"),
         (
             "x.json",
             '[{"arm":"a","reward":1,"x":1},{"arm":"b","reward":1}]',
@@ -128,6 +130,15 @@ def test_a_catalogue_that_does_not_fit_is_one_line_with_row_and_column(
     with pytest.raises(InputError, match=message) as caught:
         read_arms(str(tmp_path / name), declared=declared)
     assert "\n" not in str(caught.value)
+
+
+def test_a_catalogue_needs_no_further_column_for_the_revenue_as_a_feature(tmp_path: Path) -> None:
+    declared = Features.of_table({"ads": {"reward": "number", "price": "number"}}).ads
+    (tmp_path / "x.csv").write_text("arm,reward,price\na,1,3\n")
+    assert read_arms(str(tmp_path / "x.csv"), declared=declared)[0].features == (("price", 3.0),)
+    (tmp_path / "y.csv").write_text("arm,price\na,3\n")
+    with pytest.raises(InputError, match="has no reward"):
+        read_arms(str(tmp_path / "y.csv"), declared=declared)
 
 
 def test_a_column_of_numbers_and_texts_is_a_category(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm
+from worker.stream.settings import Arm, continued
 from worker.stream.topology import Emits, Record, Topics
 from worker.stream.version_decoding import decode_parameters
 from worker.stream.version_encoding import encode_parameters
@@ -323,6 +323,41 @@ def test_settings_that_differ_from_the_published_ones_are_logged(caplog: pytest.
     configured = WorkerSettings(pipelines=connected, learning=settings(), arms=ARMS)
     warn(configured, settings(), [replace(ZERO, settings=settings(window=20_000, policy="greedy"))])
     assert "policy, window" in caplog.text
+
+
+def test_standardise_given_later_than_version_0_is_logged_because_it_has_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connected = PipelineSettings(connection=Connection(servers=("127.0.0.1:1",)), learner=("true",))
+    for given, published in ((True, True), (True, False)):
+        caplog.clear()
+        learning, zero = settings(standardise=given), replace(ZERO, settings=settings(standardise=published))
+        configured = WorkerSettings(pipelines=connected, learning=learning, arms=ARMS)
+        warn(configured, continued(learning, zero.settings), [zero])
+        expected = [] if given == published else ["standardise is on here and off in the published parameters"]
+        assert [record.getMessage().partition(", which")[0] for record in caplog.records] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"model": "additive"}, "version 1 has model additive, version 0 has personal"),
+        ({"dim": 7}, "version 1 has dim 7, version 0 has 3"),
+        ({"standardise": True}, "version 1 has standardise True, version 0 has False"),
+    ],
+    ids=str,
+)
+def test_a_version_of_another_model_is_refused_with_one_line_and_serving_goes_on(
+    change: dict[str, Any], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    published = PublishedParameters(ZERO, [ZERO], metrics)
+    other = replace(Parameters.first(settings(**change), ARMS), version=1)
+    published.handle([Record(TOPICS.parameters, 0, 5, START, b"1", encode_parameters(other))])
+    assert published.versions.newest == ZERO
+    assert published.version == 0
+    assert [text in record.getMessage() for record in caplog.records] == [True]
+    assert counted(metrics, "refused_versions_total") == 1
 
 
 def test_the_accounts_of_all_partitions_balance_until_they_are_released() -> None:

@@ -201,6 +201,8 @@ class PublishedParameters:
         if not self._published:
             self._check_size(parameters)
             self.versions.replace_first(parameters)
+        elif is_new:
+            _check_kind(parameters, self._published[self.version])
         self._published = keep(self._published, parameters)
         self.versions.learn(parameters, planner, published_at=published_at)
         if is_new and number == self.version:  # not for what the topic still has of the past, after a start
@@ -235,6 +237,17 @@ class PublishedParameters:
         except FailedError:
             self._metrics.refused()
             raise
+
+
+def _check_kind(new: Parameters, known: Parameters) -> None:
+    """Raise `ParametersError` for a version of another model: a model is of one kind for life."""
+    for name in ("dim", "model", "intercept", "standardise"):
+        mine, theirs = getattr(known.settings, name), getattr(new.settings, name)
+        if mine != theirs:
+            raise ParametersError(
+                f"version {new.version} has {name} {theirs}, version {known.version} has {mine}: "
+                "it is of another model, whose writer needs topics of its own (--prefix)"
+            )
 
 
 class ParametersReader:

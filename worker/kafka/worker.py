@@ -35,7 +35,7 @@ from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings, ignored_scale
 from worker.stream.sizes import check_size
 from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Topics
 from worker.web.server import LOOPBACK, WebServer, operations
@@ -212,6 +212,8 @@ def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence
             "settings differ from those of version %d; if this worker learns, they hold from the next version on: %s",
             *(newest.version, ", ".join(changed)),
         )
+    if newest is not None and (line := ignored_scale(settings.learning, newest.settings)):
+        log.warning(line)
     if newest is None and not settings.arms:
         log.warning(
             "there are no arms: every decision will be empty until `adcascade arms add` (or give --catalog FILE)"

@@ -32,7 +32,7 @@ from worker.stream.catalogue import Refusal
 from worker.stream.encoding import encode_episode
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings
+from worker.stream.settings import Arm, LearningSettings, ignored_scale
 from worker.stream.topology import Topics
 from worker.stream.version_decoding import decode_parameters
 from worker.stream.version_encoding import encode_parameters
@@ -70,6 +70,8 @@ class StateKeeper:
         self._state = state
         state.set_meta(RUNNER, SERVE)
         history = [decode_parameters(value) for value in state.parameters()]
+        if history and (line := ignored_scale(settings, history[-1].settings)):
+            log.warning(line)
         self._learner = Learner(settings, arms, history)
         self._versions = Versions(history[0] if history else self._learner.current)
         for parameters in history[1:]:

@@ -244,3 +244,18 @@ def continued(settings: LearningSettings, published: LearningSettings) -> Learni
                 "published parameters: a model of other features needs topics (or a state folder) of its own"
             )
     return replace(settings, features=theirs, standardise=published.standardise)
+
+
+def ignored_scale(settings: LearningSettings, published: LearningSettings) -> str | None:
+    """Return a line for people if --standardise is given otherwise than a model that exists has it; else None.
+
+    >>> ignored_scale(LearningSettings(dim=1), LearningSettings(dim=1)) is None
+    True
+    """
+    if settings.standardise == published.standardise:
+        return None
+    mine, theirs = ("on" if one.standardise else "off" for one in (settings, published))
+    return (
+        f"standardise is {mine} here and {theirs} in the published parameters, which hold: whether contexts are "
+        "standardised is decided by version 0"
+    )

@@ -81,14 +81,20 @@ def _number_columns(rows: Sequence[Placed], declared: Sequence[Feature] | None, 
     if declared is not None:
         return {feature.name for feature in declared if feature.kind == "number"}
     names = {name for _, row in rows for name in row}
-    return {name for name in names if all(_is_number(row.get(name, ""), as_text) for _, row in rows)}
+    numbers = {name for name in names if all(_is_number(row.get(name, ""), as_text) for _, row in rows)}
+    for where, row in rows if as_text else ():
+        for name in numbers & set(row):
+            if not math.isfinite(float(row[name])):
+                raise InputError(f"{where}, {name}: must be a finite number, not {row[name]!r}, as in the other rows")
+    return numbers
 
 
 def _is_number(value: Value, as_text: bool) -> bool:
+    """Whether a value means a number; nan and inf do, and are refused where numbers are expected."""
     if not isinstance(value, str):
         return True
     try:
-        return as_text and math.isfinite(float(value))
+        return as_text and float(value) is not None
     except ValueError:
         return False
 
@@ -100,7 +106,7 @@ def _typed(
         # In a column of texts and numbers that nobody declared, numbers are texts as well.
         return f"{value:.15g}" if declared is None and not isinstance(value, str) else value
     if isinstance(value, str) and as_text:
-        if not _is_number(value, as_text):
+        if not _is_number(value, as_text) or not math.isfinite(float(value)):
             hint = "; write a decimal point, not a comma" if DECIMAL_COMMA.fullmatch(value.strip()) else ""
             raise InputError(f"{where}, {name}: a number is declared, not the text {value!r}{hint}")
         return float(value)

@@ -142,7 +142,7 @@ def _missing(names: tuple[str, ...]) -> str | None:
 def _check_row(row: Any, where: str, declared: Sequence[Feature] | None) -> None:
     if not isinstance(row, Mapping):
         raise InputError(f"{where} must have arm and reward")
-    known = {feature.name for feature in declared or ()}
+    known = {feature.name for feature in declared or ()} - set(FIELDS)  # the revenue may be declared as a feature
     _check_names([name for name in row if name not in known], where)
 
 
