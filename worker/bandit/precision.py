@@ -258,9 +258,11 @@ class SortedDisplays:
         self._slices = [order[start : start + rows] for start in range(0, len(order), rows)]
         self._groups = [np.unique(arms[part], return_index=True) for part in self._slices]
         self._gathered = contexts[sessions[order]] if len(self._slices) == 1 else None
+        self._weighted = None if self._gathered is None else np.empty_like(self._gathered)
 
     def sums(self, weights: Floats) -> Iterable[tuple[Ints, Floats]]:
         """Yield (distinct arms, Σ w x of each), slice by slice."""
         for part, (shown, firsts) in zip(self._slices, self._groups, strict=True):
             gathered = self._contexts[self._sessions[part]] if self._gathered is None else self._gathered
-            yield shown, np.add.reduceat(gathered * weights[part, None], firsts, axis=0)
+            weighted = np.multiply(gathered, weights[part, None], out=self._weighted)
+            yield shown, np.add.reduceat(weighted, firsts, axis=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress, repeat
+from itertools import chain, repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -125,7 +125,7 @@ class _Codes(dict[str, int]):
 
 
 def join(
-    answers: AnswerColumns, row_of: Mapping[str, int], slates: Slates, first: Ints, last: Ints
+    answers: Iterable[AnswerColumns], row_of: Mapping[str, int], slates: Slates, first: Ints, last: Ints
 ) -> tuple[Ints, Ints]:
     """Return the lowest clicked and the highest passed position of each slate, 0 for none: (n,) each.
 
@@ -133,25 +133,35 @@ def join(
 
     >>> answers = AnswerColumns()
     >>> answers.extend(["s", "s", "t"], [5, 6, 7], [1, 2, 1], ["a", "b", "b"], [False, True, False])
-    >>> clicked, passed = join(answers, {"s": 0, "t": 1}, Slates.of([("a", "b"), ("a",)]), np.zeros(2), np.full(2, 9))
+    >>> slates = Slates.of([("a", "b"), ("a",)])
+    >>> clicked, passed = join([answers], {"s": 0, "t": 1}, slates, np.array([0, 0]), np.array([9, 9]))
     >>> clicked.tolist(), passed.tolist()
     ([2, 0], [1, 0])
     """
-    clicked, passed = np.zeros(len(first), dtype=np.intp), np.zeros(len(first), dtype=np.intp)
-    found = np.fromiter(map(row_of.get, answers.sessions, repeat(-1)), np.intp, len(answers))
-    known = found >= 0
-    rows, times = found[known], np.frombuffer(answers.times, np.int64)[known]
-    positions = np.frombuffer(answers.positions, np.int64)[known]
-    clicks = np.frombuffer(answers.clicked, np.bool_)[known]
-    arms = np.fromiter(map(slates.names.get, compress(answers.arms, known), repeat(-2)), np.intp, len(rows))
-    counts = (positions <= slates.lengths[rows]) & (times >= first[rows]) & (times <= last[rows])
-    counts[counts] = slates.at(rows[counts], positions[counts]) == arms[counts]
-    most = np.iinfo(np.intp).max
-    lowest = np.full(len(first), most, dtype=np.intp)
-    np.minimum.at(lowest, rows[counts & clicks], positions[counts & clicks])
-    np.maximum.at(passed, rows[counts & ~clicks], positions[counts & ~clicks])
-    clicked[lowest < most] = lowest[lowest < most]
+    none = np.iinfo(np.intp).max
+    clicked, passed = np.full(len(first), none, dtype=np.intp), np.zeros(len(first), dtype=np.intp)
+    for columns in answers:
+        rows, positions, clicks = _counting(columns, row_of, slates, first, last)
+        np.minimum.at(clicked, rows[clicks], positions[clicks])
+        np.maximum.at(passed, rows[~clicks], positions[~clicks])
+    clicked[clicked == none] = 0
     return clicked, passed
+
+
+def _counting(
+    answers: AnswerColumns, row_of: Mapping[str, int], slates: Slates, first: Ints, last: Ints
+) -> tuple[Ints, Ints, Bools]:
+    """Return slate, position and whether it is a click, of the feedback that counts."""
+    found = np.fromiter(map(row_of.get, answers.sessions, repeat(-1)), np.intp, len(answers))
+    here = np.flatnonzero(found >= 0)
+    rows, times = found[here], np.frombuffer(answers.times, np.int64)[here]
+    positions = np.frombuffer(answers.positions, np.int64)[here]
+    counts = (positions <= slates.lengths[rows]) & (times >= first[rows]) & (times <= last[rows])
+    here, rows, positions = here[counts], rows[counts], positions[counts]
+    shown, arms = slates.at(rows, positions), answers.arms
+    codes = np.fromiter([slates.names.get(arms[row], -1) for row in here.tolist()], np.intp, len(here))
+    same = codes == shown
+    return rows[same], positions[same], np.frombuffer(answers.clicked, np.bool_)[here[same]]
 
 
 def first_displays(shown: Ints) -> tuple[Ints, Ints]:

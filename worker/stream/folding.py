@@ -219,7 +219,7 @@ def sample(items: Sequence[T], most: int) -> Sequence[T]:
 def _scores(parameters: Parameters, planner: Planner, plans: Sequence[SessionPlan]) -> Floats:
     """Return zᵀA⁻¹z at the optimistic arm of each step, as serving computes it: (n, H)."""
     policy = Ucbbp(beta=parameters.beta, bonus=bonus_named(parameters.settings.bonus))
-    indices = packed_indices(parameters.indices) if any(plan.exclude for plan in plans) else {}
+    indices = packed_indices(parameters.indices) if any([plan.exclude for plan in plans]) else {}  # noqa: C419 - twice as fast
     parts = []
     for start in range(0, len(plans), ROWS_AT_ONCE):
         part = plans[start : start + ROWS_AT_ONCE]

@@ -7,8 +7,9 @@ several sessions with one id.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import fsum
 from typing import NamedTuple, TypeAlias
 
@@ -121,7 +122,7 @@ class ClosedWindow:
 
 def closed_window(
     sessions: OpenSessions,
-    answers: AnswerColumns,
+    answers: Sequence[AnswerColumns],
     *,
     start: int,
     end: int,
@@ -136,10 +137,10 @@ def closed_window(
     sessions of which not all are journaled, `opened` the number of all.
     """
     keys = sorted(sessions)
-    row_of = {key[0]: row for row, key in enumerate(keys)}
+    row_of = dict(zip([key[0] for key in keys], range(len(keys)), strict=True))
     plans, special = _special(keys, sessions, row_of, answers, session_timeout, whole_slate=whole_slates)
     slates = Slates.of([plan.slate for plan in plans])
-    arrivals = np.fromiter((key[1] for key in keys), np.int64, len(keys))
+    arrivals = np.array([key[1] for key in keys], dtype=np.int64)
     clicked, passed = join(answers, row_of, slates, arrivals, arrivals + session_timeout)
     shown = np.where(clicked > 0, clicked, slates.lengths if whole_slates else passed)
     unanswered = (clicked == 0) & (shown < slates.lengths)
@@ -180,7 +181,7 @@ def _special(
     keys: list[tuple[str, int]],
     sessions: OpenSessions,
     row_of: Mapping[str, int],
-    answers: AnswerColumns,
+    answers: Sequence[AnswerColumns],
     session_timeout: int,
     *,
     whole_slate: bool,
@@ -209,9 +210,9 @@ def _special(
     return plans, joined  # type: ignore[return-value]
 
 
-def _by_session(answers: AnswerColumns, sessions: Collection[str]) -> dict[str, list[Answer]]:
+def _by_session(answers: Iterable[AnswerColumns], sessions: Collection[str]) -> dict[str, list[Answer]]:
     belonging: dict[str, list[Answer]] = {session: [] for session in sessions}
-    for session, time, position, arm, clicked in answers:
+    for session, time, position, arm, clicked in chain.from_iterable(answers):
         if session in belonging:
             belonging[session].append(Answer(time, position, arm, bool(clicked)))
     return belonging

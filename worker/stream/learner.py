@@ -238,9 +238,8 @@ class Learner:
             records, offsets = records[first:], offsets[first:]
         if not records:
             return
-        events = decode_journals(
-            [record[1] for record in records], [record[2] if len(record) > 2 else 0 for record in records]
-        )
+        timestamps = [record[2] if len(record) > 2 else 0 for record in records]
+        events = decode_journals([record[1] for record in records], timestamps)
         begin, dim = 0, self._configured.dim
         for here in [index for index, kind in enumerate(map(type, events)) if kind not in FACTS]:
             self._take_facts(Facts(offsets[begin:here], events[begin:here], dim=dim), outcome)

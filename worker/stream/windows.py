@@ -237,19 +237,11 @@ class OpenWindows:
             opened=min(sum(window.opened.values()), MOST),
         )
 
-    def _answers_of(self, window: _Window, end: int, session_timeout: int) -> AnswerColumns:
+    def _answers_of(self, window: _Window, end: int, session_timeout: int) -> list[AnswerColumns]:
         """Return the feedback that sessions of a window can use: of its own time, and of the time until they end."""
-        numbers = range(end // self._window, (end - 1 + session_timeout) // self._window + 1)
-        if len(numbers) > len(self._windows):
-            later = [one for number, one in self._windows.items() if number in numbers]
-        else:
-            later = [self._windows[number] for number in numbers if number in self._windows]
-        if not later:
-            return window.answers
-        joined = AnswerColumns()
-        for one in (window, *later):
-            joined.add(one.answers)
-        return joined
+        last = (end - 1 + session_timeout) // self._window
+        later = [one.answers for number, one in self._windows.items() if end // self._window <= number <= last]
+        return [window.answers, *later]
 
 
 class _Part(NamedTuple, Generic[E]):
