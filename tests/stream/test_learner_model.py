@@ -14,7 +14,7 @@ twice. Two kinds of worlds:
 
 In every other world learning has a budget: a share of the sessions is journaled, as the versions say (in a recorded
 world, half of them). The versions then depend on the number of all sessions, which comes with progress. A journaled
-session must have all its feedback in the journal.
+session must have all its feedback in the journal, but for very few.
 
 ``ADCASCADE_SCHEDULES=20000`` runs more of them.
 """

@@ -195,8 +195,8 @@ def figures(run: Overload) -> Iterator[Figure]:
         max(run.lags[half:]) / per_second,
         "s of writing",
         most=WINDOW / 1000,
-        detail=f"medians {first:,.0f} and {last:,.0f} records in the halves, at most {max(run.lags):,}; never more "
-        f"than a window of writing after {max(behind, default=0) * LOOK:.0f} s; {run.facts:,} records written",
+        detail=f"medians {first:,.0f} and {last:,.0f} records in the halves, at most {max(run.lags):,}; after "
+        f"{max(behind, default=0) * LOOK:.0f} s never more than a window; {run.facts:,} records written",
     )
     middle = run.versions[-1][0] - 500 * seconds
     delays = [at - made.effective_at for at, made in run.versions if made.version]
