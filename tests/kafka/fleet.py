@@ -136,10 +136,6 @@ class Fleet(TopicSet):
         """Return the sessions that have a decision."""
         return {record.key.decode() for record in self.read(self.names.decisions)}
 
-    def newest_version_age(self) -> float:
-        """Return how long ago the newest version was published, in milliseconds."""
-        return time.time() * 1000 - max(record.timestamp for record in self.read(self.names.parameters))
-
     @property
     def running(self) -> list[Running]:
         return [worker for worker in self.workers if worker.running and not worker.paused]

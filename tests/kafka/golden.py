@@ -44,11 +44,19 @@ class Golden:
     def hashes(self) -> list[str]:
         return [version.sha256 for version in self.runner.versions.history]
 
+    @property
+    def made(self) -> list[Record]:
+        """The versions."""
+        return [record for record in self.records if record.topic == self.runner.topics.parameters]
+
     def version_at(self, time: int) -> int:
         """Return the newest version once all partitions have come to a time."""
-        topic = self.runner.topics.parameters
-        made = [record for record in self.records if record.topic == topic and record.timestamp <= time]
+        made = [record for record in self.made if record.timestamp <= time]
         return max(orjson.loads(record.value or b"")["version"] for record in made)
+
+    def step_after(self, time: int) -> int:
+        """Return where the step that begins at a time ends: also where a version was made."""
+        return min(time + STEP, self.runner.time, *(one.timestamp for one in self.made if one.timestamp > time))
 
 
 def last_decisions(values: list[bytes]) -> dict[tuple[str, int], bytes]:
@@ -56,34 +64,21 @@ def last_decisions(values: list[bytes]) -> dict[tuple[str, int], bytes]:
     return {(body["session_id"], body["position"]): value for value in values if (body := orjson.loads(value))}
 
 
-def play(
-    golden: Golden,
-    fleet: Fleet,
-    disturb: Callable[[int], None] = lambda step: None,
-    *,
-    kills: Callable[[int], bool] = lambda step: False,
-) -> None:
+def play(golden: Golden, fleet: Fleet, disturb: Callable[[int], None] = lambda step: None) -> None:
     """Send the inputs of a golden run, and let time pass as it did there.
 
     `disturb` is called in every step, with its number, between the arrivals and the clicks: while the workers are busy.
     A step ends when every running worker has the versions of its time. In production a version has a lateness to reach
-    the workers before it is in force.
-
-    `kills` says in which steps workers are killed. Then another worker plans the arrivals that nobody has answered.
-    Half of the lateness after a version was published, that worker is sure that the killed one had it
-    (`Versions.candidates`). Before that, the facts would have the plans under both versions.
+    the workers before it is in force. Here too, since a step ends wherever a version was made: a worker that takes over
+    arrivals of a killed one is then sure by which version that one served them (`Versions.candidates`).
     """
     queue, now, step = sorted(golden.sent), START, 0
     opened: set[str] = set()
     while now < golden.runner.time:
-        now = min(now + STEP, golden.runner.time)
+        now = golden.step_after(now)
         due, queue = [sent for sent in queue if sent.at < now], [sent for sent in queue if sent.at >= now]
         came = [sent for sent in due if sent.topic == "arrivals"]
         opened |= {sent.session for sent in came}
-        if kills(step):
-            eventually(
-                lambda: fleet.newest_version_age() >= settings().lateness // 2, what="all have the newest version"
-            )
         fleet.send(came)
         disturb(step)
         # Users answer what they see: no click comes before its decision.
