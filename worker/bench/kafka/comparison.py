@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 from aiokafka import TopicPartition
 
+from worker.bandit.additive import AdditiveModel
 from worker.bench.figures import Figure
 from worker.bench.kafka import open_sessions, rates
 from worker.bench.kafka.baselines import BaselineTask
@@ -35,12 +36,13 @@ from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, TooSlowError, 
 from worker.bench.kafka.processes import ChildProcess, worker_process
 from worker.bench.kafka.recording import Recording, record
 from worker.bench.kafka.topics import Usage, delete, end_offsets, fill, inputs, partitions, prepare
+from worker.bench.stream import MODEL
 from worker.errors import FailedError
 from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
 
-FIGURES = 18 + rates.FIGURES  # number of figures that `measure` yields
+FIGURES = 19 + rates.FIGURES  # number of figures that `measure` yields
 BEFORE = 300_000  # milliseconds between the users of the backlog and the run
 MOST_LIVE = 150_000.0  # events/s of the sender
 LIVE_SESSIONS = 3_000  # recorded if only live traffic is measured
@@ -75,10 +77,11 @@ def measure(address: str | None, scale: Scale) -> Iterator[Figure | str]:
     yield "starting the broker"
     with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
         yield "recording the traffic"
-        recording = record(scale.sessions, time.time_ns() // 1_000_000 - BEFORE)
+        now = time.time_ns() // 1_000_000
+        recording, additive = (record(scale.sessions, now - BEFORE, model) for model in (MODEL, AdditiveModel.name))
         run = Comparison(connection, Path(folder), recording, scale)
         try:
-            yield from run.backlog()
+            yield from run.backlog(additive)
             yield from run.full_table()
             yield from run.live()
         finally:
@@ -116,7 +119,7 @@ class Comparison:
         self._scale = scale
         self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
         self._made = 0
-        self._usages: dict[str, list[Usage]] = {"raw": [], "wire": [], "agent": [], "worker": []}
+        self._usages: dict[str, list[Usage]] = {"raw": [], "wire": [], "agent": [], "worker": [], "additive": []}
 
     def delete_topics(self) -> None:
         """Delete all topics of the run."""
@@ -135,8 +138,8 @@ class Comparison:
 
     # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _worker(self, names: Topics) -> ChildProcess:
-        return worker_process(self._address, names, self._folder)
+    def _worker(self, names: Topics, model: str = MODEL) -> ChildProcess:
+        return worker_process(self._address, names, self._folder, model=model)
 
     def _baseline(self, kind: str, read: Topics, written: Topics, changes: Shares, decisions: Shares) -> ChildProcess:
         task = BaselineTask(
@@ -155,8 +158,8 @@ class Comparison:
 
     # ── a backlog ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def backlog(self) -> Iterator[Figure | str]:
-        """Measure each of the three on records that are all there already."""
+    def backlog(self, additive: Recording) -> Iterator[Figure | str]:
+        """Measure each of the three on records that are all there already, and (c) with the additive model."""
         scale = self._scale
         yield "backlog, for the broker to warm up"
         self._once()
@@ -165,6 +168,8 @@ class Comparison:
         for turn in range(scale.backlog_rounds):
             yield f"backlog, round {turn + 1} of {scale.backlog_rounds}"
             self._once()
+            if turn < scale.rounds:
+                self._additive(additive)
         for kind, name in _NAMES.items():
             usages = self._usages[kind]
             rates = sorted(usage.rate for usage in usages)
@@ -176,10 +181,11 @@ class Comparison:
         yield Figure("(a) without the codec", self._rate("wire"), "events/s", detail="bytes in, other bytes out")
         yield self._against("agent", "(c) / (b)", least=20)
         yield self._against("raw", "(c) / (a)", least=0.5)
+        yield self._against("additive", "(c), personal / additive", least=0.85)
 
     def _against(self, kind: str, name: str, *, least: float) -> Figure:
-        """Compare (c) with a baseline round by round: the machine may be faster in one round than in the next."""
-        pairs = zip(self._usages["worker"], self._usages[kind], strict=True)
+        """Compare (c) with another round by round: the machine may be faster in one round than in the next."""
+        pairs = zip(self._usages["worker"], self._usages[kind], strict=False)  # additive has fewer rounds
         ratios = sorted(worker.rate / other.rate for worker, other in pairs)
         detail = f"in events/s, {ratios[0]:.3g} to {ratios[-1]:.3g} in {len(ratios)} rounds"
         return Figure(name, statistics.median(ratios), "×", least=least, detail=detail)
@@ -187,10 +193,18 @@ class Comparison:
     def _once(self) -> None:
         names, connection = self._names(), self._connection
         run_client(connection, self._prepared(names, self._recording))
-        changes, decisions = run_client(connection, self._worker_on_backlog(names))
+        usage, (changes, decisions) = run_client(connection, self._worker_on_backlog(names, self._recording))
+        self._usages["worker"].append(usage)
         for kind in ("raw", "wire"):
             run_client(connection, self._raw_on_backlog(kind, names, changes, decisions))
         run_client(connection, self._agent_on_backlog())
+
+    def _additive(self, recording: Recording) -> None:
+        """Work off the same users with the additive model, and its own slates."""
+        names = self._names()
+        run_client(self._connection, self._prepared(names, recording))
+        usage, _ = run_client(self._connection, self._worker_on_backlog(names, recording))
+        self._usages["additive"].append(usage)
 
     def _rate(self, kind: str) -> float:
         return statistics.median(usage.rate for usage in self._usages[kind])
@@ -199,20 +213,19 @@ class Comparison:
         await self._created(names, recording)
         await fill(self._connection, inputs(names, recording, self._scale.partitions))
 
-    async def _worker_on_backlog(self, names: Topics) -> tuple[float, float]:
-        """Return the table changes and the decisions per event."""
-        events = self._recording.events
+    async def _worker_on_backlog(self, names: Topics, recording: Recording) -> tuple[Usage, Shares]:
+        """Return the time that it took, and the table changes and the decisions per event."""
+        events = recording.events
         async with end_offsets(self._connection) as look:
-            with self._worker(names) as child:
+            with self._worker(names, recording.parameters.settings.model) as child:
                 # A partition writes its progress when everything before it is acknowledged: its last record here.
-                facts = events + self._scale.partitions
-                self._usages["worker"].append(await look.usage(partitions(names.journal, 1), facts, child))
+                usage = await look.usage(partitions(names.journal, 1), events + self._scale.partitions, child)
             changes = await look.count(self._all(names.changelog))
             decisions = await look.count(self._all(names.decisions))
             dead = await look.count(partitions(names.dead_letters, 1))
         if dead:
             raise FailedError(f"the worker wrote {dead} dead letters for {events} records: no measurement")
-        return changes / events, decisions / events
+        return usage, (changes / events, decisions / events)
 
     async def _raw_on_backlog(self, kind: str, names: Topics, changes: float, decisions: float) -> None:
         events, written = self._recording.events, self._names()
