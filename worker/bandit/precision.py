@@ -24,6 +24,7 @@ import numpy as np
 from worker.bandit.arrays import Floats, Ints, frozen_array
 from worker.errors import EstimationError, InputError
 
+SUMMED = 4_096  # displays, about, whose contexts are weighted and summed at once
 GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
 
 
@@ -248,7 +249,8 @@ def _symmetric(matrix: Floats) -> Floats:
 class SortedDisplays:
     """Displays sorted by arm, with their contexts, for sums by arm under changing weights.
 
-    Contexts are gathered in slices, which bounds the memory. A single slice is kept for the next sum.
+    Contexts are gathered in slices, which bounds the memory. A single slice is kept for the next sum. Within a slice,
+    whole arms are summed a few at a time, so that their numbers stay in the cache of a core.
     """
 
     def __init__(self, contexts: Floats, *, sessions: Ints, arms: Ints) -> None:
@@ -258,11 +260,23 @@ class SortedDisplays:
         self._slices = [order[start : start + rows] for start in range(0, len(order), rows)]
         self._groups = [np.unique(arms[part], return_index=True) for part in self._slices]
         self._gathered = contexts[sessions[order]] if len(self._slices) == 1 else None
-        self._weighted = None if self._gathered is None else np.empty_like(self._gathered)
 
     def sums(self, weights: Floats) -> Iterable[tuple[Ints, Floats]]:
         """Yield (distinct arms, Σ w x of each), slice by slice."""
         for part, (shown, firsts) in zip(self._slices, self._groups, strict=True):
             gathered = self._contexts[self._sessions[part]] if self._gathered is None else self._gathered
-            weighted = np.multiply(gathered, weights[part, None], out=self._weighted)
-            yield shown, np.add.reduceat(weighted, firsts, axis=0)
+            weighted = weights[part, None]
+            for some in _runs(firsts):
+                begin = firsts[some.start]
+                end = firsts[some.stop] if some.stop < len(firsts) else len(part)
+                product = gathered[begin:end] * weighted[begin:end]
+                yield shown[some], np.add.reduceat(product, firsts[some] - begin, axis=0)
+
+
+def _runs(firsts: Ints) -> Iterable[slice]:
+    """Yield slices of groups, given where they begin, each of about `SUMMED` rows or of one group."""
+    start = 0
+    while start < len(firsts):
+        stop = int(np.searchsorted(firsts, firsts[start] + SUMMED))
+        yield slice(start, max(stop, start + 1))
+        start = max(stop, start + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import nan
 from struct import Struct
@@ -21,9 +21,14 @@ def _layout(dim: int) -> Struct:
     return Struct(f"<{dim}d")
 
 
+@cache
+def _packer(dim: int) -> Callable[..., bytes]:
+    return _layout(dim).pack
+
+
 def pack_context(context: tuple[float, ...]) -> bytes:
     """Pack a context as little-endian float64, a third of the memory of the tuple."""
-    return _layout(len(context)).pack(*context)
+    return _packer(len(context))(*context)
 
 
 def unpack_context(packed: bytes) -> tuple[float, ...]:

@@ -187,8 +187,8 @@ def _special(
     whole_slate: bool,
 ) -> tuple[list[SessionPlan], dict[int, _Joined]]:
     """Return the plan of every session, and the displays of those with several slates or with an id of several."""
-    found = [sessions[key] for key in keys]
-    several = {row for row, plans in enumerate(found) if type(plans) is set}
+    found = list(map(sessions.__getitem__, keys))
+    several = {row for row, kind in enumerate(map(type, found)) if kind is set}
     if len(row_of) < len(keys):
         repeated = Counter(key[0] for key in keys)
         several.update(row for row, key in enumerate(keys) if repeated[key[0]] > 1)

@@ -63,6 +63,9 @@ AT_ONCE: Final = 1024
 #: Offset and value of a journal record and, where it is known, its timestamp.
 JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
 
+#: Offsets, values and timestamps (0 where they are not known) of journal records.
+Columns: TypeAlias = tuple[Sequence[int], Sequence[bytes | None], Sequence[int]]
+
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
@@ -210,38 +213,39 @@ class Learner:
         outcome = Outcome()
         late, records = self._late, iter(records)
         while batch := list(islice(records, AT_ONCE)):
-            self._take(self._unread(batch), outcome)
+            self._take(*self._unread(batch), outcome)
         if not self._live and self._next_offset >= self._live_from:
             self._go_live(outcome)
         outcome.late = self._late - late
         return outcome
 
-    def _unread(self, records: list[JournalRecord]) -> list[JournalRecord]:
-        """Return the records that were not handled before."""
-        offsets, following = [record[0] for record in records], self._next_offset
-        if offsets[0] >= following and offsets == list(range(offsets[0], offsets[0] + len(offsets))):  # nearly always
-            return records
-        unread = []
+    def _unread(self, records: list[JournalRecord]) -> Columns:
+        """Return offsets, values and timestamps of the records that were not handled before."""
+        following = self._next_offset
+        if set(map(len, records)) == {3}:
+            offsets, values, timestamps = zip(*records, strict=True)
+            if offsets[0] >= following and offsets == tuple(range(offsets[0], offsets[0] + len(offsets))):
+                return offsets, values, timestamps  # nearly always
+        unread: list[tuple[int, bytes | None, int]] = []
         for record in records:
             if record[0] >= following:
                 following = record[0] + 1
-                unread.append(record)
-        return unread
+                unread.append((record[0], record[1], record[2] if len(record) > 2 else 0))
+        return [one[0] for one in unread], [one[1] for one in unread], [one[2] for one in unread]
 
-    def _take(self, records: list[JournalRecord], outcome: Outcome) -> None:
+    def _take(
+        self, offsets: Sequence[int], values: Sequence[bytes | None], timestamps: Sequence[int], outcome: Outcome
+    ) -> None:
         """Take records that follow each other, in bulk as far as nothing but facts comes."""
-        offsets = [record[0] for record in records]
         if not self._live and offsets and offsets[-1] >= self._live_from:
             first = bisect_left(offsets, self._live_from)
-            self._take(records[:first], outcome)
+            self._take(offsets[:first], values[:first], timestamps[:first], outcome)
             self._go_live(outcome)
-            records, offsets = records[first:], offsets[first:]
-        if not records:
-            return
-        timestamps = [record[2] if len(record) > 2 else 0 for record in records]
-        events = decode_journals([record[1] for record in records], timestamps)
-        begin, dim = 0, self._configured.dim
-        for here in [index for index, kind in enumerate(map(type, events)) if kind not in FACTS]:
+            offsets, values, timestamps = offsets[first:], values[first:], timestamps[first:]
+        events = decode_journals(values, timestamps)
+        begin, dim, kinds = 0, self._configured.dim, list(map(type, events))
+        others = [] if FACTS.issuperset(kinds) else [at for at, kind in enumerate(kinds) if kind not in FACTS]
+        for here in others:
             self._take_facts(Facts(offsets[begin:here], events[begin:here], dim=dim), outcome)
             self._next_offset = offsets[here] + 1
             self._act(offsets[here], events[here], outcome)  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ class OpenWindows:
                     event.parameters_version,
                     tuple([name(arm, arm) for arm in event.slate]),
                     pack_context(event.context),
-                    pack_exclusions(event.exclude),
+                    pack_exclusions(event.exclude) if event.exclude else b"",
                     event.modes.count("explore"),
                     is_exploring(event.modes),
                 )
