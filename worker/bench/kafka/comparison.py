@@ -106,6 +106,23 @@ def _as_clients_see_it(
         run.delete_topics()
 
 
+def worker_process(address: str, names: Topics, folder: Path) -> ChildProcess:
+    """Start the worker that is measured."""
+    # Arms and dimension come from the published version.
+    options = {
+        "broker": address,
+        "prefix": names.prefix,
+        "group": names.prefix,
+        "horizon": HORIZON,
+        "window": f"{WINDOW}ms",
+        "session-timeout": f"{TIMEOUT}ms",
+        "lateness": f"{LATENESS}ms",
+        "log-level": "warning",
+    }
+    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return ChildProcess("the worker", ["worker", "worker", *flags], folder)
+
+
 class Comparison:
     """One run; every variant has topics of its own, all under one prefix."""
 
@@ -136,19 +153,7 @@ class Comparison:
     # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _worker(self, names: Topics) -> ChildProcess:
-        # Arms and dimension come from the published version.
-        options = {
-            "broker": self._address,
-            "prefix": names.prefix,
-            "group": names.prefix,
-            "horizon": HORIZON,
-            "window": f"{WINDOW}ms",
-            "session-timeout": f"{TIMEOUT}ms",
-            "lateness": f"{LATENESS}ms",
-            "log-level": "warning",
-        }
-        flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-        return ChildProcess("the worker", ["worker", "worker", *flags], self._folder)
+        return worker_process(self._address, names, self._folder)
 
     def _baseline(self, kind: str, read: Topics, written: Topics, changes: Shares, decisions: Shares) -> ChildProcess:
         task = BaselineTask(
