@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.console import check_writable, note, progress, write_result
+from worker.errors import InputError
 
 
 def _show(name: str, measured: Iterator[Figure | str], total: int, json: str | None) -> int:
@@ -74,6 +75,19 @@ def run_kafka(options: argparse.Namespace) -> int:
     return _show("kafka", measured, comparison.FIGURES, options.json)
 
 
+def run_http(options: argparse.Namespace) -> int:
+    """Measure HTTP, in front of this process or of Kafka."""
+    if not options.gateway:
+        if options.broker is not None:
+            raise InputError("--broker is for --gateway: `adcascade serve` needs none")
+        from worker.bench import http
+
+        return _show("http", http.measure(), http.FIGURES, options.json)
+    from worker.bench.http import gateway
+
+    return _show("http gateway", gateway.measure(options.broker), gateway.FIGURES, options.json)
+
+
 CORE = _action(
     "core", "Measure the decision core: planning and closing episodes against a dense loop, growth with K, memory."
 )
@@ -84,10 +98,25 @@ STREAM = _action(
     "the same facts, decision latency, memory of open sessions.",
 )
 
-HTTP = _action(
-    "http",
-    "Measure `adcascade serve` against a plain aiohttp handler that answers a constant: requests per second, and the\n"
-    "time of an answer at 500 requests per second. The client is a process of its own.",
+HTTP = CommandSpec(
+    name="http",
+    summary=(
+        "Measure `adcascade serve` against a plain aiohttp handler that answers a constant: requests per second, the\n"
+        "time of an answer at 500 requests per second, and the same beside 10,000 idle connections. The client is a\n"
+        "process of its own. With --gateway: `adcascade gateway` against Kafka's own time, at 200 sessions per second."
+    ),
+    examples=("adcascade bench http", "adcascade bench http --json http.json", "adcascade bench http --gateway"),
+    options=(
+        Option(
+            "gateway",
+            "the gateway instead, on a broker that is started for the benchmark",
+            flag=True,
+            default=False,
+        ),
+        Option("broker", "broker to measure the gateway on, in place of one of its own", metavar="HOST:PORT"),
+        JSON,
+    ),
+    run=run_http,
 )
 
 KAFKA = CommandSpec(

@@ -4,8 +4,8 @@ Rules that hold here:
 
 - Kafka's default partitioner (murmur2) chooses the partition of a key. The number of partitions is the
   one that arrivals, clicks and decisions have in common while topics are extended one after the other.
-- Nothing lingers. A record goes out with the next request, and those that come while a request is on its way go
-  together in the following one.
+- Nothing lingers. A record goes out at once; those for a partition whose last request is not answered yet go together
+  in the following one.
 - Records may be sent twice after a lost connection, since workers take every record any number of times. So the
   producer is not idempotent: no failure makes it unusable for good.
 - The consumer starts at the ends of the partitions. Partitions that appear later are read from their beginning.
@@ -109,6 +109,7 @@ class KafkaTransport:
         )
         self._stack.push_async_callback(self._producer.stop)
         await self._producer.start()
+        self._producer._sender._in_flight = _NeverBusy()
         self._writers = TopicWriters(self._producer)
         await self._writers.load_metadata(*self._names.values(), self._topics.decisions)
 
@@ -185,6 +186,20 @@ class KafkaTransport:
         if trouble != self.trouble:
             log.warning(trouble or "the brokers can be reached again")
             self.trouble = trouble
+
+
+class _NeverBusy(set[int]):
+    """The brokers with a request in flight, as the sender of aiokafka asks for them: none, so that none has to wait.
+
+    It would send one request at a time to a broker, and a record that comes meanwhile would wait for a round trip. The
+    partitions of a request are still held back until it is answered, so each keeps its order.
+    """
+
+    def add(self, broker: int) -> None:
+        """Forget it."""
+
+    def remove(self, broker: int) -> None:
+        """Do nothing: it is not here."""
 
 
 def _common(counts: dict[str, int]) -> int:

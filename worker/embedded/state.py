@@ -179,11 +179,10 @@ class StateFolder(StateView):
 
     def change_sessions(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Apply a changelog; None deletes a session."""
-        for key, value in changes:
-            if value is None:
-                self._db.execute("DELETE FROM sessions WHERE key = ?", (key,))
-            else:
-                self._db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?)", (key, value))
+        last = dict(changes)
+        self._db.executemany("DELETE FROM sessions WHERE key = ?", [(key,) for key in last if last[key] is None])
+        kept = [(key, value) for key, value in last.items() if value is not None]
+        self._db.executemany("INSERT OR REPLACE INTO sessions VALUES (?, ?)", kept)
 
     def append_journal(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Append records at their offsets."""

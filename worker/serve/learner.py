@@ -96,10 +96,9 @@ class StateKeeper:
         outcomes: list[Outcome] = []
         refused: list[tuple[int, str]] = []
         unread: list[tuple[int, bytes]] = []
+        self._keep(steps)
         for step in steps:
-            numbered = [(step.journal_start + index, value) for index, (_, value) in enumerate(step.journal)]
-            self._keep(step, numbered)
-            unread += numbered
+            unread += _numbered(step)
             if step.has_orders:  # one by one, so that a refusal has its offset
                 for record in unread:
                     outcome = self._fold([record])
@@ -116,17 +115,25 @@ class StateKeeper:
         if self._recording is not None:
             self._recording.close()
 
-    def _keep(self, step: Step, numbered: Sequence[tuple[int, bytes]]) -> None:
+    def _keep(self, steps: Sequence[Step]) -> None:
+        """Keep steps in the folder. Of what they set again and again, the last is kept: they are one transaction."""
         state = self._state
+        numbered = [record for step in steps for record in _numbered(step)]
+        sessions: dict[bytes, bytes | None] = {}
+        offsets: dict[str, int] = {}
+        for step in steps:
+            sessions.update(step.sessions)
+            offsets.update(step.offsets)
+            self._time = max(self._time, step.time)
+            if self._recording is not None:
+                self._recording.add_step(step)
         state.append_journal(numbered)
-        state.change_sessions(step.sessions)
-        self._time = max(self._time, step.time)
-        if step.progress:
-            state.set_meta("time", b"%d" % step.progress)
-        for topic, offset in step.offsets.items():
+        state.change_sessions(list(sessions.items()))
+        progress = next((step.progress for step in reversed(steps) if step.progress), 0)
+        if progress:
+            state.set_meta("time", b"%d" % progress)
+        for topic, offset in offsets.items():
             state.set_meta(f"offset.{topic}", b"%d" % offset)
-        if self._recording is not None:
-            self._recording.add_step(step)
         if numbered:
             self._journal_end = numbered[-1][0] + 1
 
@@ -172,6 +179,11 @@ class StateKeeper:
             kept=self.position,
             refused=tuple(refused),
         )
+
+
+def _numbered(step: Step) -> list[tuple[int, bytes]]:
+    """Return the journal records of a step with their offsets."""
+    return [(step.journal_start + index, value) for index, (_, value) in enumerate(step.journal)]
 
 
 def run_learner(

@@ -121,7 +121,7 @@ class LoadClient:
         """Return the request of a new session."""
         self.sessions += 1
         session = uuid4().hex.encode()  # not by chance that repeats: the next round would send the same sessions
-        return _post(
+        return post(
             b"/v1/sessions", b'{"session_id":"%b","context":%b}' % (session, self._chance.choice(self._contexts))
         )
 
@@ -129,15 +129,25 @@ class LoadClient:
         """Return the request of a click or a pass, and whether it was a click."""
         clicked = self._chance.random() < CLICK
         body = b'{"position":%d,"arm":"%b","clicked":%b}' % (position, arm.encode(), b"true" if clicked else b"false")
-        return _post(b"/v1/sessions/%b/feedback" % session.encode(), body), clicked
+        return post(b"/v1/sessions/%b/feedback" % session.encode(), body), clicked
 
 
-def _post(path: bytes, body: bytes) -> bytes:
+def post(path: bytes, body: bytes) -> bytes:
+    """Return a request with a body."""
     return b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
         path,
         len(body),
         body,
     )
+
+
+def whole_answer(received: bytes) -> tuple[int, bytes] | None:
+    """Return the status and the body of an answer; None if it is not whole yet."""
+    head, found, body = received.partition(b"\r\n\r\n")
+    if not found:
+        return None
+    length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    return None if len(body) < length else (int(head[9:12]), body)
 
 
 class _Connection(asyncio.Protocol):
@@ -174,15 +184,12 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take an answer."""
         self._buffer += data
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        if not found:
-            return
-        length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        if len(body) < length:
+        found = whole_answer(self._buffer)
+        if found is None:
             return
         self._buffer = b""
-        answer = orjson.loads(body)
-        self._client.answered(self._sent, int(head[9:12]), "fallback" in answer)
+        answer = orjson.loads(found[1])
+        self._client.answered(self._sent, found[0], "fallback" in answer)
         goes_on = "arm" in answer and self._position < HORIZON and "fallback" not in answer
         self._next = (answer["session_id"], self._position + 1, answer["arm"]) if goes_on else None
         if not self._client.done.done():

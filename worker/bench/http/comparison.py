@@ -7,7 +7,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +17,8 @@ import numpy as np
 
 from worker.bench.figures import Figure
 from worker.bench.http.client import CONNECTIONS, DIM, HORIZON, Load
+from worker.bench.http.idle import idle_connections
+from worker.bench.http.servers import ServerProcess
 from worker.errors import FailedError
 from worker.simulation.environments import make_environment
 
@@ -25,8 +26,8 @@ ARMS: Final = 50
 RATE: Final = 500.0
 ROUNDS: Final = 3
 SECONDS: Final = 5.0
-FIGURES: Final = 8
-_START: Final = 60.0  # seconds for a server to start
+FIGURES: Final = 9
+IDLE: Final = 10_000  # connections that do nothing
 
 
 def measure(*, quick: bool = False) -> Iterator[Figure | str]:
@@ -34,11 +35,13 @@ def measure(*, quick: bool = False) -> Iterator[Figure | str]:
     seconds, rounds = (0.5, 1) if quick else (SECONDS, ROUNDS)
     with tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder, ExitStack() as stack:
         yield "starting the servers"
-        served = stack.enter_context(_Server("serve", Path(folder), _serve(Path(folder))))
-        constant = stack.enter_context(_Server("constant", Path(folder), ["worker.bench.http.constant"]))
+        served = stack.enter_context(ServerProcess("serve", Path(folder), _serve(Path(folder))))
+        constant = stack.enter_context(ServerProcess("constant", Path(folder), ["worker.bench.http.constant"]))
         spent: dict[str, list[float]] = {"serve": [], "constant": []}
         fast: dict[str, list[Load]] = {"serve": [], "constant": []}
         steady: dict[str, list[Load]] = {"serve": [], "constant": []}
+        crowded: list[Load] = []
+        held: list[int] = []
         for _ in range(rounds):
             for name, server in (("serve", served), ("constant", constant)):
                 yield f"{name}, as fast as it answers"
@@ -47,8 +50,15 @@ def measure(*, quick: bool = False) -> Iterator[Figure | str]:
                 spent[name].append((server.processor_seconds() - before) / max(1, fast[name][-1].answers))
                 yield f"{name}, at {RATE:.0f} requests/s"
                 steady[name].append(_load(server.url, seconds, RATE))
+            yield f"serve, at {RATE:.0f} requests/s beside idle connections"
+            with idle_connections(served.url, 100 if quick else IDLE) as idle:
+                held.append(idle)
+                crowded.append(_load(served.url, seconds, RATE))
         server_memory = served.resident_memory()
     yield from _figures(fast, steady)
+    failed = sum(load.failed for loads in (*fast.values(), *steady.values(), crowded) for load in loads)
+    yield Figure("failed requests", float(failed), "", most=0)
+    yield _beside_idle(min(held), crowded, steady["serve"])
     mine, other = (statistics.median(spent[name]) * 1e6 for name in ("serve", "constant"))
     detail = f"of the serving process, for a request; {other:.0f} µs with plain aiohttp"
     yield Figure("processor time of serve", mine, "µs", detail=detail)
@@ -71,8 +81,19 @@ def _figures(fast: dict[str, list[Load]], steady: dict[str, list[Load]]) -> Iter
         other = statistics.median(getattr(load, percentile) for load in steady["constant"])
         detail = f"{steady['serve'][0].rate:.0f} requests/s; {other:.3g} ms with plain aiohttp"
         yield Figure(f"answer of serve, {name}", mine, "ms", most=most, detail=detail)
-    failed = sum(load.failed for loads in (*fast.values(), *steady.values()) for load in loads)
-    yield Figure("failed requests", float(failed), "", most=0)
+
+
+def _beside_idle(idle: int, crowded: list[Load], alone: list[Load]) -> Figure:
+    ratios, highest = (
+        sorted(getattr(one, part) / getattr(other, part) for one, other in zip(crowded, alone, strict=True))
+        for part in ("p50", "p99")
+    )
+    fewer = "" if idle == IDLE else f"; this system allows no more than {idle:,}"
+    detail = (
+        f"p50 at {RATE:.0f} requests/s, with and without them, rounds from {ratios[0]:.3g} to {ratios[-1]:.3g}; "
+        f"p99 {statistics.median(highest):.3g} ×{fewer}"
+    )
+    return Figure(f"beside {idle:,} idle connections", statistics.median(ratios), "×", most=2, detail=detail)
 
 
 def _serve(folder: Path) -> list[str]:
@@ -84,6 +105,7 @@ def _serve(folder: Path) -> list[str]:
         *("worker", "serve", "--dim", str(DIM), "--horizon", str(HORIZON), "--catalog", str(catalogue)),
         *("--state", str(folder / "state"), "--port", "0", "--log-format", "text"),
         *("--window", "5s", "--session-timeout", "5s", "--lateness", "1s", "--warmup", "1"),
+        *("--max-connections", str(IDLE + 1_000)),
         *("--deadline", "5s"),  # an answer that was given up would not be measured
     ]
 
@@ -95,48 +117,3 @@ def _load(url: str, seconds: float, rate: float) -> Load:
     if result.returncode:
         raise FailedError(f"the client failed: {result.stderr.decode(errors='replace')[-500:]}")
     return msgspec.json.decode(result.stdout, type=Load)
-
-
-class _Server:
-    """A server in a process of its own; its URL is in its output."""
-
-    def __init__(self, name: str, folder: Path, arguments: list[str]) -> None:
-        self._name = name
-        self._log = folder / f"{name}.log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        self.url = ""
-
-    def __enter__(self) -> _Server:
-        deadline = time.monotonic() + _START
-        while not self.url:
-            text = self._log.read_text(encoding="utf-8", errors="replace")
-            self.url = next((word.strip(",") for word in text.split() if word.startswith("http://")), "")
-            if not self.url and (self._process.poll() is not None or time.monotonic() > deadline):
-                self._process.kill()
-                raise FailedError(f"{self._name} did not start: {text[-500:]}")
-            time.sleep(0.05)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def processor_seconds(self) -> float:
-        """Return the processor time of the process and its threads, without its children."""
-        return time.clock_gettime(~self._process.pid << 3 | 2)  # Linux has a clock for each process
-
-    def resident_memory(self) -> int:
-        """Return the bytes that the process and its children hold."""
-        pid = self._process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        pages = sum(
-            int(Path(f"/proc/{one}/statm").read_text(encoding="ascii").split()[1]) for one in (str(pid), *children)
-        )
-        return pages * 4096

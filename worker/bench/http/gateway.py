@@ -1,0 +1,128 @@
+"""`adcascade bench http --gateway`: sessions over the gateway and straight over Kafka, in turn, to the same worker.
+
+Kafka's own wait is what the client of `bench kafka` sees: one that has encoded its requests beforehand, and a reader
+that unpacks nothing. A wait is from sending an arrival to its first decision.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from worker.bench.figures import Figure
+from worker.bench.http.servers import ServerProcess
+from worker.bench.http.sessions import TICK, Played
+from worker.bench.kafka.broker import running_broker
+from worker.bench.kafka.comparison import BEFORE, LIVE_SESSIONS
+from worker.bench.kafka.live import play_live, serves
+from worker.bench.kafka.processes import ChildProcess, worker_process
+from worker.bench.kafka.rates import PARTITIONS, WARM
+from worker.bench.kafka.recording import Recording, record
+from worker.bench.kafka.topics import delete, prepare
+from worker.errors import FailedError
+from worker.kafka.clients import run_client
+from worker.kafka.connection import Connection
+from worker.stream.topology import Topics
+
+RATE: Final = 200  # sessions per second
+ROUNDS: Final = 5
+SECONDS: Final = 6.0
+FIGURES: Final = 5
+
+
+def measure(address: str | None, *, rounds: int = ROUNDS, seconds: float = SECONDS) -> Iterator[Figure | str]:
+    """Yield the figures, and between them the step that follows."""
+    yield "starting the broker"
+    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
+        yield "recording the traffic"
+        recording = record(LIVE_SESSIONS, time.time_ns() // 1_000_000 - BEFORE)
+        names = Topics(f"bench-{uuid.uuid4().hex[:8]}")
+        run_client(connection, prepare(connection, names, PARTITIONS, parameters=recording.parameters))
+        try:
+            with worker_process(connection.servers[0], names, Path(folder)) as worker:
+                run_client(connection, serves(connection, names, worker, recording, PARTITIONS))
+                gateway = ServerProcess("gateway", Path(folder), _gateway(connection, names))
+                with gateway:
+                    yield from _in_turn(connection, names, recording, worker, gateway, Path(folder), rounds, seconds)
+        finally:
+            run_client(connection, delete(connection, names.prefix))
+
+
+def _in_turn(
+    connection: Connection,
+    names: Topics,
+    recording: Recording,
+    worker: ChildProcess,
+    gateway: ServerProcess,
+    folder: Path,
+    rounds: int,
+    seconds: float,
+) -> Iterator[Figure | str]:
+    own: list[np.ndarray] = []
+    played: list[Played] = []
+    for turn in range(rounds):
+        yield f"straight over Kafka, round {turn + 1} of {rounds}"
+        run = run_client(
+            connection,
+            play_live(
+                *(connection, names, worker, recording, (RATE, RATE), WARM + seconds, folder, PARTITIONS),
+                tick=TICK,
+                name=f"live-{turn}-",
+            ),
+        )
+        own.append(run.latency(WARM).waits)
+        yield f"over the gateway, round {turn + 1} of {rounds}"
+        played.append(_play(gateway.url, seconds))
+    yield from figures(own, played)
+
+
+def figures(own: list[np.ndarray], played: list[Played]) -> Iterator[Figure]:
+    """Yield the figures of rounds: waits straight over Kafka, and what the clients of the gateway saw."""
+    rounds = f"medians of {len(played)} rounds"
+    through = [np.array(one.arrivals) for one in played]
+    where = f"at {RATE} sessions/s"
+    for name, waits, what in (
+        ("Kafka's own", own, "from arrival to decision, as bench kafka sees it"),
+        ("gateway", through, "from arrival to answer"),
+    ):
+        detail = f"p50 {what}; p99 {_middle(waits, 0.99):.2f} ms, {rounds}"
+        yield Figure(f"{name}, {where}", _middle(waits, 0.5), "ms", detail=detail)
+    more = sorted(float(np.median(mine) - np.median(other)) for mine, other in zip(through, own, strict=True))
+    spread = f"p50, round by round from {more[0]:.2f} to {more[-1]:.2f}"
+    yield Figure("gateway − Kafka's own", float(np.median(more)), "ms", most=2, detail=spread)
+    feedback = [np.array(one.feedback) for one in played]
+    detail = f"p50 from a click or a pass to the next decision; p99 {_middle(feedback, 0.99):.2f} ms"
+    yield Figure(f"gateway, feedback, {where}", _middle(feedback, 0.5), "ms", detail=detail)
+    wrong = sum(one.failed + one.fallbacks for one in played)
+    sessions = sum(one.sessions for one in played)
+    yield Figure("failed or fallback answers", float(wrong), "", most=0, detail=f"of {sessions:,} sessions")
+
+
+def _middle(rounds: list[np.ndarray], share: float) -> float:
+    return float(np.median([np.quantile(waits, share) for waits in rounds]))
+
+
+def _gateway(connection: Connection, names: Topics) -> list[str]:
+    return [
+        *("worker", "gateway", "--broker", connection.servers[0], "--prefix", names.prefix),
+        *("--port", "0", "--log-format", "text"),
+        *("--deadline", "5s"),  # an answer that was given up would not be measured
+    ]
+
+
+def _play(url: str, seconds: float) -> Played:
+    """Run the client in a process of its own."""
+    command = [sys.executable, "-m", "worker.bench.http.sessions", url, str(seconds), str(RATE)]
+    result = subprocess.run(command, capture_output=True, check=False, timeout=seconds + 60)
+    if result.returncode:
+        raise FailedError(f"the client failed: {result.stderr.decode(errors='replace')[-500:]}")
+    return msgspec.json.decode(result.stdout, type=Played)
