@@ -31,6 +31,7 @@ from worker.errors import EstimationError, InputError
 #: collapses, every probability goes to 0 or 1, and exploration ends for ever.
 WEAKEST, STRONGEST = 0.25, 1000.0
 EVIDENCE_STEPS = 2
+AT_ONCE = 64  # contexts whose widths of chosen arms are computed at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -185,9 +186,13 @@ class PersonalModel:
         return np.ascontiguousarray(packed_covariances(self.precision.covariances))
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
-        chosen = self._packed_covariances.take(arms, axis=0, mode="clip")
-        chosen *= products(inputs(contexts))[:, None, :]
-        return np.asarray(np.maximum(chosen.sum(axis=2), 0.0))
+        squares = np.empty(arms.shape)
+        for first in range(0, len(arms), AT_ONCE):  # what is gathered at once stays in the cache
+            rows = slice(first, first + AT_ONCE)
+            chosen = self._packed_covariances.take(arms[rows], axis=0, mode="clip")
+            chosen *= products(inputs(contexts[rows]))[:, None, :]
+            chosen.sum(axis=2, out=squares[rows])
+        return np.maximum(squares, 0.0, out=squares)
 
     def heads(self, shown: Ints, dtype: DTypeLike) -> PersonalHeads:
         return PersonalHeads(self.heads_of_arms, self.precision.covariances, shown, dtype)

@@ -1,9 +1,10 @@
-"""Garbage collection and memory of the processes of a worker, and how many sessions fit into it."""
+"""Garbage collection, threads and memory of the processes of a worker, and how many sessions fit into it."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from pathlib import Path, PurePosixPath
 
 #: Seconds between two returns of free memory to the system.
 RETURN_INTERVAL = 15.0
+
+#: Seconds that a thread beside the loop may keep the interpreter while the loop waits for it (5 ms by default).
+TURN = 0.0005
 
 #: Memory of a worker and its learner without sessions.
 _IDLE = 256 << 20
@@ -31,6 +35,14 @@ def collect_garbage_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+
+
+def let_the_loop_go_first() -> None:
+    """Give the interpreter back to the loop soon while another thread prepares a version.
+
+    A batch gives the interpreter up several times, and each time it waits for a whole turn of the other thread.
+    """
+    sys.setswitchinterval(TURN)
 
 
 def return_memory_periodically() -> None:

@@ -19,6 +19,7 @@ from worker.kafka.learner_process import LearnerProcess
 from worker.kafka.memory import (
     available_memory,
     collect_garbage_rarely,
+    let_the_loop_go_first,
     return_memory_periodically,
     sessions_that_fit,
 )
@@ -129,6 +130,7 @@ class Worker:
         """Run until SIGTERM or SIGINT (0) or a failure (1). The caller configures logging."""
         protocol.install()
         collect_garbage_rarely()
+        let_the_loop_go_first()
         return_memory_periodically()
         own = (self.parameters_reader.run, self.learner.run, self._progress.run)
         tasks = [supervised(task, self.troubles) for task in (*own, *background)]

@@ -15,7 +15,13 @@ from worker.errors import FailedError, InputError
 from worker.http.server import http_server
 from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.learner_process import LearnerProcess, LearnerStatus
-from worker.kafka.memory import available_memory, collect_garbage_rarely, return_memory_periodically, sessions_that_fit
+from worker.kafka.memory import (
+    available_memory,
+    collect_garbage_rarely,
+    let_the_loop_go_first,
+    return_memory_periodically,
+    sessions_that_fit,
+)
 from worker.kafka.watch import different
 from worker.metrics import Metrics
 from worker.serve.control import SOCKET, take_orders
@@ -48,6 +54,7 @@ def run_server(settings: ServeSettings) -> int:
     try:
         history, start = _read_folder(settings, lock)
         collect_garbage_rarely()
+        let_the_loop_go_first()
         return_memory_periodically()
         asyncio.run(_serve(settings, lock, history, start))
     finally:

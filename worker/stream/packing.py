@@ -19,7 +19,7 @@ import numpy as np
 from worker.bandit.arrays import Floats
 
 #: Bytes of base64 that are converted at once; a multiple of 4.
-STEP = 1 << 18
+STEP = 1 << 16
 
 Block = bytes | memoryview
 
