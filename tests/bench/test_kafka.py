@@ -401,6 +401,7 @@ def test_bench_kafka_measures_every_figure(monkeypatch, address, tmp_path, capsy
     assert targets == {
         "(c) / (b)": 20,
         "(c) / (a)": 0.5,
+        "(c), personal / additive": 0.85,
         "(c) adcascade worker, live": 25,
         "(c) / (a), live p99": 5,
         "recovery of 200 open sessions": 15,

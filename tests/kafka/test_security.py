@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 PASSWORD = "sesame-sesame-open"
 TOKEN_SECRET = "nobody-knows-this-secret-of-tokens"
-USER = yaml.safe_load((ROOT / "deploy/kubernetes/user.yaml").read_text(encoding="utf-8"))
+USER = next(yaml.safe_load_all((ROOT / "deploy/kubernetes/user.yaml").read_text(encoding="utf-8")))  # of the workers
 
 
 @pytest.fixture(scope="module")
