@@ -17,8 +17,7 @@ import numpy as np
 
 from worker.bench.figures import Figure
 from worker.bench.http.client import CONNECTIONS, DIM, HORIZON, Load
-from worker.bench.http.idle import idle_connections
-from worker.bench.http.servers import ServerProcess
+from worker.bench.http.servers import ServerProcess, idle_connections
 from worker.errors import FailedError
 from worker.simulation.environments import make_environment
 

@@ -9,33 +9,12 @@ from __future__ import annotations
 
 import resource
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
-from worker.errors import FailedError
-
 #: File descriptors that are kept for everything but connections.
 _RESERVED: Final = 64
-
-
-@contextmanager
-def idle_connections(url: str, count: int) -> Iterator[int]:
-    """Hold connections to a server while the context is open; yield how many the system allows."""
-    command = [sys.executable, "-m", "worker.bench.http.idle", url, str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        try:
-            if not line.strip().isdigit():
-                raise FailedError("the idle connections could not be opened")
-            yield int(line)
-        finally:
-            process.stdin.close()
 
 
 def hold(url: str, count: int) -> list[socket.socket]:

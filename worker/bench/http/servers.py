@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -56,3 +58,19 @@ class ServerProcess:
             int(Path(f"/proc/{one}/statm").read_text(encoding="ascii").split()[1]) for one in (str(pid), *children)
         )
         return pages * 4096
+
+
+@contextmanager
+def idle_connections(url: str, count: int) -> Iterator[int]:
+    """Hold connections to a server while the context is open; yield how many the system allows."""
+    command = [sys.executable, "-m", "worker.bench.http.idle", url, str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            if not line.strip().isdigit():
+                raise FailedError("the idle connections could not be opened")
+            yield int(line)
+        finally:
+            process.stdin.close()

@@ -86,11 +86,15 @@ class SessionPlayer:
 
     async def run(self, host: str, port: int) -> Played:
         """Play until the time is over and all sessions have ended."""
-        for _ in range(CONNECTIONS):
+        opened = [
             await self._loop.create_connection(lambda: _Connection(self._is_free), host, port)
+            for _ in range(CONNECTIONS)
+        ]
         self._start = self._loop.time()
         self._tick(0)
         await self._done
+        for transport, _ in opened:
+            transport.abort()
         return Played(sessions=self._begun, failed=self._failed, fallbacks=self._fallbacks, **self._waits)
 
     def _tick(self, number: int) -> None:
