@@ -2,6 +2,7 @@ import asyncio
 import json
 import signal
 import struct
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 import worker
 from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from tests.programs import needs
-from worker.bench.kafka import comparison, open_sessions, soak
+from worker.bench.kafka import comparison, new_versions, open_sessions, soak
 from worker.bench.kafka.baselines import BaselineTask, CodecBaseline, OutputSizes, WireBaseline
 from worker.bench.kafka.broker import broker_script, running_broker
 from worker.bench.kafka.live import LiveRun
@@ -26,6 +27,8 @@ from worker.bench.kafka.topics import inputs
 from worker.bench.stream import DIM, HORIZON
 from worker.cli.main import main
 from worker.errors import FailedError, InputError
+from worker.simulation.environments import seeded_environment
+from worker.simulation.users import Users
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.serving import Serving
 from worker.stream.session import decode_state
@@ -381,6 +384,60 @@ def test_memory_that_grows_with_the_events_misses_the_target():
 def test_a_worker_that_does_not_catch_up_misses_the_target():
     assert [one.met for one in soak.figures(samples(0, behind_at_the_end=7))] == [True, None, False]
     assert len(list(soak.figures(samples(0)))) == soak.FIGURES
+
+
+# ── while versions come ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Answering:
+    """A transport to a worker that shows every user the same slate at once."""
+
+    def __init__(self, slate):
+        self.slate, self.clicks = slate, []
+
+    async def start(self, receive):
+        self.receive = receive
+
+    async def stop(self):
+        pass
+
+    def send_all(self, records):
+        self.clicks += [json.loads(one.value) for one in records if one.topic == "clicks"]
+        arrivals = [one for one in records if one.topic == "arrivals"]
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: self.receive([Record("t", 0, 0, 0, one.key, self.decision(one)) for one in arrivals]))
+
+    def decision(self, arrival):
+        fields = json.loads(arrival.value)
+        shown = {"position": 1, "arm": self.slate[0], "slate": self.slate, "mode": "exploit", "propensity": 1.0}
+        known = {"session_id": fields["session_id"], "arrived_at": fields["occurred_at"]}
+        return orjson.dumps({**known, **shown, "parameters_version": 1, "value": 0.5})
+
+
+def test_clients_show_the_whole_slate_report_once_and_measure_every_wait():
+    world = seeded_environment("tastes", dim=2, arms=3, seed=1)
+    names = [arm.arm for arm in world.catalogue()]
+    habits = replace(new_versions.HABITS, look=(1, 2))
+    start = time.time_ns() // 1_000_000
+    users = Users(world, names, horizon=2, rate=200, period=1_000, start=start, habits=habits)
+    transport = Answering(names[:2])
+    clients = new_versions.Clients(transport, users, 1)
+    asyncio.run(clients.play(SimpleNamespace(check=lambda: None)))
+    waits = clients.waits(0)
+    assert len(waits) == len(users.cohort(0)) > 100
+    assert (waits >= 0).all()
+    assert len({click["session_id"] for click in transport.clicks}) == len(transport.clicks) > 100
+    assert all(click["clicked"] or click["position"] == 2 for click in transport.clicks)
+    clients._answered.popitem()
+    with pytest.raises(FailedError, match=r"1 of \d+ arrivals were not answered"):
+        clients.waits(0)
+
+
+def test_the_figure_of_new_versions_compares_round_by_round():
+    waits = {"without": [10.0, 20.0, 10.0], "with": [12.0, 25.0, 30.0]}
+    figures = list(new_versions._figures(new_versions.Scale(), waits, waits, 6_500_000))
+    assert len(figures) == new_versions.FIGURES
+    assert (figures[-1].value, figures[-1].met) == (1.25, True)
 
 
 # ── on a real broker ─────────────────────────────────────────────────────────────────────────────────────────────────
