@@ -174,9 +174,9 @@ def test_adding_displays_adds_their_outer_products(seed, kind, ridge, dim, arms,
     assert np.array_equal(actual, actual.T)
 
 
-@given(seeds, st.integers(1, 40), st.integers(1, 90))
+@given(seeds, st.integers(1, 40), st.integers(1, 90), st.integers(1, 20))
 @lawful
-def test_displays_that_are_summed_in_slices_leave_no_seam(seed: int, count: int, gathered: int) -> None:
+def test_displays_that_are_summed_in_slices_leave_no_seam(seed: int, count: int, gathered: int, summed: int) -> None:
     generator = np.random.default_rng(seed)
     contexts = generator.integers(-8, 8, size=(7, 3)).astype(float)  # whole numbers, so that no sum is rounded
     sessions, arms = displays(contexts, 4, count, generator)
@@ -184,6 +184,7 @@ def test_displays_that_are_summed_in_slices_leave_no_seam(seed: int, count: int,
     prior = Precision.prior(dim=3, arms=4, ridge=1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("worker.bandit.precision.GATHERED", gathered)
+        patch.setattr("worker.bandit.precision.SUMMED", summed)
         sliced = prior.plus(contexts, sessions=sessions, arms=arms, weights=weights)
     assert sliced == prior.plus(contexts, sessions=sessions, arms=arms, weights=weights)
     for arm in range(4):
