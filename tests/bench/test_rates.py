@@ -20,7 +20,8 @@ def run(wait: float) -> LiveRun:
     times = [SECOND * second for second in range(10)]
     sent = SentTicks(times=times, events=list(range(1, 11)), sessions=list(range(1, 11)))
     waits = [int(1e6 * (999 if time <= SECOND else wait)) for time in times]
-    return LiveRun(sent=sent, sessions=list(range(10)), times=[a + b for a, b in zip(times, waits, strict=True)])
+    answered = [a + b for a, b in zip(times, waits, strict=True)]
+    return LiveRun(sent=sent, sessions=list(range(10)), times=answered, processor=wait / 200)
 
 
 def measured(waits: dict[str, float]) -> dict[str, Figure]:
@@ -42,6 +43,14 @@ def test_the_worker_is_compared_with_both_at_every_rate() -> None:
     assert figures["(c) / (a) at 20 arrivals/s, p50"].value == pytest.approx(1.5)
     assert figures["(c) / (b) at 1,000 arrivals/s, p50"].value == pytest.approx(0.6)
     assert figures["(c) at 5,000 arrivals/s, p99"].value == pytest.approx(6.0)
+
+
+def test_the_processor_time_is_that_of_a_tick_of_the_client() -> None:
+    figure = measured({"raw": 4.0, "agent": 300.0, "worker": 6.0})["(c) at 200 arrivals/s, processor time"]
+    assert figure.value == pytest.approx(3.0)
+    assert "a tick of 1.0 records" in (figure.detail or "")
+    assert "(a) 2.00 ms" in (figure.detail or "")
+    assert "(b)" not in (figure.detail or ""), "no measurement where it did not keep up"
 
 
 def test_an_agent_that_does_not_keep_up_is_reported_and_not_compared() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,15 @@ class TooSlowError(FailedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
-    """Answered sessions with the times of the answers, in nanoseconds of the monotonic clock."""
+    """Answered sessions with the times of the answers, in nanoseconds of the monotonic clock.
+
+    `processor` is the processor time of the server's own process in seconds.
+    """
 
     sent: SentTicks
     sessions: list[int]
     times: list[int]
+    processor: float = 0.0
 
     def waits(self) -> tuple[Floats, Floats]:
         """Return for each answered session when it was sent, in seconds of the play, and its wait in milliseconds.
@@ -151,7 +155,9 @@ async def play_live(
         with ChildProcess(
             "sender", ["worker.bench.kafka.sender", msgspec.json.encode(play).decode()], folder
         ) as sender:
-            return await _answers(decisions, child, sender)
+            before = child.own_processor_seconds()
+            run = await _answers(decisions, child, sender)
+            return replace(run, processor=child.own_processor_seconds() - before)
 
 
 async def serves(connection: Connection, names: Topics, child: ChildProcess, recording: Recording, count: int) -> None:

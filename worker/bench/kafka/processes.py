@@ -53,8 +53,11 @@ class ChildProcess:
 
     def processor_seconds(self) -> float:
         """Return the processor time of the process, its threads and its children."""
-        # Linux has a clock for each process, to the nanosecond; /proc/…/stat counts in steps of 10 ms.
-        return self._total(lambda pid: time.clock_gettime(~pid << 3 | 2))
+        return self._total(_processor_seconds)
+
+    def own_processor_seconds(self) -> float:
+        """Return the processor time of the process and its threads, without its children."""
+        return self._total(_processor_seconds, with_children=False)
 
     def resident_memory(self) -> int:
         """Return the bytes of memory that the process and its children hold now."""
@@ -66,13 +69,17 @@ class ChildProcess:
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
 
-    def _total(self, measure: Callable[[int], float]) -> float:
-        pid = self.process.pid
+    def _total(self, measure: Callable[[int], float], *, with_children: bool = True) -> float:
         try:
-            return sum(measure(each) for each in (pid, *self.children()))
+            return sum(measure(each) for each in (self.process.pid, *(self.children() if with_children else ())))
         except OSError as error:
             self.check()
             raise FailedError(f"{self.name} cannot be measured: {error}") from None
+
+
+def _processor_seconds(pid: int) -> float:
+    # Linux has a clock for each process, to the nanosecond; /proc/…/stat counts in steps of 10 ms.
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def worker_process(broker: str, names: Topics, folder: Path, **more: str) -> ChildProcess:

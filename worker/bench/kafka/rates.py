@@ -3,7 +3,8 @@
 In every round each of the three starts on topics of its own, serves all rates one after the other, and ends; so a
 machine that is slower for a while is slower for all of them. The client is a process of its own that sends requests it
 has encoded beforehand, and a reader that unpacks nothing (`live`). A wait is from sending an arrival to reading its
-first decision.
+first decision. The processor time is that of the server's own process, without the learner, for a tick of the client:
+up to 1,000 arrivals per second, a server that keeps up needs about one poll for each.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ RATES = (
     Rate(arrivals=1_000, seconds=6.0, tick=0.003),
     Rate(arrivals=5_000, seconds=6.0, tick=0.006, kinds=("raw", "worker"), p50=15, p99=60, is_ratio=False),
 )
-FIGURES = sum(len(rate.kinds) + (3 if rate.is_ratio else 1) for rate in RATES)
+FIGURES = sum(len(rate.kinds) + (3 if rate.is_ratio else 1) + 1 for rate in RATES)
 
 #: Plays all rates against one of the three; returns the runs in the order of the rates, None where it was too slow.
 PlayRates = Callable[[str, Sequence[Rate]], Sequence[LiveRun | None]]
@@ -57,13 +58,23 @@ def keeps_up(run: LiveRun) -> bool:
 
 @dataclass(slots=True)
 class Waits:
-    """Waits of one rate in milliseconds: per kind, an array for each round; None where it did not keep up."""
+    """Waits of one rate in milliseconds: per kind, an array for each round; None where it did not keep up.
+
+    `ticks` are milliseconds of processor time for a tick of the client, per kind, one for each round that kept up.
+    """
 
     rounds: dict[str, list[np.ndarray | None]] = field(default_factory=lambda: defaultdict(list))
+    ticks: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    records: float = 0.0  # of a tick
 
     def add(self, kind: str, run: LiveRun | None) -> None:
         """Add a round."""
-        self.rounds[kind].append(run.latency(WARM).waits if run is not None and keeps_up(run) else None)
+        if run is None or not keeps_up(run):
+            self.rounds[kind].append(None)
+            return
+        self.rounds[kind].append(run.latency(WARM).waits)
+        self.ticks[kind].append(1000 * run.processor / len(run.sent.times))
+        self.records = run.sent.events[-1] / len(run.sent.times)
 
     def quantile(self, kind: str, share: float) -> float | None:
         """Return the median over the rounds of a quantile; None if it did not keep up in one of them."""
@@ -109,6 +120,7 @@ def _figures(rate: Rate, seen: Waits) -> Iterator[Figure]:
         bar = rate.p50 if kind == "worker" and not rate.is_ratio else None
         detail = f"p50 from arrival to decision; p99 {high:.1f} ms, {rounds}"
         yield Figure(f"{NAMES[kind]} {where}", middle, "ms", most=bar, detail=detail)
+    yield _processor(where, seen)
     if not rate.is_ratio:
         high = seen.quantile("worker", 0.99)
         assert high is not None
@@ -125,3 +137,10 @@ def _figures(rate: Rate, seen: Waits) -> Iterator[Figure]:
         yield Figure(
             name, middle, "×", most=most, detail=f"{low:.3g} to {high:.3g} in {len(seen.rounds[other])} rounds"
         )
+
+
+def _processor(where: str, seen: Waits) -> Figure:
+    spent = {kind: statistics.median(ticks) for kind, ticks in seen.ticks.items()}
+    others = "".join(f"; {NAMES[kind]} {spent[kind]:.2f} ms" for kind in NAMES if kind != "worker" and kind in spent)
+    detail = f"for a tick of {seen.records:.1f} records, without the learner{others}"
+    return Figure(f"(c) {where}, processor time", spent["worker"], "ms", detail=detail)
