@@ -9,7 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
-from tests.embedded.test_reliability import Crash, FragileState, balanced, untidy
+from tests.embedded.crashes import through_crashes
+from tests.embedded.test_reliability import balanced, untidy
 from tests.embedded.traffic import ARMS, SECOND, Sent, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
 from worker.stream.budget import ALL
@@ -101,20 +102,5 @@ def test_which_sessions_are_journaled_does_not_depend_on_their_answers(golden: G
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(golden: Golden, tmp_path: Path, seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    crashes = 0
-    while True:
-        crash_at = int(generator.integers(1, 30)) if crashes < 12 else 10**9
-        state = FragileState(tmp_path, crash_at, bool(generator.integers(2)))
-        try:
-            runner = Embedded(SETTINGS, ARMS, partitions=1 + seed % 3, state=state)
-            since = runner.time - 2 * SECOND
-            deliver(runner, [one for one in golden.sent if one.at >= since])
-            finish(runner)
-            break
-        except Crash:
-            crashes += 1
-        finally:
-            state.close()
-    assert crashes >= 5
+    runner = through_crashes(tmp_path, SETTINGS, golden.sent, seed)
     assert runner.versions.newest.sha256 == golden.newest.sha256

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from tests.embedded.crashes import through_crashes
 from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
@@ -182,47 +183,10 @@ def test_every_unusable_record_becomes_one_dead_letter_and_changes_nothing_else(
 # ── restarts at any write ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Crash(Exception):  # noqa: N818
-    """The process is killed."""
-
-
-class FragileState(StateFolder):
-    """Raises `Crash` before or after the commit of a given number."""
-
-    def __init__(self, path: Path, crash_at: int, after: bool) -> None:
-        self._left, self._after = 10**9, after
-        super().__init__(path)
-        self._left = crash_at
-
-    def commit(self) -> None:
-        self._left -= 1
-        if self._left == 0 and not self._after:
-            raise Crash
-        super().commit()
-        if self._left == 0:
-            raise Crash
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(golden: Golden, tmp_path: Path, seed: int) -> None:
     sent, sha256, version = golden
-    generator = np.random.default_rng(seed)
-    crashes = 0
-    while True:
-        # Records without an answer are sent again: here all of the last seconds.
-        crash_at = int(generator.integers(1, 30)) if crashes < 12 else 10**9
-        state = FragileState(tmp_path, crash_at, bool(generator.integers(2)))
-        try:
-            runner = Embedded(settings(), ARMS, partitions=1 + seed % 3, state=state)
-            since = runner.time - 2 * SECOND
-            deliver(runner, [one for one in sent if one.at >= since])
-            finish(runner)
-            break
-        except Crash:
-            crashes += 1
-        finally:
-            state.close()
-    assert crashes >= 5
+    runner = through_crashes(tmp_path, settings(), sent, seed)
     assert (runner.versions.newest.version, runner.versions.newest.sha256) == (version, sha256)
     balanced(runner.tally, runner)
 

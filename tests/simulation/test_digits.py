@@ -7,7 +7,8 @@ from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.errors import FailedError, InputError
 from worker.simulation import digits
 from worker.simulation.environments import Chance, seeded_environment
-from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_task
+from worker.simulation.experiment.run import run_task
+from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
 
 
 @pytest.fixture

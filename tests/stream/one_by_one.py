@@ -14,7 +14,8 @@ from worker.stream.contexts import pack_context
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import FeedbackFact, Opened
 from worker.stream.exclusions import pack_exclusions
-from worker.stream.learner import JournalRecord, Learner, Outcome, _pass_over
+from worker.stream.journal import JournalRecord
+from worker.stream.learner import Learner, Outcome, _pass_over
 from worker.stream.parameters import Parameters
 from worker.stream.session import answered
 from worker.stream.windows import Answer, ClosedWindow, SessionPlan, agreed

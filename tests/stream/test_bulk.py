@@ -23,7 +23,8 @@ from worker.stream.columns import AnswerColumns
 from worker.stream.decoding import MAX_FACT_LEAD, Rejected, decode_journal, decode_journals
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import Opened, Progress
-from worker.stream.learner import JournalRecord, Learner, Outcome
+from worker.stream.journal import JournalRecord
+from worker.stream.learner import Learner, Outcome
 from worker.stream.topology import UnreadableBatch
 from worker.stream.version_encoding import encode_parameters
 from worker.stream.windows import OpenWindows

@@ -651,7 +651,7 @@ class Hurries(Learner):
 
     @property
     def watermark(self) -> int:
-        return max(self._progress.values(), default=0)
+        return self._watermark.reached
 
 
 class DoesNotWaitForPartitions(Learner):
@@ -659,7 +659,7 @@ class DoesNotWaitForPartitions(Learner):
 
     @property
     def watermark(self) -> int:
-        return min(filter(None, self._progress.values()), default=0)
+        return min(filter(None, self._watermark.by_partition().values()), default=0)
 
 
 class ResumesTooLate(Learner):

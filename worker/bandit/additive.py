@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Array, Floats, Ints, frozen_array, sigmoid
+from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, sigmoid
 from worker.bandit.click_model import ROWS, Displays, Fit, Observations, inputs
 from worker.bandit.estimators import Coefficients, estimate, inner
 from worker.bandit.precision import Precision, SortedDisplays
@@ -55,11 +55,7 @@ class AdditiveModel:
     reuses_information: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for name, shape in (("theta_context", (self.precision.dim,)), ("theta_arms", self.precision.arms.shape)):
-            try:
-                object.__setattr__(self, name, frozen_array(getattr(self, name), shape))
-            except InputError as error:
-                raise InputError(f"{name}: {error}") from None
+        freeze_fields(self, theta_context=(self.precision.dim,), theta_arms=self.precision.arms.shape)
 
     @classmethod
     def prior(

@@ -37,6 +37,15 @@ def frozen_array(values: object, shape: tuple[int, ...] | None = None) -> Floats
     return array
 
 
+def freeze_fields(value: object, **shapes: tuple[int, ...]) -> None:
+    """Make fields of a frozen dataclass read-only arrays of these shapes; an error has the name of the field."""
+    for name, shape in shapes.items():
+        try:
+            object.__setattr__(value, name, frozen_array(getattr(value, name), shape))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+
+
 def check_rewards(rewards: object) -> Floats:
     """Return the revenues e_k as an array; raise unless each is finite and above zero."""
     array = frozen_array(rewards)

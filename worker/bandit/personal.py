@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.additive import INTERCEPT_PRECISION
-from worker.bandit.arrays import Floats, Ints, frozen_array
+from worker.bandit.arrays import Floats, Ints, freeze_fields, frozen_array
 from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
 from worker.bandit.estimators import Coefficients, estimate, inner
 from worker.bandit.heads import PersonalHeads, packed_covariances, products, triangle
@@ -71,11 +71,7 @@ class PersonalModel:
 
     def __post_init__(self) -> None:
         size, features = self.precision.size, self.precision.features
-        for name, shape in (("shared", (size, features.shape[1])), ("own", (len(features), size))):
-            try:
-                object.__setattr__(self, name, frozen_array(getattr(self, name), shape))
-            except InputError as error:
-                raise InputError(f"{name}: {error}") from None
+        freeze_fields(self, shared=(size, features.shape[1]), own=(len(features), size))
 
     @classmethod
     def prior(

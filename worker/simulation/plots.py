@@ -20,7 +20,8 @@ from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.planning import optimal_values
 from worker.errors import FailedError, InputError
 from worker.simulation.environments import WITHOUT_TASTES, seeded_environment
-from worker.simulation.experiment import ExperimentSettings, Run
+from worker.simulation.experiment.results import Run
+from worker.simulation.experiment.settings import ExperimentSettings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

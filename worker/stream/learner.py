@@ -4,13 +4,9 @@ Rules that hold in this file (docs/design.md §4 and §5):
 
 - Versions depend on the journal and the settings alone. There is no clock: a version's times come from progress
   records. So learners that were restarted, paused or run side by side make the same versions.
-- **Watermark** = lowest progress over all partitions. A partition that has not reported is at 0, which closes nothing.
-  The number of partitions is the highest in any progress record: if topics grow, the watermark waits for the new
-  partitions. It falls to a lower number when, since the newest version, all partitions of that number have named it
-  for window + session_timeout + lateness and nobody has named more: then the higher number was an error.
-- **A window is closed** when the watermark reaches its end + session_timeout + lateness. One progress record may close
-  several, in order, each with its own version. A window without sessions leaves no trace. A record for a closed window
-  is late: counted, never folded.
+- **A window is closed** when the watermark (`watermark.py`) reaches its end + session_timeout + lateness. One
+  progress record may close several, in order, each with its own version. A window without sessions leaves no trace. A
+  record for a closed window is late: counted, never folded.
 - A record whose time lies far after its own timestamp in the journal is refused, live or not (`MAX_FACT_LEAD`,
   `MAX_PROGRESS_LEAD`). So a session of the year 2100 holds back no `resume_offset`, and the clock of a worker that is
   an hour ahead closes no window, where the broker sets the timestamps of the journal.
@@ -20,9 +16,8 @@ Rules that hold in this file (docs/design.md §4 and §5):
   record that made it; `resume_offset`, the oldest record that an open window needs, else journal_offset + 1;
   `progress`, the highest of each partition.
 - **Restart**: read from resume_offset; up to journal_offset take only `opened`, `feedback` and the counts of sessions
-  of open windows; then
-  close every window that is due by the loaded progress (one may have been due when the version was made); then take
-  everything.
+  of open windows; then close every window that is due by the loaded progress (one may have been due when the version
+  was made); then take everything.
 - **Nothing in the journal stops the fold.** A record that raises is counted and passed over, a window without a usable
   estimate is rejected. Both leave the state as it was (a window is closed all the same), so that every learner goes on
   alike. Two errors are passed on: `FailedError` (a known version comes out differently) and `MemoryError`.
@@ -34,37 +29,32 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
 from worker.errors import EstimationError, FailedError
-from worker.stream.assessment import Assessment, answers, assess
 from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import decode_journals
+from worker.stream.episodes import episode_of
 from worker.stream.events import Episode, Order, Progress, Tag
 from worker.stream.facts import KINDS as FACTS
 from worker.stream.facts import Facts
 from worker.stream.folding import fold
+from worker.stream.journal import JournalRecord, unread
 from worker.stream.parameters import Parameters
-from worker.stream.partition_count import LowerCount
 from worker.stream.settings import Arm, LearningSettings, continued
 from worker.stream.sizes import check_size
 from worker.stream.troubles import Troubles
 from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
-from worker.stream.windows import ClosedWindow, OpenWindows
+from worker.stream.watermark import Watermark
+from worker.stream.windows import OpenWindows
 
 #: Windows without a version after which the newest one is published again.
 REPUBLISH: Final = 10
 
 #: Records that are decoded at once: few enough that their events stay in the cache of a core.
 AT_ONCE: Final = 1024
-
-#: Offset and value of a journal record and, where it is known, its timestamp.
-JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
-
-#: Offsets, values and timestamps (0 where they are not known) of journal records.
-Columns: TypeAlias = tuple[Sequence[int], Sequence[bytes | None], Sequence[int]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,8 +120,7 @@ class Learner:
         self._current = loaded
         self._kept = {n: p for n, p in self._known.items() if loaded.version - KEPT < n < loaded.version}
         self._kept[loaded.version] = loaded
-        self._progress = dict(loaded.progress)
-        self._lower = LowerCount()
+        self._watermark = Watermark(loaded.progress)
         self._windows = OpenWindows(window=self.settings.window, closed_until=loaded.window_end or 0)
         self._next_offset = loaded.resume_offset
         self._live_from = loaded.journal_offset + 1
@@ -160,17 +149,17 @@ class Learner:
     @property
     def watermark(self) -> int:
         """How far every partition has come; 0 until all have reported."""
-        return min(self._progress.values(), default=0)
+        return self._watermark.time
 
     @property
     def slowest_partition(self) -> int:
         """The partition that holds the watermark back; -1 before any progress."""
-        return min(self._progress, key=lambda partition: self._progress[partition], default=-1)
+        return self._watermark.slowest
 
     @property
     def partitions(self) -> int:
         """The number of partitions: the highest that progress records name."""
-        return len(self._progress)
+        return self._watermark.partitions
 
     @property
     def closed_until(self) -> int:
@@ -213,25 +202,11 @@ class Learner:
         outcome = Outcome()
         late, records = self._late, iter(records)
         while batch := list(islice(records, AT_ONCE)):
-            self._take(*self._unread(batch), outcome)
+            self._take(*unread(batch, self._next_offset), outcome)
         if not self._live and self._next_offset >= self._live_from:
             self._go_live(outcome)
         outcome.late = self._late - late
         return outcome
-
-    def _unread(self, records: list[JournalRecord]) -> Columns:
-        """Return offsets, values and timestamps of the records that were not handled before."""
-        following = self._next_offset
-        if set(map(len, records)) == {3}:
-            offsets, values, timestamps = zip(*records, strict=True)
-            if offsets[0] >= following and offsets == tuple(range(offsets[0], offsets[0] + len(offsets))):
-                return offsets, values, timestamps  # nearly always
-        unread: list[tuple[int, bytes | None, int]] = []
-        for record in records:
-            if record[0] >= following:
-                following = record[0] + 1
-                unread.append((record[0], record[1], record[2] if len(record) > 2 else 0))
-        return [one[0] for one in unread], [one[1] for one in unread], [one[2] for one in unread]
 
     def _take(
         self, offsets: Sequence[int], values: Sequence[bytes | None], timestamps: Sequence[int], outcome: Outcome
@@ -287,8 +262,7 @@ class Learner:
 
     def _carry_out(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
         if isinstance(event, Progress):
-            self._count_partitions(event)
-            self._progress[event.partition] = max(self._progress[event.partition], event.time)
+            self._watermark.advance(event, span=self.settings.window + self.settings.grace)
             self._close_due(offset, outcome)
             self._republish_if_due(offset, outcome)
             return
@@ -301,21 +275,9 @@ class Learner:
             outcome.refusals.append(changed)
             outcome.troubles.add("order-refused", changed.reason)
         elif changed is not None:
-            reached = max(self._progress.values(), default=0)
+            reached = self._watermark.reached
             soon = reached + 2 * self.settings.lateness if reached else 0
             self._make(changed, offset, max(current.effective_at, soon), outcome)
-
-    def _count_partitions(self, event: Progress) -> None:
-        for partition in range(len(self._progress), event.partitions):
-            self._progress[partition] = 0
-        settings = self.settings
-        span = settings.window + settings.grace
-        if event.partitions == len(self._progress):
-            self._lower = LowerCount()
-        elif self._lower.is_confirmed(event, span):
-            for partition in range(event.partitions, len(self._progress)):
-                del self._progress[partition]
-            self._lower = LowerCount()
 
     # ── closing windows ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -353,9 +315,11 @@ class Learner:
                 effective_at = end + settings.session_timeout + 2 * settings.lateness
                 self._make(folded.parameters, offset, effective_at, outcome)
         if self._with_episodes:
-            numbers = assess(window, parent, self._current, kept)
-            late, self._late_counted = self._late - self._late_counted, self._late
-            outcome.episodes.append(_episode(window, self._current, numbers, steps, rejected, late))
+            late = self._late - self._late_counted
+            outcome.episodes.append(
+                episode_of(window, parent, self._current, kept, steps=steps, rejected=rejected, late=late)
+            )
+            self._late_counted = self._late
 
     def _make(self, candidate: Parameters, offset: int, effective_at: int, outcome: Outcome) -> None:
         """Give a version its number and position in the journal, and make it the current one."""
@@ -364,7 +328,7 @@ class Learner:
             version=self._current.version + 1,
             parent_sha256=self._current.sha256,
             effective_at=effective_at,
-            made_at=max(self._progress.values(), default=0),
+            made_at=self._watermark.reached,
         )
         made.sha256  # noqa: B018 - raises for what cannot be written as a record, before anything is changed
         known = self._known.get(made.version)
@@ -387,42 +351,17 @@ class Learner:
             window_end=self.closed_until or None,
             journal_offset=offset,
             resume_offset=offset + 1 if needed is None else needed,
-            progress=dict(self._progress),
+            progress=self._watermark.by_partition(),
         )
 
     def _set_current(self, parameters: Parameters, outcome: Outcome) -> None:
         if should_publish(parameters, self._newest_known):
             outcome.versions.append(parameters)
         self._current = parameters
-        self._lower = LowerCount()  # as after a restart from this version
+        self._watermark.forget_lower_count()
         self._kept = keep(self._kept, parameters)
         self._windows.resize(self.settings.window)
 
 
 def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:
     outcome.troubles.add("fold-passed-over", f"journal offset {offset}: {type(error).__name__}: {error}")
-
-
-def _episode(
-    window: ClosedWindow, current: Parameters, numbers: Assessment, steps: int | None, rejected: str | None, late: int
-) -> Episode:
-    displays, clicks = answers(window)
-    return Episode(
-        version=current.version,
-        window_start=window.start,
-        window_end=window.end,
-        sessions=window.sessions,
-        displays=displays,
-        clicks=clicks,
-        late=late,
-        beta=current.beta,
-        explore_budget=current.explore_budget,
-        thresholds=current.thresholds,
-        frozen=current.frozen,
-        rejected=rejected,
-        folds=current.folds,
-        observations=current.observations,
-        newton_steps=steps,
-        learned=len(window.plans) if len(window.plans) < window.sessions else None,
-        **asdict(numbers),
-    )

@@ -63,6 +63,17 @@ class RecordReader:
         emits.tally.feedback += len(records) - arrivals
         return events
 
+    def read_parked(self, record: Record, horizon: int, emits: Emits) -> Feedback | None:
+        """Decode feedback that was parked; the limits may be stricter than they were then."""
+        grace = self._versions.newest.settings.grace
+        try:
+            return decode_feedback(
+                record.value, limits=self._limits, horizon=horizon, timestamp=record.timestamp, grace=grace
+            )
+        except Rejected as rejected:
+            self.reject(record, rejected.reason, rejected.error, emits)
+            return None
+
     def reject(self, record: Record, reason: str, error: str, emits: Emits) -> None:
         """Add a dead letter, and count it."""
         emits.dead_letters.append(dead_letter(record, reason, error, self._bounds.most_bytes))

@@ -1,0 +1,182 @@
+"""Arrivals, by partition: new sessions are planned, opened and journaled; arrivals that come again change nothing.
+
+Rules that hold in this file (docs/design.md §3):
+
+- Slates are planned at arrival, all of a batch at once, and pinned.
+- Beyond the budget of learning, a share of the sessions is journaled (`budget.py`). The others are served alike, and
+  leave no fact in the journal.
+- Without room for more sessions, an arrival is answered with a fallback slate and not remembered: it leaves no value in
+  the table and no fact in the journal. If it comes again, it may be remembered then.
+- Another arrival with the id of a session in the table is a dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from worker.stream.batch import Batch
+from worker.stream.budget import ALL, journaled
+from worker.stream.contexts import pack_context
+from worker.stream.encoding import opened_document
+from worker.stream.events import Arrival
+from worker.stream.exclusions import brief_exclusions
+from worker.stream.feedback import FeedbackJoin
+from worker.stream.parameters import Parameters
+from worker.stream.reading import RecordReader
+from worker.stream.replanning import Plan, Replans
+from worker.stream.session import Session
+from worker.stream.slates import Slate, SlatePlanner
+from worker.stream.table import SessionTable
+from worker.stream.topology import Record
+from worker.stream.versions import Versions
+
+REUSED = "another arrival has this session_id; ids must be unique"
+
+
+def plan_together(work: Sequence[tuple[Arrivals, Batch]]) -> None:
+    """Plan all new sessions that there is room for, over all partitions, with one call per version."""
+    groups: dict[SlatePlanner, list[tuple[Batch, Arrival]]] = {}
+    for arrivals, _ in work:
+        arrivals._sessions.room.claimed = 0
+    for arrivals, batch in work:
+        at, table, claim = arrivals._versions.at, arrivals._sessions.states, arrivals._sessions.room.claim
+        for arrival in arrivals._new(batch):
+            if claim(waiting=arrival.session_id in table):
+                groups.setdefault(at(arrival.occurred_at), []).append((batch, arrival))
+    for planner, group in groups.items():
+        new = [arrival for _, arrival in group]
+        contexts = [pack_context(arrival.context) for arrival in new]
+        for (batch, arrival), context, slate in zip(group, contexts, planner.plan(new, contexts), strict=True):
+            batch.planned[arrival.session_id] = (planner, context, slate)
+            batch.emits.sample = context
+    for arrivals, batch in work:
+        arrivals._plan_again(batch)
+
+
+class Arrivals:
+    """Opens the sessions of one partition in its table; `feedback` joins what was parked for them."""
+
+    def __init__(
+        self,
+        sessions: SessionTable,
+        versions: Versions,
+        *,
+        reader: RecordReader,
+        replans: Replans,
+        feedback: FeedbackJoin,
+    ) -> None:
+        self._sessions = sessions
+        self._versions = versions
+        self._reader = reader
+        self._replans = replans
+        self._feedback = feedback
+
+    # ── planning ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _new(self, batch: Batch) -> Iterable[Arrival]:
+        """Return the first arrival of every new session."""
+        table = self._sessions.states
+        first: dict[str, Arrival] = {}
+        for event in batch.events:
+            if type(event) is Arrival and type(table.get(event.session_id)) is not Session:
+                first.setdefault(event.session_id, event)
+        return first.values()
+
+    def _plan_again(self, batch: Batch) -> None:
+        """Journal how an earlier owner of the partition may have planned arrivals that come again."""
+        again = [
+            (record, event)
+            for record, event in zip(batch.records, batch.events, strict=True)
+            if type(event) is Arrival and self._replans.concerns(record)
+        ]
+        if not again:
+            return
+        plans: dict[str, Plan] = {}
+        for _, arrival in again:
+            known = self._sessions.states.get(arrival.session_id)
+            if arrival.session_id in batch.planned:
+                planner, _, slate = batch.planned[arrival.session_id]
+                share = planner.parameters.shares.of_slate(slate.modes)
+                plans[arrival.session_id] = Plan(planner.parameters.version, slate.arms, share, False)
+            elif type(known) is Session and known.arrived_at == arrival.occurred_at:
+                plans[arrival.session_id] = Plan(known.version, known.slate, known.share, True)
+        facts, batch.shares = self._replans.others(again, plans)
+        batch.facts += facts
+
+    # ── a record ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, record: Record, arrival: Arrival, batch: Batch) -> None:
+        """Open the session of an arrival, or find it in the table; journal it if it is to be."""
+        session_id = arrival.session_id
+        known = self._sessions.states.get(session_id)
+        if type(known) is Session:
+            session = known
+            if (
+                arrival.occurred_at != session.arrived_at
+                or brief_exclusions(arrival.exclude) != session.exclude
+                or pack_context(arrival.context) != session.context
+            ):
+                self._reader.reject(record, "session-reused", REUSED, batch.emits)
+                return
+            batch.emits.tally.repeated += 1
+            batch.touched.setdefault(session_id, False)
+        elif session_id not in batch.planned:
+            self._answer_unremembered(record, arrival, batch)
+            return
+        else:
+            session = self._open(arrival, batch)
+        if session.share == 0:
+            return
+        batch.facts.append(
+            opened_document(
+                session_id,
+                session.arrived_at,
+                arrival.context,
+                session.slate,
+                session.modes,
+                arrival.exclude,
+                session.version,
+                session.share,
+            )
+        )
+
+    def _open(self, arrival: Arrival, batch: Batch) -> Session:
+        """Put a session that is planned into the table, with the feedback that waited for it."""
+        session_id, emits = arrival.session_id, batch.emits
+        planner, context, slate = batch.planned[session_id]
+        parameters = planner.parameters
+        deadline = arrival.occurred_at + parameters.settings.session_timeout
+        exclude = brief_exclusions(arrival.exclude)
+        session = Session(arrival.occurred_at, deadline, context, exclude, parameters.version, *slate)
+        session.share = self._share(session_id, slate, parameters, batch)
+        parked = self._sessions.open(session_id, session)
+        if (over := self._sessions.progress - deadline - parameters.settings.lateness) >= 0:
+            emits.tally.troubles.add("late-arrivals", f"session {session_id!r}, over for {over / 1000:,.0f} s")
+        emits.tally.opened += 1
+        emits.tally.unjournaled += session.share == 0
+        if session.values:
+            emits.tally.expected_reward += session.values[0]
+        batch.touched[session_id] = True
+        if parked is not None:
+            self._feedback.take_parked(session_id, session, parked, emits)
+        return session
+
+    def _share(self, session_id: str, slate: Slate, parameters: Parameters, batch: Batch) -> float | None:
+        """Return what a new session remembers of its share in the journal."""
+        if session_id in batch.shares:
+            return batch.shares[session_id]
+        if parameters.shares == ALL:
+            return None
+        return journaled(parameters.settings.salt, session_id, parameters.shares.of_slate(slate.modes))
+
+    def _answer_unremembered(self, record: Record, arrival: Arrival, batch: Batch) -> None:
+        """Answer an arrival for which there is no room."""
+        known = batch.unremembered.get(arrival.session_id)
+        if known is not None and known.arrived_at != arrival.occurred_at:
+            self._reader.reject(record, "session-reused", REUSED, batch.emits)
+            return
+        planner = self._versions.at(arrival.occurred_at)
+        slate, version = planner.fallback(arrival), planner.parameters.version
+        session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
+        batch.unremembered[arrival.session_id] = session
+        batch.emits.tally.unremembered += 1
