@@ -247,7 +247,7 @@ class JournalPublisher:
             if not self._published.wants(version):
                 log.info("version %d is published already", version.version)
                 continue
-            if self._unkept_since is not None:  # versions that come fast: none of them may leave the last ones unkept
+            if self._unkept_since is not None:  # at most one waits: however fast versions come, none is left out
                 await self._keep(outcome.troubles)
             await self._write(version)
             self._unkept_since = monotonic()
@@ -296,6 +296,8 @@ class JournalPublisher:
 
     async def _tag(self, tag: Tag, troubles: Troubles) -> None:
         await self._read_parameters()
+        if self._unkept_since is not None:
+            await self._keep(troubles)
         try:
             await self._history.tag(tag, self._published.history)
         except KafkaError as error:
