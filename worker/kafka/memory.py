@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 RETURN_INTERVAL = 15.0
 
 #: Seconds that a thread beside the loop may keep the interpreter while the loop waits for it (5 ms by default).
-TURN = 0.0001
+TURN = 0.0005
 
 #: Memory of a worker and its learner without sessions.
 _IDLE = 256 << 20
@@ -40,8 +40,7 @@ def collect_garbage_rarely() -> None:
 def let_the_loop_go_first() -> None:
     """Give the interpreter back to the loop soon while another thread prepares a version.
 
-    A batch gives the interpreter up ten times and more, and each time it waits for a whole turn of the other thread:
-    with turns of 0.5 ms a plan of 3 ms took 12.
+    A batch gives the interpreter up several times, and each time it waits for a whole turn of the other thread.
     """
     sys.setswitchinterval(TURN)
 
