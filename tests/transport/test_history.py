@@ -199,3 +199,18 @@ async def test_the_learner_keeps_what_it_publishes_and_tags_before_the_next_vers
     await again._read_parameters()
     await again._keep(Troubles())
     assert [decode_parameters(one.value).version for one in lost.records if one.key != INDEX_KEY] == [0, 1, 2]
+
+
+@in_loop
+async def test_a_version_is_kept_at_the_latest_before_the_next_is_written(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    log, topic, learner = Log(), Topic(), Learner(settings(), ARMS)
+    writer = publisher(log, topic)
+    await writer.publish(learner.begin(), learner, 0)
+    assert topic.records == [], "workers read the version first"
+    orders = [ArmChange(arm="new", reward=float(number), active=True) for number in range(1, 13)]
+    outcome = learner.handle([(offset, encode_journal(order)) for offset, order in enumerate(orders)])
+    await writer.publish(outcome, learner, len(orders))
+    kept = [record.key for record in topic.records if record.key != INDEX_KEY]
+    assert kept == [b"recent/%d" % version for version in range(12)], "more than the topic of versions holds"

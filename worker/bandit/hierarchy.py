@@ -23,6 +23,9 @@ from worker.errors import EstimationError
 
 GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
 MOST_LANCZOS = 100
+#: Relative change of the smallest eigenvalue with which Lanczos' method ends. The error is smaller than that.
+LANCZOS_TOLERANCE = 1e-10
+DRAWN_AT_ONCE = 8
 
 
 class ByArm:
@@ -214,10 +217,16 @@ class Hierarchy:
         """Yield draws (Γ, v_k) from N(0, A⁻¹)."""
         n, m = self.size, self.features.shape[1]
         roots = np.asarray(np.linalg.cholesky(self.inverses), dtype=np.float64)
-        for _ in range(count):
-            shared = _columns(self.whitening.T @ generator.standard_normal(n * m), (n, m))
-            pulled = _apply(self.inverses, _apply(self.information, self.features @ shared.T))
-            yield shared, _apply(roots, generator.standard_normal((self.arms, n))) - pulled
+        for first in range(0, count, DRAWN_AT_ONCE):
+            # Several at once: a product with one vector takes most of its time to read the matrices.
+            normals = [
+                (generator.standard_normal(n * m), generator.standard_normal((self.arms, n)))
+                for _ in range(min(DRAWN_AT_ONCE, count - first))
+            ]
+            shared = [_columns(self.whitening.T @ normal, (n, m)) for normal, _ in normals]
+            own = roots @ np.stack([normal for _, normal in normals], axis=2)
+            own -= self.kept @ np.stack([self.features @ one.T for one in shared], axis=2)
+            yield from zip(shared, np.ascontiguousarray(own.transpose(2, 0, 1)), strict=True)
 
     @property
     def smallest_eigenvalue(self) -> float:
@@ -233,17 +242,25 @@ class Hierarchy:
         largest = 0.0
         for _ in range(MOST_LANCZOS):
             first, rest = here[: len(self.shared)], here[len(self.shared) :]
-            shared, own = self.solve(_columns(first, shape), rest.reshape(-1, self.size))
+            shared, own = self._solve_briefly(_columns(first, shape), rest.reshape(-1, self.size))
             there = np.concatenate([shared.T.ravel(), own.ravel()])
             diagonal.append(float(here @ there))
             there -= diagonal[-1] * here + (beside[-1] * before if beside else 0.0)
             last, largest = largest, float(np.linalg.eigvalsh(_tridiagonal(diagonal, beside))[-1])
             length = float(np.linalg.norm(there))
-            if length <= 1e-12 * largest or abs(largest - last) <= 1e-12 * largest:
+            if length <= 1e-12 * largest or abs(largest - last) <= LANCZOS_TOLERANCE * largest:
                 break
             beside.append(length)
             here, before = there / length, here
         return 1 / largest
+
+    def _solve_briefly(self, shared: Floats, own: Floats) -> tuple[Floats, Floats]:
+        """Return `solve` with half of its products, because G_k = D_k − Λ; the last bits differ."""
+        alone = _apply(self.inverses, own)
+        reduced = shared - (own - self.own * alone).T @ self.features
+        solution = _columns(self.whitening.T @ (self.whitening @ reduced.T.ravel()), shared.shape)
+        pull = self.features @ solution.T
+        return solution, _apply(self.inverses, own + self.own * pull) - pull
 
     # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -32,8 +32,8 @@ from worker.stream.windows import ClosedWindow
 T = TypeVar("T")
 
 #: Bounds on the contexts sampled for the two regrets, and on contexts × arms (× draws).
-MOST_BOUNDED, BOUNDED_ELEMENTS = 2000, 4_000_000
-MOST_DRAWN, DRAWN_ELEMENTS, DRAWS = 256, 8_000_000, 32
+MOST_BOUNDED, BOUNDED_ELEMENTS = 512, 4_000_000
+MOST_DRAWN, DRAWN_ELEMENTS, DRAWS = 64, 8_000_000, 32
 LEAST = 8
 
 

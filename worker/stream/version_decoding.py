@@ -155,7 +155,7 @@ def _array(record: Mapping[str, Any], name: str, blocks: Sequence[Block]) -> Flo
         if isinstance(value, Mapping):
             data = value["data"]
             block = blocks[int(data[1:])] if data.startswith("@") else data.encode("ascii")
-            return from_base64(block).astype(np.float64).reshape(value["shape"])
+            return from_base64(block).astype(np.float64, copy=False).reshape(value["shape"])
         return np.array(value, dtype=np.float64)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise ParametersError(f"{name} is not an array of numbers: {error}") from None
