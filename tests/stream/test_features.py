@@ -17,7 +17,7 @@ from worker.stream.decoding import LARGEST_NUMBER, Limits, Rejected, decode_arri
 from worker.stream.encoders import ContextEncoder, context_encoder
 from worker.stream.encoding import encode_opened
 from worker.stream.events import Arrival, Opened
-from worker.stream.features import KINDS, MOST_COLUMNS, Feature, Features
+from worker.stream.features import KINDS, MOST_COLUMNS, TAKEN, Feature, Features
 from worker.stream.hashing import hashed_column
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
@@ -117,7 +117,7 @@ def test_the_dimension_follows_from_the_declaration_and_another_is_refused() -> 
     assert LearningSettings(dim=5, features=Features(ads=(Feature(name="size", kind="number"),))).dim == 5
 
 
-names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6)
+names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6).filter(lambda name: name not in TAKEN)
 listed_values = st.lists(names, min_size=1, max_size=4, unique=True).map(tuple)
 features = st.one_of(
     st.builds(Feature, name=names, kind=st.just("number")),
