@@ -4,8 +4,8 @@ Rules that hold here:
 
 - Kafka's default partitioner (murmur2) chooses the partition of a key. The number of partitions is the
   one that arrivals, clicks and decisions have in common while topics are extended one after the other.
-- Nothing lingers: records go out at once (`worker.client.sending`), and decisions are handed over as they come
-  (`worker.client.reading`).
+- Arrivals go out at once, and feedback a few milliseconds later at most (`worker.client.sending`). Decisions are handed
+  over as they come (`worker.client.reading`).
 - Records may be sent twice after a lost connection, since workers take every record any number of times. So the
   producer is not idempotent: no failure makes it unusable for good.
 - The consumer starts at the ends of the partitions. Partitions that appear later are read from their beginning.
@@ -103,7 +103,7 @@ class KafkaTransport:
         )
         self._stack.push_async_callback(self._producer.stop)
         await self._producer.start()
-        self._sender = RecordSender(self._producer, timeout=self._delivery_timeout)
+        self._sender = RecordSender(self._producer, timeout=self._delivery_timeout, patient=(self._topics.clicks,))
         self._stack.push_async_callback(self._sender.close)
         await self._sender.load_metadata(*self._names.values(), self._topics.decisions)
 

@@ -4,6 +4,8 @@ Rules that hold in this file:
 
 - Records of one turn of the event loop go out together, in one request per broker. A partition has one request in
   flight at a time, so it keeps its order; what comes meanwhile goes together in the following one.
+- Records for a patient topic wait until `PATIENCE` has passed since the last request, or go with an earlier one. Every
+  request costs processor time here, in the broker and in the worker, which reads it by itself.
 - A request is tried once. What a broker did not take goes to the aiokafka producer, which repeats it until it is taken
   or expires. As long as that producer has records of a partition, all further ones go the same way, behind them.
 """
@@ -14,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 
 Pairs: TypeAlias = Sequence[tuple[bytes, bytes]]
 
+#: Seconds between two requests if only records of patient topics wait.
+PATIENCE: Final = 0.003
+
 _ALL_REPLICAS: Final = -1
 _NO_HEADERS: list[tuple[str, bytes]] = []
 
@@ -38,10 +43,10 @@ _NO_HEADERS: list[tuple[str, bytes]] = []
 class _Lane:
     """The batches of a partition that wait, the newest last, and the one that is on its way."""
 
-    __slots__ = ("in_flight", "tp", "waiting")
+    __slots__ = ("in_flight", "is_patient", "tp", "waiting")
 
-    def __init__(self, tp: TopicPartition) -> None:
-        self.tp = tp
+    def __init__(self, tp: TopicPartition, is_patient: bool) -> None:
+        self.tp, self.is_patient = tp, is_patient
         self.waiting: deque[MessageBatch] = deque()
         self.in_flight: MessageBatch | None = None
 
@@ -53,18 +58,21 @@ class RecordSender:
     ----------
     producer : a started one, not idempotent
     timeout : seconds after which a broker gives a request up
+    patient : topics whose records may wait for company
     """
 
-    def __init__(self, producer: AIOKafkaProducer, *, timeout: float) -> None:
+    def __init__(self, producer: AIOKafkaProducer, *, timeout: float, patient: Collection[str] = ()) -> None:
         self._loop = asyncio.get_running_loop()
         self._producer = producer
         self._accumulator = producer._message_accumulator
         self._muted = producer._sender._muted_partitions
         self._writers = TopicWriters(producer)
-        self._timeout = int(1000 * timeout)
+        self._timeout, self._patient = int(1000 * timeout), frozenset(patient)
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._ready: set[_Lane] = set()
-        self._is_closed = False
+        self._patient_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = self._is_due = False
 
     async def load_metadata(self, *topics: str) -> None:
         """Load the metadata of topics before the first record for them, and connect to their brokers."""
@@ -77,7 +85,7 @@ class RecordSender:
         """Send keys with values; return the futures of their batches, which resolve when all replicas have them."""
         lane = self._lanes.get((topic, partition))
         if lane is None:
-            lane = self._lanes[topic, partition] = _Lane(TopicPartition(topic, partition))
+            lane = self._lanes[topic, partition] = _Lane(TopicPartition(topic, partition), topic in self._patient)
         if self._is_closed or self._accumulator._exception is not None or self._is_behind(lane):
             return [batch.future for batch in self._writers.writer(topic, partition).write(pairs)]
         used: list[asyncio.Future[Any]] = []
@@ -120,15 +128,24 @@ class RecordSender:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _make_ready(self, lane: _Lane) -> None:
-        if not self._ready:
-            self._loop.call_soon(self._send_ready)
         self._ready.add(lane)
+        if self._is_due:
+            return
+        if not lane.is_patient or self._loop.time() >= self._patient_until:
+            self._is_due = True
+            self._loop.call_soon(self._send_ready)
+        elif self._timer is None:
+            self._timer = self._loop.call_at(self._patient_until, self._send_ready)
 
     def _send_ready(self) -> None:
         """Send the oldest batch of every partition that is ready, one request per broker."""
-        ready, self._ready = self._ready, set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        ready, self._ready, self._is_due = self._ready, set(), False
+        self._patient_until = self._loop.time() + PATIENCE
         cluster = self._producer.client.cluster
-        by_leader: dict[int, list[_Lane]] = {}
+        by_leader: dict[int | None, list[_Lane]] = {}
         for lane in ready:
             if lane.waiting and lane.in_flight is None:
                 lane.in_flight = lane.waiting.popleft()
@@ -163,7 +180,8 @@ class RecordSender:
                 refused.append(lane)
                 continue
             batch, lane.in_flight = lane.in_flight, None
-            assert batch is not None
+            if batch is None:  # it was left to the producer meanwhile
+                continue
             batch.done(found[2], found[3] if len(found) > 3 else -1)
             if lane.waiting:
                 self._make_ready(lane)
