@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -248,15 +247,15 @@ def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(tmp_p
     play(tmp_path, story)
 
 
-def _hold(scene: Scene) -> threading.Event:
-    """Let nothing be written until the event is set."""
-    release, append_durably = threading.Event(), scene.runner.writer.append_durably
+def _hold(scene: Scene) -> asyncio.Event:
+    """Let no batch be written until the event is set."""
+    release, run_batch = asyncio.Event(), scene.runner._run_batch
 
-    def held(frames: bytes) -> None:
-        release.wait(60)
-        append_durably(frames)
+    async def held(loop: Any, batch: Any) -> None:
+        await release.wait()
+        await run_batch(loop, batch)
 
-    scene.runner.writer.append_durably = held  # type: ignore[method-assign]
+    scene.runner._run_batch = held  # type: ignore[method-assign]
     return release
 
 

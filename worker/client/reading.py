@@ -3,8 +3,8 @@
 Rules that hold in this file:
 
 - Every broker that leads partitions has one fetch at a time. The following one leaves as soon as the answer is handled.
-- After an error, or when partitions are added, the fetches of a broker end. `run` begins them anew, after a pause and
-  with newer metadata where there was an error.
+- After an error, or when a broker leads other partitions than it is asked for, its fetches end. `run` begins them anew,
+  after a pause and with newer metadata where there was an error.
 - A position that a broker no longer has becomes the end of the partition.
 """
 
@@ -51,8 +51,9 @@ class DecisionReader:
         self._topic, self._receive = topic, receive
         self._positions: dict[int, int] = {}
         self._lost: set[int] = set()  # partitions whose position a broker no longer has
-        self._fetching: set[int] = set()  # brokers
-        self._changed = self._failed = False
+        self._fetching: dict[int, list[int]] = {}  # brokers, and the partitions that they are asked for
+        self._outdated: set[int] = set()  # brokers that are to be asked for other partitions
+        self._failed = False
         self._wake = asyncio.Event()
 
     async def seek_to_end(self, partitions: int) -> None:
@@ -66,22 +67,21 @@ class DecisionReader:
         """Read so many partitions, those that are new from their beginning."""
         for partition in range(partitions):
             self._positions.setdefault(partition, 0)
-        self._changed = True
+        self._wake.set()
 
     async def run(self) -> None:
         """Read until cancelled."""
         while True:
             self._wake.clear()
-            self._changed = self._failed = False
+            if self._failed:
+                self._failed = False
+                await asyncio.sleep(_PAUSE)
+                await self._client.force_metadata_update()
             try:
                 await self._begin()
             except KafkaError as error:
                 self._fail(error)
-            if self._failed:
-                await asyncio.sleep(_PAUSE)
-                await self._client.force_metadata_update()
-            else:
-                await self._wake.wait()
+            await self._wake.wait()
 
     def _tps(self, partitions: Any) -> list[TopicPartition]:
         return [TopicPartition(self._topic, partition) for partition in partitions]
@@ -105,20 +105,22 @@ class DecisionReader:
             else:
                 led.setdefault(leader, []).append(tp.partition)
         for leader, partitions in led.items():
-            if leader not in self._fetching:
-                if not await self._client.ready(leader):
-                    self._fail(f"no connection to broker {leader}")
-                    continue
-                self._fetching.add(leader)
-                self._fetch(leader, partitions)
+            if leader in self._fetching:
+                if self._fetching[leader] != partitions:
+                    self._outdated.add(leader)
+            elif await self._client.ready(leader):
+                self._fetching[leader] = partitions
+                self._fetch(leader)
+            else:
+                self._fail(f"no connection to broker {leader}")
 
     # ── fetches ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _fetch(self, leader: int, partitions: list[int]) -> None:
+    def _fetch(self, leader: int) -> None:
         connection = open_connection(self._client, leader)
-        wanted = [(partition, self._positions[partition], _FETCH_BYTES) for partition in partitions]
+        wanted = [(partition, self._positions[partition], _FETCH_BYTES) for partition in self._fetching[leader]]
         request = FetchRequest(_LONG_POLL, 1, _FETCH_BYTES, READ_COMMITTED, [(self._topic, wanted)])
-        take: Callable[[Answer], None] = partial(self._take, leader, partitions)
+        take: Callable[[Answer], None] = partial(self._take, leader)
         try:
             if connection is None:
                 raise ConnectionError(f"no connection to broker {leader}")
@@ -127,10 +129,15 @@ class DecisionReader:
             self._end(leader, error)
 
     def _end(self, leader: int, error: object) -> None:
-        self._fetching.discard(leader)
+        self._stop(leader)
         self._fail(error)
 
-    def _take(self, leader: int, partitions: list[int], answer: Answer) -> None:
+    def _stop(self, leader: int) -> None:
+        self._fetching.pop(leader, None)
+        self._outdated.discard(leader)
+        self._wake.set()
+
+    def _take(self, leader: int, answer: Answer) -> None:
         """Hand the records of an answer over, and fetch again."""
         code = getattr(answer, "error_code", 0)
         error: object = for_code(code) if code else None
@@ -143,11 +150,10 @@ class DecisionReader:
             error = raised
         if error is not None:
             self._end(leader, error)
-        elif self._changed:
-            self._fetching.discard(leader)
-            self._wake.set()
+        elif leader in self._outdated:
+            self._stop(leader)
         else:
-            self._fetch(leader, partitions)
+            self._fetch(leader)
 
     def _take_partition(self, found: tuple[Any, ...], version: int) -> object:
         """Hand the records of a partition over; return the error if there is one."""

@@ -2,10 +2,9 @@
 
 Rules that hold in this file:
 
-- While one write is on its way to the disk, the next batch is handled, and waits for its own. Further requests gather:
-  many requests, one write. What a batch answers is fixed when it is handled, and sent when its step is on disk and all
-  before it are answered; without `sync`, when the system has it, which survives a kill of the process and no failure of
-  power.
+- One batch is in work at a time. While it is written to disk, further requests gather and make the next one: many
+  requests, one write. What a batch answers is set when its step is on disk; without `sync`, when the system has it,
+  which survives a kill of the process and no failure of power.
 - The time of an event is the clock when its batch is handled, unless the request has one. It never goes back, so that
   after the progress of a time nothing comes that is earlier.
 - An arrival that comes again is the same arrival: it takes the time of the first.
@@ -17,11 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import orjson
 
@@ -30,6 +28,7 @@ from worker.errors import FailedError
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
 from worker.secret import Secret
+from worker.serve.disk import DiskThread
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.encoding import encode_journal, encode_progress
 from worker.stream.events import Order, Progress, Reason
@@ -60,15 +59,6 @@ class Waiting:
     since: float = field(default_factory=monotonic)
     error: Exception | None = None
     offset: int = -1
-
-
-class _Handled(NamedTuple):
-    """A batch with what to answer, the frame of its step, and the progress that it reports."""
-
-    batch: list[Waiting]
-    answers: list[Answer | Exception | None]
-    frame: bytes
-    progress: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +119,7 @@ class ServeRunner:
         self._offsets.update(start.offsets)
         self._waiting: list[Waiting] = []
         self._wake: asyncio.Future[None] | None = None
-        self._handled: _Handled | None = None  # waits for the write before it
-        self._writing: _Handled | None = None
-        self._broken: BaseException | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
+        self._thread = DiskThread()
         records = [
             Record(topics.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in start.sessions.items()
         ]
@@ -168,14 +155,11 @@ class ServeRunner:
         ticking.add_done_callback(lambda _: self._wake_up())
         try:
             while not ticking.done():
-                while not (self._waiting and self._handled is None) and self._broken is None and not ticking.done():
+                if not self._waiting:
                     self._wake = loop.create_future()
                     await self._wake
-                if self._broken is not None:
-                    raise self._broken
-                self._handled = self._handle(self._waiting)
-                self._waiting = []
-                self._write_next(loop)
+                batch, self._waiting = self._waiting, []
+                await self._run_batch(loop, batch)
                 # What is answered leaves before the next batch is planned, and more requests gather for that one.
                 await asyncio.sleep(0)
             ticking.result()  # raises
@@ -185,16 +169,10 @@ class ServeRunner:
         finally:
             self.failure = self.failure or "the server ends"
             ticking.cancel()
-            self._end(UnavailableError(self.failure))
-            self._thread.shutdown()
+            for waiting in self._waiting:
+                _fail(waiting.future, UnavailableError(self.failure))
+            self._thread.close()
             self.writer.close()
-
-    def _end(self, error: UnavailableError) -> None:
-        """Fail everything that is not answered."""
-        batches = [handled.batch for handled in (self._writing, self._handled) if handled is not None]
-        self._writing = self._handled = None
-        for waiting in [waiting for batch in (*batches, self._waiting) for waiting in batch]:
-            _fail(waiting.future, error)
 
     async def _tick(self) -> None:
         """Report progress, and let sessions expire, also without requests."""
@@ -202,69 +180,37 @@ class ServeRunner:
         while True:
             await asyncio.sleep(self._interval)
             if not self._sync:
-                await loop.run_in_executor(self._thread, self.writer.synchronise)
+                await self._thread.run(loop, self.writer.synchronise)
             await self.submit(Waiting(kind="tick", future=loop.create_future()))
 
-    # ── writes ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _write_next(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write the batch that is handled, unless another one is being written."""
-        if self._writing is not None or self._handled is None:
-            return
-        self._writing, self._handled = self._handled, None
-        frame = self._writing.frame
-        if frame and self._sync:
-            written = loop.run_in_executor(self._thread, self.writer.append_durably, frame)
-            written.add_done_callback(lambda _: self._on_written(loop, written))
-            return
+    async def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[Waiting]) -> None:
         try:
-            if frame:
-                self.writer.append(frame)
+            step, emits = self._handle(batch)
+            if step is not None:
+                frame = self.writer.encode(step)
+                if self._sync:
+                    await self._thread.run(loop, self.writer.append_durably, frame)
+                else:
+                    self.writer.append(frame)
+                if step.progress:
+                    self.serving.acknowledged(step.progress)
+                    self._progress = step.progress
         except OSError as error:
-            self._broken = error
-            self._wake_up()
-        else:
-            self._finish(self._writing)
-
-    def _on_written(self, loop: asyncio.AbstractEventLoop, written: asyncio.Future[None]) -> None:
-        """Answer the batch that is on disk, and write the next one."""
-        handled = self._writing
-        error = None if written.cancelled() else written.exception()
-        if handled is None:  # the runner has ended
-            return
-        if error is not None:
-            self._broken = error
-        else:
-            self._finish(handled)
-            self._write_next(loop)
-        self._wake_up()
-
-    def _finish(self, handled: _Handled) -> None:
-        self._writing = None
-        if handled.progress:
-            self.serving.acknowledged(handled.progress)
-        now = monotonic()
-        for waiting, answer in zip(handled.batch, handled.answers, strict=True):
-            if waiting.kind == "arrive":
-                self._metrics.decided(now - waiting.since)
-            if waiting.future.done():  # with fallback ads, or the client has gone
-                continue
-            if isinstance(answer, Exception):
-                waiting.future.set_exception(answer)
-            else:
-                waiting.future.set_result(answer)
+            for waiting in batch:
+                _fail(
+                    waiting.future, UnavailableError(f"the state folder cannot be written: {error.strerror or error}")
+                )
+            raise
+        except BaseException:
+            for waiting in batch:
+                _fail(waiting.future, UnavailableError("the server ends"))
+            raise
+        self._answer(batch, emits)
 
     # ── a batch ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _handle(self, batch: list[Waiting]) -> _Handled:
-        """Handle a batch; return what to write, and what to answer."""
-        step, emits = self._step(batch)
-        frame = b"" if step is None else self.writer.encode(step)
-        progress = 0 if step is None else step.progress
-        # Now, since the following batch may change the sessions before this one is on disk.
-        return _Handled(batch, self._answers(batch, emits), frame, progress)
-
-    def _step(self, batch: list[Waiting]) -> tuple[Step | None, Emits]:
+    def _handle(self, batch: list[Waiting]) -> tuple[Step | None, Emits]:
+        """Handle a batch; return what to write, and what came of it."""
         now = self.now()
         records = self._records(batch, now)
         started = perf_counter()
@@ -281,7 +227,6 @@ class ServeRunner:
         if progress:
             reached = Progress(partition=0, partitions=1, time=progress, opened=self.serving.opened)
             journal.append((None, encode_progress(reached)))
-            self._progress = progress
         self._journal_end += len(journal)
         outputs = self._outputs(emits) if self._record else ()
         if not (journal or emits.changelog or (self._record and records)):
@@ -341,21 +286,24 @@ class ServeRunner:
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _answers(self, batch: Iterable[Waiting], emits: Emits) -> list[Answer | Exception | None]:
-        """Return what to answer to each request of a batch."""
+    def _answer(self, batch: Iterable[Waiting], emits: Emits) -> None:
         decisions = dict(emits.decisions)
         rejected = dict(map(_rejection, emits.dead_letters)) if emits.dead_letters else {}
-        answers: list[Answer | Exception | None] = []
+        now = monotonic()
         for waiting in batch:
+            future = waiting.future
+            if waiting.kind == "arrive":
+                self._metrics.decided(now - waiting.since)
+            if future.done():  # with fallback ads, or the client has gone
+                continue
             topic = self.topics.arrivals if waiting.kind == "arrive" else self.topics.clicks
             error = waiting.error or (rejected.get((topic, waiting.offset)) if waiting.request is not None else None)
             if error is not None:
-                answers.append(error)
+                future.set_exception(error)
             elif waiting.kind in ("tick", "order"):
-                answers.append(None)
+                future.set_result(None)
             else:
-                answers.append(self._answer_of(waiting.session_id, decisions.get(waiting.session_id.encode())))
-        return answers
+                future.set_result(self._answer_of(waiting.session_id, decisions.get(waiting.session_id.encode())))
 
     def _answer_of(self, session_id: str, decision: bytes | None) -> Answer | None:
         session = self.serving.table.get(session_id)
