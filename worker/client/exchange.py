@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from aiokafka.errors import KafkaError
@@ -38,6 +39,10 @@ REUSED: Final = "another arrival has this session_id; ids must be unique"
 Ending: TypeAlias = Literal["clicked", "exhausted"]
 
 
+#: A decision is decoded when it comes, when it is answered and when its feedback comes; the last ones are kept.
+_decoded: Final = lru_cache(maxsize=2_048)(decode_decision)
+
+
 class Known(NamedTuple):
     """The decision of a session as it came, its position, and the partition of the session.
 
@@ -50,7 +55,7 @@ class Known(NamedTuple):
 
     def decision(self) -> Decision:
         """Decode the decision."""
-        return decode_decision(self.value)
+        return _decoded(self.value)
 
 
 @dataclass(slots=True)
@@ -258,7 +263,7 @@ class Exchange:
             if session is None and not others:
                 continue
             try:
-                position = decode_decision(value).position
+                position = _decoded(value).position
             except Rejected as rejected:
                 log.warning("%s: not a decision: %s", record.where, rejected)
                 continue

@@ -4,8 +4,8 @@ Rules that hold here:
 
 - Kafka's default partitioner (murmur2) chooses the partition of a key. The number of partitions is the
   one that arrivals, clicks and decisions have in common while topics are extended one after the other.
-- Nothing lingers. A record goes out at once; those for a partition whose last request is not answered yet go together
-  in the following one.
+- Arrivals go out at once, and feedback a few milliseconds later at most (`worker.client.sending`). Decisions are handed
+  over as they come (`worker.client.reading`).
 - Records may be sent twice after a lost connection, since workers take every record any number of times. So the
   producer is not idempotent: no failure makes it unusable for good.
 - The consumer starts at the ends of the partitions. Partitions that appear later are read from their beginning.
@@ -21,23 +21,21 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.errors import KafkaError
-from aiokafka.structs import TopicPartition
 
+from worker.client.direct import close_if_silent
+from worker.client.reading import DecisionReader
+from worker.client.sending import RecordSender
 from worker.client.transport import Keyed, Receive
 from worker.errors import FailedError
 from worker.kafka.clients import partition_counts, readable_errors, standalone_consumer
 from worker.kafka.connection import Connection
-from worker.kafka.records import next_records
-from worker.kafka.writer import TopicWriters
 from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import Topics
 
 log = logging.getLogger(__name__)
 
 _BATCH_BYTES: Final = 256 << 10
-_LONG_POLL: Final = 500  # milliseconds that the broker holds a fetch back while there is nothing new
-_PAUSE: Final = 0.2  # seconds after a failed fetch
+_REQUEST_TIMEOUT: Final = 40.0  # seconds after which a broker that does not answer a fetch is connected anew
 
 
 class KafkaTransport:
@@ -59,8 +57,9 @@ class KafkaTransport:
         self._stack = contextlib.AsyncExitStack()
         self._producer: AIOKafkaProducer
         self._consumer: AIOKafkaConsumer
-        self._writers: TopicWriters
-        self.partitions = self._found = 0
+        self._sender: RecordSender
+        self._reader: DecisionReader
+        self.partitions = 0
         self.trouble: str | None = "not connected"
 
     # ── connection ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,14 +71,14 @@ class KafkaTransport:
         try:
             with readable_errors(self._connection):
                 counts = await partition_counts(self._connection, topics.arrivals, topics.clicks, topics.decisions)
-                self.partitions = self._found = _common(counts)
+                self.partitions = _common(counts)
                 await self._open_consumer(counts[topics.decisions])
                 await self._open_producer()
         except BaseException:
             await self._stack.aclose()
             raise
         self.trouble = None
-        for work in (self._read(), self._watch()):
+        for work in (self._reader.run(), self._watch()):
             self._stack.push_async_callback(_cancel, asyncio.create_task(work))
 
     async def stop(self) -> None:
@@ -89,15 +88,10 @@ class KafkaTransport:
 
     async def _open_consumer(self, partitions: int) -> None:
         self._consumer = await self._stack.enter_async_context(
-            standalone_consumer(
-                self._connection, auto_offset_reset="latest", fetch_max_wait_ms=_LONG_POLL, fetch_min_bytes=1
-            )
+            standalone_consumer(self._connection, auto_offset_reset="latest")
         )
-        tps = self._decisions(partitions)
-        self._consumer.assign(tps)
-        await self._consumer.seek_to_end(*tps)
-        for tp in tps:
-            await self._consumer.position(tp)  # the seek takes effect here: every later decision will be received
+        self._reader = DecisionReader(self._consumer, self._topics.decisions, lambda records: self._receive(records))
+        await self._reader.seek_to_end(partitions)  # every later decision will be received
 
     async def _open_producer(self) -> None:
         self._producer = AIOKafkaProducer(
@@ -109,12 +103,9 @@ class KafkaTransport:
         )
         self._stack.push_async_callback(self._producer.stop)
         await self._producer.start()
-        self._producer._sender._in_flight = _NeverBusy()
-        self._writers = TopicWriters(self._producer)
-        await self._writers.load_metadata(*self._names.values(), self._topics.decisions)
-
-    def _decisions(self, partitions: int) -> list[TopicPartition]:
-        return [TopicPartition(self._topics.decisions, partition) for partition in range(partitions)]
+        self._sender = RecordSender(self._producer, timeout=self._delivery_timeout, patient=(self._topics.clicks,))
+        self._stack.push_async_callback(self._sender.close)
+        await self._sender.load_metadata(*self._names.values(), self._topics.decisions)
 
     # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -124,7 +115,7 @@ class KafkaTransport:
 
     def send_all(self, records: Iterable[Keyed]) -> list[asyncio.Future[Any]]:
         """Send records together; return the futures of their batches."""
-        parts: dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
+        parts: dict[tuple[str, int], list[tuple[bytes, bytes]]] = defaultdict(list)
         for record in records:
             parts[record.topic, self._place(record)].append((record.key, record.value))
         return [
@@ -134,72 +125,36 @@ class KafkaTransport:
     def _place(self, record: Keyed) -> int:
         return murmur2_partition(record.key, self.partitions) if record.partition is None else record.partition
 
-    def _write(
-        self, topic: str, partition: int, pairs: list[tuple[bytes | None, bytes | None]]
-    ) -> list[asyncio.Future[Any]]:
-        return [batch.future for batch in self._writers.writer(self._names[topic], partition).write(pairs)]
+    def _write(self, topic: str, partition: int, pairs: list[tuple[bytes, bytes]]) -> list[asyncio.Future[Any]]:
+        return self._sender.write(self._names[topic], partition, pairs)
 
-    # ── decisions in ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _read(self) -> None:
-        while True:
-            try:
-                await self._read_some()
-            except KafkaError as error:
-                log.warning("decisions cannot be read: %r; trying again", error)
-                await asyncio.sleep(_PAUSE)
-            except Exception:  # whatever a record may cause, those after it are read
-                log.exception("decisions cannot be handled")
-            await asyncio.sleep(0)  # a full buffer would otherwise be read without a pause for the others
-
-    async def _read_some(self) -> None:
-        fetched = await next_records(self._consumer, seconds=1.0)
-        for records in fetched.values():
-            self._receive(records)
-        await self._follow()
-
-    async def _follow(self) -> None:
-        """Read partitions that are new, those known from where they are; only then send to the new ones."""
-        if self._found <= self.partitions:
-            return
-        positions = {tp: await self._consumer.position(tp) for tp in self._consumer.assignment()}
-        tps = self._decisions(self._found)
-        self._consumer.assign(tps)
-        for tp in tps:
-            self._consumer.seek(tp, positions.get(tp, 0))
-        log.info("the topics have %d partitions, %d before", self._found, self.partitions)
-        self.partitions = self._found
+    # ── brokers and partitions ───────────────────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
         """Look from time to time whether the brokers answer, and how many partitions all three topics have."""
         while True:
             await asyncio.sleep(self._refresh)
-            client = self._producer.client
+            client, now = self._producer.client, asyncio.get_running_loop().time()
+            close_if_silent(client, now - self._delivery_timeout)
+            close_if_silent(self._consumer._client, now - _REQUEST_TIMEOUT)
             if not await client.force_metadata_update():
                 self._report(f"no broker of {', '.join(self._connection.servers)} can be reached")
                 continue
             self._report(None)
             topics = (*self._names.values(), self._topics.decisions)
-            self._found = min(len(client.cluster.partitions_for_topic(topic) or ()) for topic in topics)
+            self._follow(min(len(client.cluster.partitions_for_topic(topic) or ()) for topic in topics))
+
+    def _follow(self, found: int) -> None:
+        """Read partitions that are new; only then send to them."""
+        if found > self.partitions:
+            log.info("the topics have %d partitions, %d before", found, self.partitions)
+            self._reader.extend(found)
+            self.partitions = found
 
     def _report(self, trouble: str | None) -> None:
         if trouble != self.trouble:
             log.warning(trouble or "the brokers can be reached again")
             self.trouble = trouble
-
-
-class _NeverBusy(set[int]):
-    """The brokers with a request in flight, as the sender of aiokafka asks for them: none, so that none has to wait.
-
-    It would send one request at a time to a broker, and a record that comes meanwhile would wait for a round trip. The
-    partitions of a request are still held back until it is answered, so each keeps its order.
-    """
-
-    def add(self, broker: int) -> None:
-        """Forget it."""
-
-    def remove(self, broker: int) -> None:
-        """Do nothing: it is not here."""
 
 
 def _common(counts: dict[str, int]) -> int:

@@ -17,6 +17,7 @@ from worker.gateway.model import PublishedModel
 from worker.gateway.service import KafkaAdService
 from worker.http.api import ApiSettings
 from worker.http.server import http_server
+from worker.kafka import protocol
 from worker.kafka.clients import readable_errors
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Limits
@@ -44,6 +45,7 @@ class GatewaySettings:
 
 async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises `FailedError` if Kafka or the port cannot be used at the start."""
+    protocol.install()
     connection, topics = settings.connection, settings.topics
     exchange = Exchange(
         KafkaTransport(connection, topics),

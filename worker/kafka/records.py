@@ -18,7 +18,8 @@ def plain(record: Any) -> Record:
 _new = tuple.__new__
 
 
-def _unpacked(tp: Any, record: Any) -> Record:
+def unpacked(tp: Any, record: Any) -> Record:
+    """Return a record of a batch as a `Record`."""
     return _new(Record, (tp.topic, tp.partition, record.offset, record.timestamp, record.key, record.value))
 
 
@@ -31,7 +32,7 @@ def unpack_lean(fetcher: Any) -> None:
     for fetched in fetcher._records.values():
         held = getattr(fetched, "_partition_records", None)  # none in an error
         if held is not None:
-            held._consumer_record = _unpacked
+            held._consumer_record = unpacked
 
 
 async def next_records(consumer: Any, *, seconds: float, most: int | None = None) -> dict[Any, list[Record]]:
