@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -28,7 +29,6 @@ from worker.errors import FailedError
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
 from worker.secret import Secret
-from worker.serve.disk import DiskThread
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.encoding import encode_journal, encode_progress
 from worker.stream.events import Order, Progress, Reason
@@ -119,7 +119,7 @@ class ServeRunner:
         self._offsets.update(start.offsets)
         self._waiting: list[Waiting] = []
         self._wake: asyncio.Future[None] | None = None
-        self._thread = DiskThread()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
         records = [
             Record(topics.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in start.sessions.items()
         ]
@@ -171,7 +171,7 @@ class ServeRunner:
             ticking.cancel()
             for waiting in self._waiting:
                 _fail(waiting.future, UnavailableError(self.failure))
-            self._thread.close()
+            self._thread.shutdown()
             self.writer.close()
 
     async def _tick(self) -> None:
@@ -180,7 +180,7 @@ class ServeRunner:
         while True:
             await asyncio.sleep(self._interval)
             if not self._sync:
-                await self._thread.run(loop, self.writer.synchronise)
+                await loop.run_in_executor(self._thread, self.writer.synchronise)
             await self.submit(Waiting(kind="tick", future=loop.create_future()))
 
     async def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[Waiting]) -> None:
@@ -189,7 +189,7 @@ class ServeRunner:
             if step is not None:
                 frame = self.writer.encode(step)
                 if self._sync:
-                    await self._thread.run(loop, self.writer.append_durably, frame)
+                    await loop.run_in_executor(self._thread, self.writer.append_durably, frame)
                 else:
                     self.writer.append(frame)
                 if step.progress:
