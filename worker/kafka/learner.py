@@ -34,7 +34,7 @@ from worker.kafka.clients import read_to_end, run_client, standalone_consumer
 from worker.kafka.connection import Connection
 from worker.kafka.history import HistoryWriter
 from worker.kafka.learner_process import LearnerStatus
-from worker.kafka.memory import collect_garbage_rarely, return_memory_periodically
+from worker.kafka.memory import collect_garbage_rarely, reuse_memory
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.kafka.records import next_records
 from worker.metrics import Metrics
@@ -73,7 +73,7 @@ def run_learner(
     threading.Thread(target=_end_with_input, daemon=True).start()
     protocol.install()
     collect_garbage_rarely()
-    return_memory_periodically()
+    reuse_memory()
     try:
         history = run_client(connection, published_versions(connection, topics))
         learning = with_dimension(learning, dim, history)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from worker.errors import AdcascadeError, FailedError, InputError, ParametersError
+from worker.kafka.beside import call_in, run_beside
 from worker.kafka.clients import partition_counts, read_to_end, standalone_consumer
 from worker.kafka.connection import Connection
 from worker.kafka.records import plain
@@ -254,57 +257,67 @@ class ParametersReader:
     """Reads the parameters topic from its beginning, in every worker, outside of the group.
 
     Faust's `GlobalTable` recovers in a loop when several workers run (faust-streaming issue 283).
+
+    It reads in a thread with a loop of its own: a version can have several megabytes, and to fetch and decode them
+    takes long. Only `take` runs in the loop that serves.
     """
 
     def __init__(self, connection: Connection, topics: Topics, published: PublishedParameters) -> None:
         self._connection = connection
         self._tp = TopicPartition(topics.parameters, ONLY_PARTITION)
         self._published = published
-        self._consumer: AIOKafkaConsumer | None = None
-        self._position, self._end = 0, -1
-        self._looking: asyncio.Task[None] | None = None
+        self._position = 0
+        #: How often the end was asked for, and the last answer: which question it belongs to, and the offset.
+        self._asked, self._end = 0, (-1, 0)
+        self._look: Callable[[], object] = lambda: None
 
     @property
     def ready(self) -> bool:
         """Whether everything that was there at the last `catch_up` has been read, and at least one version."""
-        return 0 <= self._end <= self._position and self._published.version >= 0
+        asked, end = self._end
+        return asked == self._asked and end <= self._position and self._published.version >= 0
 
     def catch_up(self) -> None:
         """Be ready again when everything is read that is in the topic now.
 
         A worker that takes a partition over has to know the versions that its last owner knew.
         """
-        self._end = -1
-        if self._looking is not None:
-            self._looking.cancel()
-        self._looking = asyncio.get_running_loop().create_task(self._look_for_end())
-
-    async def _look_for_end(self) -> None:
-        while self._consumer is None:  # noqa: ASYNC110 (before the first connection)
-            await asyncio.sleep(_RETRY)
-        while True:
-            try:
-                self._end = (await self._consumer.end_offsets([self._tp]))[self._tp]
-                return
-            except KafkaError as error:
-                log.warning("the end of the parameters cannot be read: %r; trying again", error)
-                await asyncio.sleep(_RETRY)
+        self._asked += 1
+        with suppress(RuntimeError):  # the reader ends
+            self._look()
 
     async def run(self) -> None:
         """Pass the versions on until cancelled; errors of the broker are logged and retried."""
+        serving = asyncio.get_running_loop()
+        await run_beside(partial(self._run, serving), "parameters")
+
+    async def _run(self, serving: asyncio.AbstractEventLoop) -> None:
         async with standalone_consumer(self._connection) as consumer:
             consumer.assign([self._tp])
             await consumer.seek_to_beginning(self._tp)
-            self._consumer = consumer
-            self.catch_up()
+            asked = asyncio.Event()
+            looking = asyncio.create_task(self._look_for_end(consumer, asked))
+            self._look = partial(asyncio.get_running_loop().call_soon_threadsafe, asked.set)
+            asked.set()
             try:
-                await self._read(consumer)
+                await self._read(consumer, serving)
             finally:
-                self._consumer = None
-                if self._looking is not None:
-                    self._looking.cancel()
+                self._look = lambda: None
+                looking.cancel()
 
-    async def _read(self, consumer: AIOKafkaConsumer) -> None:
+    async def _look_for_end(self, consumer: AIOKafkaConsumer, asked: asyncio.Event) -> None:
+        while True:
+            await asked.wait()
+            asked.clear()
+            question = self._asked
+            try:
+                self._end = question, (await consumer.end_offsets([self._tp]))[self._tp]
+            except KafkaError as error:
+                log.warning("the end of the parameters cannot be read: %r; trying again", error)
+                await asyncio.sleep(_RETRY)
+                asked.set()
+
+    async def _read(self, consumer: AIOKafkaConsumer, serving: asyncio.AbstractEventLoop) -> None:
         while True:
             try:
                 fetched = await consumer.getmany(self._tp, timeout_ms=_IDLE)
@@ -314,6 +327,6 @@ class ParametersReader:
                 await asyncio.sleep(1.0)
                 continue
             if records := [plain(record) for record in fetched.get(self._tp, ())]:
-                # Not in the loop that serves: 38,000 arms take half a second.
-                self._published.take(await asyncio.to_thread(self._published.prepare, records))
+                prepared = self._published.prepare(records)
+                await call_in(serving, partial(self._published.take, prepared))
             self._position = position

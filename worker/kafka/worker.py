@@ -20,7 +20,7 @@ from worker.kafka.memory import (
     available_memory,
     collect_garbage_rarely,
     let_the_loop_go_first,
-    return_memory_periodically,
+    reuse_memory,
     sessions_that_fit,
 )
 from worker.kafka.parameters import ParametersReader, PublishedParameters, published_versions, with_dimension
@@ -131,7 +131,7 @@ class Worker:
         protocol.install()
         collect_garbage_rarely()
         let_the_loop_go_first()
-        return_memory_periodically()
+        reuse_memory()
         own = (self.parameters_reader.run, self.learner.run, self._progress.run)
         tasks = [supervised(task, self.troubles) for task in (*own, *background)]
         return self.transport.run(

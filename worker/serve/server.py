@@ -19,7 +19,7 @@ from worker.kafka.memory import (
     available_memory,
     collect_garbage_rarely,
     let_the_loop_go_first,
-    return_memory_periodically,
+    reuse_memory,
     sessions_that_fit,
 )
 from worker.kafka.watch import different
@@ -55,7 +55,7 @@ def run_server(settings: ServeSettings) -> int:
         history, start = _read_folder(settings, lock)
         collect_garbage_rarely()
         let_the_loop_go_first()
-        return_memory_periodically()
+        reuse_memory()
         asyncio.run(_serve(settings, lock, history, start))
     finally:
         lock.release()

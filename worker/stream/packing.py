@@ -75,7 +75,7 @@ def from_base64(block: Block) -> Floats:
     """Return the flat array of a block; raise `ValueError` if it is not base64 of whole numbers."""
     view, end = memoryview(block), 0
     data = np.empty(len(view) // 4 * 3, dtype=np.uint8)
-    room = memoryview(data)
+    room = data.data
     for at in range(0, len(view), STEP):
         part = a2b_base64(view[at : at + STEP], strict_mode=True)
         room[end : end + len(part)] = part
