@@ -159,3 +159,20 @@ def test_a_lost_connection_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         await brokers.fetched(1, {0: 5})
 
     play(monkeypatch, {0: 1}, story)
+
+
+def test_a_connection_that_closes_at_the_end_is_no_trouble(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        brokers = Brokers(monkeypatch, {0: 1})
+        await brokers.reader.seek_to_end(1)
+        running = asyncio.create_task(brokers.reader.run())
+        async with asyncio.timeout(30):
+            await brokers.fetched(1, {0: 5})
+        running.cancel()
+        await asyncio.wait([running])
+        brokers.fetches[-1][2].set_exception(ConnectionError("closed"))
+
+    asyncio.run(run())
+    assert not caplog.text

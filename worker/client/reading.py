@@ -53,7 +53,7 @@ class DecisionReader:
         self._lost: set[int] = set()  # partitions whose position a broker no longer has
         self._fetching: dict[int, list[int]] = {}  # brokers, and the partitions that they are asked for
         self._outdated: set[int] = set()  # brokers that are to be asked for other partitions
-        self._failed = False
+        self._failed = self._is_over = False
         self._wake = asyncio.Event()
 
     async def seek_to_end(self, partitions: int) -> None:
@@ -71,6 +71,12 @@ class DecisionReader:
 
     async def run(self) -> None:
         """Read until cancelled."""
+        try:
+            await self._run()
+        finally:
+            self._is_over = True  # the connections are closed next, with a fetch on its way
+
+    async def _run(self) -> None:
         while True:
             self._wake.clear()
             if self._failed:
@@ -87,7 +93,8 @@ class DecisionReader:
         return [TopicPartition(self._topic, partition) for partition in partitions]
 
     def _fail(self, error: object) -> None:
-        log.warning("decisions cannot be read: %r; trying again", error)
+        if not self._is_over:
+            log.warning("decisions cannot be read: %r; trying again", error)
         self._failed = True
         self._wake.set()
 
