@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,12 +49,6 @@ class Connection(RequestHandler):
         self._unblocked: asyncio.Future[None] | None = None
         #: When the present request began to come in, or when the client stopped reading; 0 if neither.
         self.waiting_since = 0.0
-
-    async def start(self) -> None:
-        """Answer requests until the connection ends."""
-        if sys.version_info < (3, 12):  # later ones start a task without a turn of the loop
-            self._loop = _InlineTasks(self._loop)  # type: ignore[assignment]
-        await super().start()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection, if there is room."""
@@ -115,25 +108,6 @@ class Connection(RequestHandler):
         self.force_close()
         if transport is not None:
             transport.abort()
-
-
-class _InlineTasks:
-    """An event loop on which a task is its coroutine: whoever awaits it runs it.
-
-    aiohttp awaits a task for every request, so that context variables are its own. Nothing here sets any, and a task
-    costs two turns of the loop.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.time, self.create_future, self.call_at = loop.time, loop.create_future, loop.call_at
-
-    def create_task(self, coroutine: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
-        """Return the coroutine."""
-        return coroutine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
 
 
 class LimitedServer(web.Server):
