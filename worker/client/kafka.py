@@ -110,7 +110,7 @@ class KafkaTransport:
     # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, record: Keyed) -> asyncio.Future[Any]:
-        """Send a record at once; the future is that of its batch."""
+        """Send a record; the future is that of its batch."""
         return self._write(record.topic, self._place(record), [(record.key, record.value)])[0]
 
     def send_all(self, records: Iterable[Keyed]) -> list[asyncio.Future[Any]]:

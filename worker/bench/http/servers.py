@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from worker.bench.kafka.processes import processor_seconds
 from worker.errors import FailedError
 
 _START: Final = 60.0  # seconds for a server to start
@@ -48,7 +49,7 @@ class ServerProcess:
 
     def processor_seconds(self) -> float:
         """Return the processor time of the process and its threads, without its children."""
-        return time.clock_gettime(~self._process.pid << 3 | 2)  # Linux has a clock for each process
+        return processor_seconds(self._process.pid)
 
     def resident_memory(self) -> int:
         """Return the bytes that the process and its children hold."""

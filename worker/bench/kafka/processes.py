@@ -53,11 +53,11 @@ class ChildProcess:
 
     def processor_seconds(self) -> float:
         """Return the processor time of the process, its threads and its children."""
-        return self._total(_processor_seconds)
+        return self._total(processor_seconds)
 
     def own_processor_seconds(self) -> float:
         """Return the processor time of the process and its threads, without its children."""
-        return self._total(_processor_seconds, with_children=False)
+        return self._total(processor_seconds, with_children=False)
 
     def resident_memory(self) -> int:
         """Return the bytes of memory that the process and its children hold now."""
@@ -77,7 +77,8 @@ class ChildProcess:
             raise FailedError(f"{self.name} cannot be measured: {error}") from None
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process and its threads, without its children."""
     # Linux has a clock for each process, to the nanosecond; /proc/…/stat counts in steps of 10 ms.
     return time.clock_gettime(~pid << 3 | 2)
 
