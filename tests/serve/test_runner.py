@@ -251,9 +251,9 @@ def _hold(scene: Scene) -> asyncio.Event:
     """Let no batch be written until the event is set."""
     release, run_batch = asyncio.Event(), scene.runner._run_batch
 
-    async def held(loop: Any, batch: Any) -> None:
+    async def held(batch: Any) -> None:
         await release.wait()
-        await run_batch(loop, batch)
+        await run_batch(batch)
 
     scene.runner._run_batch = held  # type: ignore[method-assign]
     return release

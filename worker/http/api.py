@@ -13,14 +13,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, TypeVar
+from functools import partial
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestPayloadError
 
-from worker.http.direct import DirectResponse, encoded, takes_direct
+from worker.http.direct import DirectResponse, encoded, takes_direct, whole_answer
 from worker.http.keys import ApiKeys, SessionQuota
 from worker.http.metrics import HttpMetrics
+from worker.http.plain import Plain, read_plain
 from worker.http.problems import CONTENT_TYPE, ProblemError, problem_of
 from worker.http.requests import read_arrive, read_batch, read_feedback, session_in_path
 from worker.http.service import AdService, Answer, UnavailableError, UnknownSessionError
@@ -89,7 +91,7 @@ class HttpApi:
             BATCH_SESSIONS: ("batch-arrive", self._batch_arrive),
             BATCH_FEEDBACK: ("batch-feedback", self._batch_feedback),
         }
-        self.server = LimitedServer(self.handle, settings.connections)
+        self.server = LimitedServer(self.handle, settings.connections, self._take)
         metrics.connections = lambda: self.server.open_connections
 
     # ── every request ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -107,22 +109,57 @@ class HttpApi:
             if request.method != method and not (method == "GET" and request.method == "HEAD"):
                 raise ProblemError("method", f"it takes {method}", {"Allow": method})
             response: web.StreamResponse = await endpoint(request, key)
-        except (Rejected, ProblemError) as error:
-            response = _problem(error)
-        except UnknownSessionError as error:
-            response = _problem(ProblemError("unknown-session", str(error)))
-        except UnavailableError as error:
-            response = _problem(ProblemError("unavailable", str(error), _RETRY))
-        except (ConnectionError, RequestPayloadError):
-            # The client has gone, or its body is not what its headers say.
-            response = _problem(ProblemError("unreadable", "the body does not come in as the headers say"))
-        except Exception:
-            log.exception("a request failed")
-            response = _problem(ProblemError("internal"))
+        except Exception as error:
+            response = _problem(_problem_in(error))
         finally:
             self.server.received(request)
         self._metrics.answered(route, response.status, self._loop.time() - began)
         return response
+
+    def _take(self, connection: Connection, data: bytes) -> Literal["taken", "partial", "other"]:
+        """Take a request that needs no aiohttp; its answer is written when it is there."""
+        plain = read_plain(data, self._most)
+        if not isinstance(plain, Plain):
+            return plain
+        if connection.is_blocked:
+            return "other"
+        began = self._loop.time()
+        answering: asyncio.Future[Answer]
+        try:
+            answering = asyncio.ensure_future(self._ask(plain))
+        except Exception as error:
+            answering = self._loop.create_future()
+            answering.set_exception(error)
+        route = "arrive" if plain.session_id is None else "feedback"
+        answering.add_done_callback(partial(self._finish, connection, route, began))
+        return "taken"
+
+    def _ask(self, plain: Plain) -> Awaitable[Answer]:
+        keys = self._settings.keys
+        key = "" if keys is None else keys.name_of(plain.authorization)
+        if plain.session_id is not None:
+            feedback = read_feedback(plain.body, self._most, plain.session_id)
+            return self._service.feedback(feedback, self._deadline())
+        arrival = read_arrive(plain.body, self._most)
+        self._quota.take(key)
+        return self._service.arrive(arrival, self._deadline())
+
+    def _finish(self, connection: Connection, route: str, began: float, answering: asyncio.Future[Answer]) -> None:
+        """Write the answer to a request that was taken."""
+        try:
+            answer = answering.result()
+        except asyncio.CancelledError:  # the server ends
+            connection.cut()
+            return
+        except Exception as error:
+            problem = _problem_in(error)
+            status, body = problem_of(problem)
+            headers = encoded({**_PROBLEM, **_more_headers(problem)})
+        else:
+            self._metrics.fallbacks += answer.fallback
+            status, headers, body = 200, _ENCODED_JSON, answer.body()
+        connection.answer(whole_answer(status, headers, body))
+        self._metrics.answered(route, status, self._loop.time() - began)
 
     def _route(self, path: str) -> tuple[str, str, Endpoint]:
         """Return the name of a route, its method and its function."""
@@ -249,5 +286,23 @@ def _session_of(request: web.BaseRequest) -> str:
 
 def _problem(error: Rejected | ProblemError) -> web.Response:
     status, body = problem_of(error)
-    more: dict[str, Any] = error.headers if isinstance(error, ProblemError) else {}
-    return web.Response(body=body, status=status, headers={**_PROBLEM, **more})
+    return web.Response(body=body, status=status, headers={**_PROBLEM, **_more_headers(error)})
+
+
+def _more_headers(error: Rejected | ProblemError) -> dict[str, str]:
+    return error.headers if isinstance(error, ProblemError) else {}
+
+
+def _problem_in(error: Exception) -> Rejected | ProblemError:
+    """Return what an error is to the client."""
+    if isinstance(error, Rejected | ProblemError):
+        return error
+    if isinstance(error, UnknownSessionError):
+        return ProblemError("unknown-session", str(error))
+    if isinstance(error, UnavailableError):
+        return ProblemError("unavailable", str(error), _RETRY)
+    if isinstance(error, ConnectionError | RequestPayloadError):
+        # The client has gone, or its body is not what its headers say.
+        return ProblemError("unreadable", "the body does not come in as the headers say")
+    log.error("a request failed", exc_info=error)
+    return ProblemError("internal")

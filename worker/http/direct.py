@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
+
+_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class DirectResponse(web.StreamResponse):
@@ -38,9 +41,7 @@ class DirectResponse(web.StreamResponse):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has gone")
         headers, body = self._parts
-        transport.write(
-            b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\nDate: %b\r\n\r\n%b" % (headers, len(body), _DATE.now(), body)
-        )
+        transport.write(whole_answer(200, headers, body))
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -50,6 +51,12 @@ class DirectResponse(web.StreamResponse):
 def takes_direct(request: web.BaseRequest) -> bool:
     """Return whether a request can be answered so: HTTP/1.1 over a connection that stays."""
     return request.version == HttpVersion11 and request.keep_alive and request.method != "HEAD"
+
+
+def whole_answer(status: int, headers: bytes, body: bytes) -> bytes:
+    """Return an answer as it is written; `headers` are encoded ones."""
+    parts = status, _PHRASES[status], headers, len(body), _DATE.now(), body
+    return b"HTTP/1.1 %d %b\r\n%bContent-Length: %d\r\nDate: %b\r\n\r\n%b" % parts
 
 
 def encoded(headers: Mapping[str, str]) -> bytes:

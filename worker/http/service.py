@@ -12,6 +12,7 @@ Rules that hold on both sides of it:
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Literal, NamedTuple, Protocol
 
 import orjson
@@ -99,10 +100,10 @@ class Answer(NamedTuple):
 class AdService(Protocol):
     """What decides about ads. Deadlines are times of the event loop's clock."""
 
-    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+    def arrive(self, request: ArriveRequest, deadline: float) -> Awaitable[Answer]:
         """Open a session, or find it; return its current decision. Raises `Rejected` or `UnavailableError`."""
 
-    async def feedback(self, request: FeedbackRequest, deadline: float) -> Answer:
+    def feedback(self, request: FeedbackRequest, deadline: float) -> Awaitable[Answer]:
         """Take a click or a pass; return the next decision, or how the session ended.
 
         Raises as `arrive`, or `UnknownSessionError`.

@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 #: How much lower the priority of this process is; see `worker.kafka.learner`.
 NICE: Final = 2
-#: Seconds between two looks at the steps.
-PAUSE: Final = 0.05
+#: Seconds between two looks at the steps. Each is a transaction; while that goes to the disk, answers wait for theirs.
+PAUSE: Final = 0.25
 #: Seconds without steps after which the process reports all the same.
 REPORT_INTERVAL: Final = 5.0
 

@@ -4,7 +4,8 @@ Rules that hold in this file:
 
 - One batch is in work at a time. While it is written to disk, further requests gather and make the next one: many
   requests, one write. What a batch answers is set when its step is on disk; without `sync`, when the system has it,
-  which survives a kill of the process and no failure of power.
+  which survives a kill of the process and no failure of power. A short write to a quick disk is not worth a thread
+  (`durable.py`).
 - The time of an event is the clock when its batch is handled, unless the request has one. It never goes back, so that
   after the progress of a time nothing comes that is earlier.
 - An arrival that comes again is the same arrival: it takes the time of the first.
@@ -16,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -29,6 +29,7 @@ from worker.errors import FailedError
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
 from worker.secret import Secret
+from worker.serve.durable import DurableSteps
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.encoding import encode_journal, encode_progress
 from worker.stream.events import Order, Progress, Reason
@@ -107,6 +108,7 @@ class ServeRunner:
         )
         self.failure: str | None = None
         self.writer = StepWriter(folder, start.position)
+        self._durable = DurableSteps(self.writer)
         self._secret = secret
         self._metrics = metrics
         self._clock = clock
@@ -119,7 +121,6 @@ class ServeRunner:
         self._offsets.update(start.offsets)
         self._waiting: list[Waiting] = []
         self._wake: asyncio.Future[None] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="steps")
         records = [
             Record(topics.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in start.sessions.items()
         ]
@@ -159,7 +160,7 @@ class ServeRunner:
                     self._wake = loop.create_future()
                     await self._wake
                 batch, self._waiting = self._waiting, []
-                await self._run_batch(loop, batch)
+                await self._run_batch(batch)
                 # What is answered leaves before the next batch is planned, and more requests gather for that one.
                 await asyncio.sleep(0)
             ticking.result()  # raises
@@ -171,7 +172,7 @@ class ServeRunner:
             ticking.cancel()
             for waiting in self._waiting:
                 _fail(waiting.future, UnavailableError(self.failure))
-            self._thread.shutdown()
+            self._durable.close()
             self.writer.close()
 
     async def _tick(self) -> None:
@@ -180,18 +181,20 @@ class ServeRunner:
         while True:
             await asyncio.sleep(self._interval)
             if not self._sync:
-                await loop.run_in_executor(self._thread, self.writer.synchronise)
+                await self._durable.synchronise()
             await self.submit(Waiting(kind="tick", future=loop.create_future()))
 
-    async def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[Waiting]) -> None:
+    async def _run_batch(self, batch: list[Waiting]) -> None:
         try:
             step, emits = self._handle(batch)
             if step is not None:
                 frame = self.writer.encode(step)
-                if self._sync:
-                    await loop.run_in_executor(self._thread, self.writer.append_durably, frame)
-                else:
+                if not self._sync:
                     self.writer.append(frame)
+                elif self._durable.is_quick(len(batch)):
+                    self._durable.append(frame)
+                else:
+                    await self._durable.append_in_thread(frame)
                 if step.progress:
                     self.serving.acknowledged(step.progress)
                     self._progress = step.progress
@@ -303,7 +306,11 @@ class ServeRunner:
             elif waiting.kind in ("tick", "order"):
                 future.set_result(None)
             else:
-                future.set_result(self._answer_of(waiting.session_id, decisions.get(waiting.session_id.encode())))
+                answer = self._answer_of(waiting.session_id, decisions.get(waiting.session_id.encode()))
+                if answer is None and waiting.request is not None:
+                    future.set_exception(UnavailableError("there is no room for this session"))
+                else:
+                    future.set_result(answer)
 
     def _answer_of(self, session_id: str, decision: bytes | None) -> Answer | None:
         session = self.serving.table.get(session_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import msgspec
 import orjson
@@ -48,19 +48,19 @@ class EmbeddedService:
         """Return None, or why no requests can be taken."""
         return self._runner.failure or self._unready()
 
-    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+    def arrive(self, request: ArriveRequest, deadline: float) -> Awaitable[Answer]:
         """Open a session, or find it; return its current decision."""
         waiting = Waiting(
             kind="arrive", session_id=request.session_id, request=request, future=self._loop.create_future()
         )
-        return await self._answer(waiting, deadline)
+        return self._answer(waiting, deadline)
 
-    async def feedback(self, request: FeedbackRequest, deadline: float) -> Answer:
+    def feedback(self, request: FeedbackRequest, deadline: float) -> Awaitable[Answer]:
         """Take a click or a pass; return the next decision, or how the session ended."""
         waiting = Waiting(
             kind="feedback", session_id=request.session_id, request=request, future=self._loop.create_future()
         )
-        return await self._answer(waiting, deadline)
+        return self._answer(waiting, deadline)
 
     async def session(self, session_id: str) -> Answer | None:
         """Return the answer that the last request of a session would have now.
@@ -70,18 +70,15 @@ class EmbeddedService:
         waiting = Waiting(kind="look", session_id=session_id, future=self._loop.create_future())
         return await self._runner.submit(waiting)
 
-    async def _answer(self, waiting: Waiting, deadline: float) -> Answer:
-        future = self._runner.submit(waiting)
+    def _answer(self, waiting: Waiting, deadline: float) -> Awaitable[Answer]:
+        answering = self._runner.submit(waiting)
         due = self._due
         while due and due[0].waiting.future.done():
             due.popleft()
         due.append(_Due(deadline, waiting))
         if self._timer is None:
             self._timer = self._loop.call_at(deadline, self._answer_due)
-        answer = await future
-        if answer is None:
-            raise UnavailableError("there is no room for this session")
-        return answer
+        return cast(Awaitable[Answer], answering)  # the runner answers these requests, or fails them
 
     # ── fallback ads ─────────────────────────────────────────────────────────────────────────────────────────────────
 

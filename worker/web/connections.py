@@ -4,6 +4,8 @@ Rules that hold in this file:
 
 - A request has `request_timeout` seconds to come in whole, however slowly its bytes do. Then the connection is cut.
 - A client that does not read its answers gets no further ones, and is cut after the same time.
+- Whole requests may be taken past aiohttp (`LimitedServer.take`), one at a time. What is not taken is aiohttp's, and so
+  is all that the connection sends from then on. So the bytes of a request are read by one parser alone.
 - One connection more than allowed closes the one that has been idle for longest; if none is idle, the one whose client
   has kept the server waiting for longest. If there is none either, the new one is closed. So connections that do
   nothing, or too little, cannot keep others out.
@@ -14,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -24,6 +27,8 @@ from aiohttp.web_protocol import RequestHandler
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+#: From a connection and bytes to what they are: a request that is `taken`, `partial`, or for aiohttp.
+Take = Callable[["Connection", bytes], Literal["taken", "partial", "other"]]
 
 _LINGER: Final = 1.0  # seconds for which the rest of a rejected body is read, so that the client sees the answer
 
@@ -41,12 +46,16 @@ class ConnectionLimits:
 class Connection(RequestHandler):
     """A connection, and since when its client has kept the server waiting."""
 
-    __slots__ = ("_limited", "_unblocked", "waiting_since")
+    __slots__ = ("_answered", "_held", "_is_asked", "_is_offered", "_limited", "_unblocked", "waiting_since")
 
     def __init__(self, server: LimitedServer, **options: Any) -> None:
         super().__init__(server, **options)
         self._limited = server
         self._unblocked: asyncio.Future[None] | None = None
+        self._is_offered = server.take is not None  # whether requests may be taken past aiohttp
+        self._is_asked = False  # whether one is taken and not answered yet
+        self._held = b""  # the first part of a request, or what came in before the answer to the last one
+        self._answered: asyncio.Future[None] | None = None  # at the end, for the last answer
         #: When the present request began to come in, or when the client stopped reading; 0 if neither.
         self.waiting_since = 0.0
 
@@ -67,7 +76,58 @@ class Connection(RequestHandler):
         if data and not self.waiting_since:  # aiohttp passes nothing on when it resumes
             self.waiting_since = self._loop.time()
             self._limited.busy(self)
-        super().data_received(data)
+        if self._is_offered and data:
+            self._offer(data)
+        else:
+            super().data_received(data)
+
+    def _offer(self, data: bytes) -> None:
+        """Offer bytes as a request. One that has not come in with its second part is aiohttp's, too."""
+        take = self._limited.take
+        if self._is_asked:  # the client sends ahead: not further than this
+            self._held += data
+            if self.transport is not None:
+                self.transport.pause_reading()
+        elif take is not None and not (self._close or self._force_close):
+            is_first, data, self._held = not self._held, self._held + data, b""
+            found = take(self, data)
+            if found == "taken":
+                self._is_asked = True
+                self.received()
+            elif found == "partial" and is_first:
+                self._held = data
+            else:
+                self._is_offered = False
+                super().data_received(data)
+
+    def answer(self, data: bytes) -> None:
+        """Write the answer to the request that was taken."""
+        self._is_asked = False
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+        self._limited.idle(self)
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+        if self._held and self.transport is not None:
+            data, self._held, self._is_offered = self._held, b"", False
+            self._limited.busy(self)
+            self.transport.resume_reading()
+            super().data_received(data)
+
+    def _process_keepalive(self) -> None:
+        if self._is_asked:  # not idle, as aiohttp would think
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:  # noqa: ASYNC109  as aiohttp calls it
+        """Close the connection, after the answer to the present request."""
+        if self._is_asked:
+            self._answered = self._loop.create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._answered
+        await super().shutdown(timeout)
 
     def pause_writing(self) -> None:
         """Note that the client does not read."""
@@ -111,10 +171,11 @@ class Connection(RequestHandler):
 
 
 class LimitedServer(web.Server):
-    """An aiohttp server of one handler, with limits on its connections."""
+    """An aiohttp server of one handler, with limits on its connections; `take` may take requests past aiohttp."""
 
-    def __init__(self, handler: Handler, limits: ConnectionLimits) -> None:
+    def __init__(self, handler: Handler, limits: ConnectionLimits, take: Take | None = None) -> None:
         super().__init__(handler, request_factory=self._request)
+        self.take = take
         self.limits = limits
         self._idle: dict[Connection, None] = {}  # the one that has been idle for longest first
         self._busy: dict[Connection, None] = {}  # in the order in which their requests began
