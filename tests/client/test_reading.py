@@ -12,8 +12,8 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.structs import TopicPartition
 
 from worker.client import reading
-from worker.client.direct import PendingAnswer
 from worker.client.reading import DecisionReader
+from worker.kafka.direct import PendingAnswer
 from worker.stream.topology import Record
 
 NOT_LEADER, OUT_OF_RANGE = 6, 1

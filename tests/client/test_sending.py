@@ -14,9 +14,10 @@ from aiokafka.producer.message_accumulator import MessageAccumulator
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.structs import TopicPartition
 
-from worker.client import direct, sending
-from worker.client.direct import PendingAnswer
+from worker.client import sending
 from worker.client.sending import RecordSender
+from worker.kafka import direct
+from worker.kafka.direct import PendingAnswer
 
 A0, A1, OTHER = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("a", 2)
 C0 = TopicPartition("c", 0)

@@ -149,7 +149,8 @@ def main(settings: dict[str, Any]) -> int:
     logging.basicConfig(
         level=settings.pop("log", "WARNING"), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    connection, topics = Connection(servers=tuple(settings.pop("servers"))), Topics(settings.pop("prefix"))
+    servers, topics = ",".join(settings.pop("servers")), Topics(settings.pop("prefix"))
+    connection = Connection(servers=tuple(servers.split(",")))
     status = Path(settings.pop("status"))
     if "die_at" in settings:
         die_at(settings.pop("die_at"))
@@ -157,6 +158,7 @@ def main(settings: dict[str, Any]) -> int:
         connection=connection,
         topics=topics,
         learner=NO_LEARNER,
+        versions=(sys.executable, "-m", "worker.cli.versions_process", "--broker", servers, "--prefix", topics.prefix),
         progress_interval=settings.pop("progress_interval"),
     )
     metrics = Metrics()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiokafka.producer.message_accumulator import MessageAccumulator
+from aiokafka.structs import TopicPartition
 
 from tests.transport.fake import in_loop
 from worker.kafka.writer import TopicWriter
@@ -28,7 +29,7 @@ class Producer:
 @in_loop
 async def test_records_collect_in_one_batch_until_it_is_taken() -> None:
     producer = Producer()
-    writer = TopicWriter(producer, "t", 0)
+    writer = TopicWriter(producer, TopicPartition("t", 0))
     first = writer.write([(b"a", b"1"), (b"b", b"2")])
     assert writer.write([(b"c", b"3")]) == first
     assert [batch.record_count for batch in producer.take()] == [3]
@@ -41,7 +42,7 @@ async def test_records_collect_in_one_batch_until_it_is_taken() -> None:
 @in_loop
 async def test_more_than_a_batch_holds_goes_into_several_that_are_sent_in_order() -> None:
     producer = Producer(batch_bytes=200)
-    writer = TopicWriter(producer, "t", 0)
+    writer = TopicWriter(producer, TopicPartition("t", 0))
     batches = writer.write((b"key-%d" % n, b"x" * 50) for n in range(10))
     assert len(batches) > 2
     assert sum(batch.record_count for batch in batches) == 10
@@ -53,14 +54,14 @@ async def test_more_than_a_batch_holds_goes_into_several_that_are_sent_in_order(
 
 @in_loop
 async def test_a_record_larger_than_a_batch_goes_alone() -> None:
-    writer = TopicWriter(Producer(batch_bytes=200), "t", 0)
+    writer = TopicWriter(Producer(batch_bytes=200), TopicPartition("t", 0))
     batches = writer.write([(b"a", b"1"), (b"b", b"x" * 5000), (b"c", b"3")])
     assert [batch.record_count for batch in batches] == [1, 1, 1]
 
 
 @in_loop
 async def test_a_batch_that_was_full_already_is_not_among_those_of_the_next_call() -> None:
-    writer = TopicWriter(Producer(batch_bytes=200), "t", 0)
+    writer = TopicWriter(Producer(batch_bytes=200), TopicPartition("t", 0))
     (full,) = writer.write([(b"a", b"x" * 120)])
     (other,) = writer.write([(b"b", b"x" * 120)])  # its future must not wait for the one before
     assert other is not full

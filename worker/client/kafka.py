@@ -22,13 +22,13 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from worker.client.direct import close_if_silent
 from worker.client.reading import DecisionReader
 from worker.client.sending import RecordSender
 from worker.client.transport import Keyed, Receive
 from worker.errors import FailedError
 from worker.kafka.clients import partition_counts, readable_errors, standalone_consumer
 from worker.kafka.connection import Connection
+from worker.kafka.direct import close_if_silent
 from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import Topics
 

@@ -22,8 +22,8 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import TopicPartition
 
-from worker.client.direct import PendingAnswer, open_connection, send
 from worker.client.transport import Receive
+from worker.kafka.direct import PendingAnswer, open_connection, send
 from worker.kafka.records import unpacked
 from worker.kafka.unpacking import BoundedPartitionRecords, KeptRecords
 

@@ -26,7 +26,7 @@ from aiokafka.producer.message_accumulator import MessageBatch
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.structs import TopicPartition
 
-from worker.client.direct import PendingAnswer, open_connection, send
+from worker.kafka.direct import PendingAnswer, open_connection, send
 from worker.kafka.writer import TopicWriters
 
 log = logging.getLogger(__name__)

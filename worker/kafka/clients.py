@@ -18,7 +18,7 @@ from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
 from worker.kafka.connection import Connection
-from worker.kafka.fetching import install
+from worker.kafka.fetch_sessions import install
 from worker.kafka.records import plain
 from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Record

@@ -301,9 +301,13 @@ class BoundedFetchResult(FetchResult):  # type: ignore[misc]
 class BoundedFetcher(Fetcher):  # type: ignore[misc]
     """A fetcher whose polls begin with an empty meter."""
 
+    def begin_poll(self) -> None:
+        """Begin to count what a poll unpacks."""
+        _meter.before_poll = _meter.total
+
     async def fetched_records(self, *arguments: Any, **named: Any) -> Any:
         """Return what was fetched, within the bounds of a poll."""
-        _meter.before_poll = _meter.total
+        self.begin_poll()
         return await super().fetched_records(*arguments, **named)
 
 

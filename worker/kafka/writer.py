@@ -17,6 +17,8 @@ from aiokafka.errors import ProducerClosed
 from aiokafka.producer.message_accumulator import MessageBatch
 from aiokafka.structs import TopicPartition
 
+from worker.kafka.producing import ProduceRequests
+
 _NO_HEADERS: list[tuple[str, bytes]] = []
 
 
@@ -26,9 +28,10 @@ class TopicWriter:
     Each call returns the batches that its records are in. A batch's `future` resolves when all replicas have it.
     """
 
-    def __init__(self, producer: AIOKafkaProducer, topic: str, partition: int) -> None:
+    def __init__(self, producer: AIOKafkaProducer, tp: TopicPartition, requests: ProduceRequests | None = None) -> None:
         self._accumulator = producer._message_accumulator
-        self._tp = TopicPartition(topic, partition)
+        self._requests = requests
+        self._tp = tp
         self._batch: Any = None
 
     def write(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> list[MessageBatch]:
@@ -84,7 +87,8 @@ class TopicWriter:
             raise copy.copy(accumulator._exception)
         # As `send_batch`, but without waiting for the batch before: the queue of a partition keeps the order, and
         # `PartitionPipelines` limits the number of records in flight.
-        self._batch = accumulator._append_batch(accumulator.create_builder(), self._tp)
+        add = accumulator._append_batch if self._requests is None else self._requests.add
+        self._batch = add(accumulator.create_builder(), self._tp)
         return self._batch
 
 
@@ -97,10 +101,11 @@ def _inside(batch: Any) -> tuple[Any, Any, int]:
 
 
 class TopicWriters:
-    """The topic writers of one producer, by topic and partition."""
+    """The topic writers of one producer, by topic and partition; `requests` send for it, if given."""
 
-    def __init__(self, producer: AIOKafkaProducer) -> None:
+    def __init__(self, producer: AIOKafkaProducer, requests: ProduceRequests | None = None) -> None:
         self._producer = producer
+        self._requests = requests
         self._writers: dict[tuple[str, int], TopicWriter] = {}
 
     async def load_metadata(self, *topics: str) -> None:
@@ -119,5 +124,6 @@ class TopicWriters:
         """Return the writer of a partition."""
         writer = self._writers.get((topic, partition))
         if writer is None:
-            writer = self._writers[topic, partition] = TopicWriter(self._producer, topic, partition)
+            tp = TopicPartition(topic, partition)
+            writer = self._writers[topic, partition] = TopicWriter(self._producer, tp, self._requests)
         return writer

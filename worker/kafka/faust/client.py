@@ -14,8 +14,7 @@ from faust.types import TP
 
 from worker.kafka.faust.link import Link, link_of
 from worker.kafka.faust.same_loop import SameLoopConsumer
-from worker.kafka.fetching import install
-from worker.kafka.records import unpack_lean
+from worker.kafka.fetch_sessions import SessionFetcher, install
 from worker.kafka.transport import RecordList
 
 
@@ -29,8 +28,9 @@ class Client(SameLoopConsumer):
         return link_of(self.app)
 
     async def on_start(self) -> None:
-        """Connect, and note the time of every heartbeat that the group accepts."""
+        """Connect, fetch the inputs directly, and note the time of every heartbeat that the group accepts."""
         await super().on_start()
+        self._ensure_consumer()._fetcher.direct = self._link.inputs
         coordinator = self._ensure_consumer()._coordinator
         beat = coordinator._do_heartbeat
 
@@ -94,20 +94,22 @@ class Client(SameLoopConsumer):
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout or 0.0)
-        fetcher = consumer._fetcher
+        fetcher: SessionFetcher = consumer._fetcher
         subscriptions = fetcher._subscriptions
         assignment = subscriptions.subscription and subscriptions.subscription.assignment
+        inputs = [tp for tp in active_partitions if tp.topic in fetcher.direct]
         with subscriptions.fetch_context():
             # A poll may outlive the generation it began in. Its caller would drop the records, and the recovery of a
             # changelog with dropped records never ends.
             while self._still_in(subscriptions, assignment):
                 if consumer._closed or fetcher._closed:
                     raise ConsumerStoppedError
-                if lists := await self._drain(fetcher, assignment, active_partitions):
+                if lists := self._drain(fetcher, assignment, active_partitions):
                     return lists
                 remaining = deadline - loop.time()
                 if remaining <= 0:
                     break
+                fetcher.fetch(assignment, inputs)
                 await self._await_fetch(fetcher, remaining)
         return {}
 
@@ -120,53 +122,47 @@ class Client(SameLoopConsumer):
         )
 
     @staticmethod
-    async def _await_fetch(fetcher: Any, seconds: float) -> None:
-        """Wait for the answer to the next fetch, at most so many seconds."""
+    async def _await_fetch(fetcher: SessionFetcher, seconds: float) -> None:
+        """Wait for the answer to the next fetch, at most so many seconds; raise what the coordinator reports."""
         waiter = fetcher._create_fetch_waiter()
-        done, _ = await asyncio.wait([waiter], timeout=seconds)
-        if not done:
-            waiter.cancel()
-        else:
-            waiter.result()  # the coordinator passes its errors this way
+        timer = asyncio.get_running_loop().call_later(seconds, fetcher._notify, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
 
-    async def _drain(self, fetcher: Any, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
+    def _drain(self, fetcher: SessionFetcher, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
         if not fetcher._records:
             return {}
-        waiting = [
-            TP(*tp)
-            for tp in fetcher._records
-            if tp in active and (state := assignment.state_value(tp)) and state.has_valid_position
-        ]
-        arrivals = {tp for tp in waiting if tp.topic == self._link.arrivals}
-        unpack_lean(fetcher)
+        fetcher.begin_poll()
+        waiting = [tp for tp in fetcher._records if tp in active]
         lists: dict[TP, RecordList] = {}
         # Arrivals first: feedback that is handled before its arrival has to be parked, stored and read again.
-        for part in (arrivals, set(waiting) - arrivals):
-            if part:  # to aiokafka no partitions means all of them
-                lists |= await self._drain_part(fetcher, assignment, part)
+        for is_first in (True, False):
+            part = [tp for tp in waiting if (tp.topic == self._link.arrivals) is is_first]
+            lists |= self._drain_part(fetcher, assignment, part)
         return lists
 
-    async def _drain_part(self, fetcher: Any, assignment: Any, part: set[TP]) -> dict[TP, RecordList]:
-        # Without a timeout `fetched_records` does not yield to the loop, so the positions before and after belong to
-        # the returned records. Their number is limited: the worker does nothing else until they are handled.
-        states = {tp: assignment.state_value(tp) for tp in part}
-        before = {tp: state.position for tp, state in states.items()}
-        fetched = {tp: fetcher._records[tp]._created for tp in part}
-        drained = await fetcher.fetched_records(part, timeout=0, max_records=self._link.options.poll_records)
-        generation = self.app.consumer_generation_id
-        return {
-            tp: RecordList(
-                tp=tp,
-                generation=generation,
-                start=before[tp],
-                end=state.position,
-                records=drained.get(tp, ()),
-                fetched=fetched[tp],
-            )
-            for tp, state in states.items()
+    def _drain_part(self, fetcher: SessionFetcher, assignment: Any, part: list[Any]) -> dict[TP, RecordList]:
+        # Nothing here yields to the loop, so the positions before and after belong to the returned records. Their
+        # number is limited: the worker does nothing else until they are handled.
+        generation, room = self.app.consumer_generation_id, self._link.options.poll_records
+        lists: dict[TP, RecordList] = {}
+        for tp in part:
+            state = assignment.state_value(tp)
+            if state is None or not state.has_valid_position:
+                continue
+            start, fetched = state.position, fetcher._records[tp]._created
+            records = fetcher.take(tp, room)
             # A position can move without a record: transaction markers, compacted batches.
-            if state.position != before[tp]
-        }
+            if state.position != start:
+                lists[tp] = RecordList(
+                    tp=tp, generation=generation, start=start, end=state.position, records=records, fetched=fetched
+                )
+            room -= len(records)
+            if not room:
+                break
+        return lists
 
     def member(self) -> str:
         """Return the id of this member in the group."""

@@ -19,6 +19,7 @@ from worker.kafka.faust import compat
 from worker.kafka.faust.app import WorkerApp, build
 from worker.kafka.faust.driver import BatchConsumer, BatchProducer
 from worker.kafka.faust.link import FaustOptions, Link
+from worker.kafka.producing import ProduceRequests
 from worker.kafka.transport import Background, PartitionOwner, PartitionWriter
 from worker.kafka.writer import TopicWriters
 from worker.stream.topology import MOST_BYTES
@@ -50,7 +51,8 @@ class FaustTransport:
     def _writers(self) -> TopicWriters:
         if self._topic_writers is None:
             assert self._app is not None
-            self._topic_writers = TopicWriters(cast(BatchProducer, self._app.producer).aiokafka)
+            producer = cast(BatchProducer, self._app.producer).aiokafka
+            self._topic_writers = TopicWriters(producer, ProduceRequests(producer))
         return self._topic_writers
 
     def writer(self, topic: str, partition: int) -> PartitionWriter:

@@ -100,6 +100,29 @@ def close_if_silent(client: Any, before: float) -> None:
             connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
 
 
+class SilenceWatch:
+    """Closes connections of a client whose oldest request has waited for an answer longer than `timeout` seconds.
+
+    It has one timer for all requests, and none while nothing is sent.
+    """
+
+    def __init__(self, client: Any, timeout: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._client, self._timeout = client, timeout
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """Look later whether what was sent has been answered."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout / 2, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        close_if_silent(self._client, self._loop.time() - self._timeout)
+        if any(connection._requests for connection in self._client._conns.values()):
+            self.watch()
+
+
 class _Frames(asyncio.Protocol):
     """Splits what a broker sends into answers; everything else is left to aiokafka's protocol."""
 

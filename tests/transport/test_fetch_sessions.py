@@ -1,0 +1,277 @@
+"""Fetches in sessions without a broker: what is asked for, what is taken, and when everything is asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.consumer.subscription_state import SubscriptionState
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.structs import TopicPartition
+
+from tests.transport.fake import in_loop, settle
+from worker.kafka import fetch_sessions, unpacking
+from worker.kafka.direct import PendingAnswer
+from worker.kafka.fetch_sessions import SessionFetcher
+
+A, B, FAR, NOBODYS = (TopicPartition("in", number) for number in range(4))
+OTHER = TopicPartition("log", 0)
+LEADERS = {A: 1, B: 1, FAR: 2, OTHER: 1}
+NO_SUCH_SESSION, OUT_OF_RANGE, NOT_LEADER = 70, 1, 6
+
+
+class Request:
+    """What a fetch asks for."""
+
+    def __init__(self, message: Any) -> None:
+        self.session = message.session_id, message.session_epoch
+        self.positions = {
+            TopicPartition(topic, found[0]): found[2] for topic, partitions in message.topics for found in partitions
+        }
+        self.forgotten = {
+            TopicPartition(topic, one) for topic, partitions in message.forgotten_topics_data for one in partitions
+        }
+
+
+class Broker:
+    """A fetcher with positions, and the requests that it sends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        unpacking.install()
+        self.requests: list[Request] = []
+        self.away: set[int] = set()
+        self.refreshed = 0
+        self._answers: list[PendingAnswer] = []
+        self._subscriptions = SubscriptionState()
+        self._subscriptions.assign_from_user({A, B, FAR, NOBODYS, OTHER})
+        self.assignment = self._subscriptions.subscription.assignment
+        for tp, position in ((A, 5), (B, 7), (FAR, 0), (NOBODYS, 0), (OTHER, 3)):
+            self.assignment.state_value(tp).seek(position)
+        client: Any = SimpleNamespace(
+            _loop=asyncio.get_running_loop(),
+            _metadata_max_age_ms=1000,
+            _request_timeout_ms=40_000,
+            _conns={},
+            cluster=SimpleNamespace(leader_for_partition=LEADERS.get),
+            force_metadata_update=self._refresh,
+            ready=self._ready,
+            send=self._refuse,
+        )
+        monkeypatch.setattr(fetch_sessions, "open_connection", lambda _, node: None if node in self.away else node)
+        monkeypatch.setattr(fetch_sessions, "send", self._take)
+        self.fetcher = SessionFetcher(
+            client,
+            self._subscriptions,
+            retry_backoff_ms=1,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+        )
+        self.fetcher.direct = frozenset({"in"})
+
+    def _refresh(self) -> asyncio.Future[None]:
+        self.refreshed += 1
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    async def _ready(self, node: int) -> bool:
+        self.away.discard(node)
+        return True
+
+    async def _refuse(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    def _take(self, connection: Any, request: Any, answer: PendingAnswer) -> None:
+        self.requests.append(Request(request.prepare({1: (4, 11)})))
+        self._answers.append(answer)
+
+    def fetch(self, *tps: TopicPartition) -> None:
+        self.fetcher.fetch(self.assignment, tps or (A, B))
+
+    def answer(self, data: dict[TopicPartition, bytes | int], *, session: int = 9, error: int = 0) -> None:
+        """Answer the last request with the bytes of partitions, or with errors."""
+        topics = [
+            (
+                tp.topic,
+                [
+                    (tp.partition, found, -1, -1, -1, None, -1, b"")
+                    if isinstance(found, int)
+                    else (tp.partition, 0, 99, 99, 0, None, -1, found)
+                ],
+            )
+            for tp, found in data.items()
+        ]
+        answer = SimpleNamespace(API_VERSION=11, error_code=error, session_id=session, topics=topics)
+        self._answers[-1].set_result(answer)
+
+    def lose(self) -> None:
+        self._answers[-1].set_exception(KafkaConnectionError("lost"))
+
+    def taken(self, tp: TopicPartition) -> list[bytes | None]:
+        return [record.value for record in self.fetcher.take(tp, 100)]
+
+    def position(self, tp: TopicPartition) -> int:
+        position: int = self.assignment.state_value(tp).position
+        return position
+
+
+def records(first: int, *values: bytes) -> bytes:
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 10_000)
+    for number, value in enumerate(values):
+        builder.append(number, 1_700_000_000_000, b"key", value, [])
+    data = bytearray(builder.build())
+    data[:8] = first.to_bytes(8, "big")
+    return bytes(data)
+
+
+@in_loop
+async def test_a_session_begins_with_all_positions_and_goes_on_with_those_that_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker(monkeypatch)
+    broker.fetch()
+    broker.fetch()
+    assert [one.positions for one in broker.requests] == [{A: 5, B: 7}], "one fetch at a time"
+    assert broker.requests[0].session == (0, 0)
+    broker.answer({A: records(5, b"x", b"y")})
+    assert broker.taken(A) == [b"x", b"y"]
+    assert (broker.position(A), broker.position(B)) == (7, 7)
+    broker.fetch()
+    assert broker.requests[1].positions == {A: 7}
+    assert (broker.requests[1].session, broker.requests[1].forgotten) == ((9, 1), set())
+    broker.answer({})
+    broker.fetch()
+    assert (broker.requests[2].positions, broker.requests[2].session) == ({}, (9, 2))
+    await broker.fetcher.close()
+
+
+@in_loop
+async def test_a_partition_that_is_paused_or_still_has_records_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    broker.fetch()
+    broker.answer({A: records(5, b"x")})
+    broker.assignment.state_value(B).pause()
+    broker.fetch(A, B)
+    assert len(broker.requests) == 1, "nothing is left to ask for"
+    assert broker.taken(A) == [b"x"]
+    broker.fetch(A, B)
+    assert (broker.requests[1].positions, broker.requests[1].forgotten) == ({A: 6}, {B})
+    await broker.fetcher.close()
+
+
+@in_loop
+async def test_a_lost_session_begins_anew_with_all_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    broker.fetch()
+    broker.answer({})
+    broker.fetch()
+    broker.answer({}, session=0, error=NO_SUCH_SESSION)
+    broker.fetch()
+    assert (broker.requests[2].positions, broker.requests[2].session) == ({A: 5, B: 7}, (0, 0))
+    await broker.fetcher.close()
+
+
+@in_loop
+async def test_a_broker_without_sessions_gets_all_positions_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    for _ in range(2):
+        broker.fetch()
+        broker.answer({}, session=0)
+    assert [one.positions for one in broker.requests] == [{A: 5, B: 7}] * 2
+    assert [one.session for one in broker.requests] == [(0, 0)] * 2
+    await broker.fetcher.close()
+
+
+@in_loop
+async def test_an_answer_for_a_position_that_was_left_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    broker.fetch()
+    broker.assignment.state_value(A).seek(2)
+    broker.answer({A: records(5, b"x")})
+    assert A not in broker.fetcher._records
+    broker.fetch()
+    assert broker.requests[1].positions == {A: 2}
+    await broker.fetcher.close()
+
+
+@in_loop
+@pytest.mark.parametrize("how", ["lost", "refused"])
+async def test_after_a_failure_everything_is_asked_for_again_a_little_later(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    broker = Broker(monkeypatch)
+    broker.fetch()
+    waiter = broker.fetcher._create_fetch_waiter()
+    if how == "lost":
+        broker.lose()
+    else:
+        broker.answer({A: NOT_LEADER})
+    broker.fetch()
+    assert len(broker.requests) == 1
+    assert broker.refreshed
+    async with asyncio.timeout(10):
+        await waiter
+    broker.fetch()
+    assert (broker.requests[1].positions, broker.requests[1].session) == ({A: 5, B: 7}, (0, 0))
+    await broker.fetcher.close()
+
+
+@in_loop
+async def test_a_position_that_the_broker_has_no_more_is_left_to_aiokafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    others = fetch_sessions._Others
+    assert others(broker.assignment, broker.fetcher.direct).tps == [OTHER]
+    broker.fetch()
+    broker.answer({A: OUT_OF_RANGE, B: records(7, b"x")})
+    assert not broker.assignment.state_value(A).has_valid_position
+    assert set(others(broker.assignment, broker.fetcher.direct).tps) == {A, OTHER}
+    assert broker.taken(B) == [b"x"]
+    await broker.fetcher.close()
+
+
+@in_loop
+async def test_every_broker_is_asked_by_itself_and_connected_to_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    broker.away.add(2)
+    broker.fetch(A, FAR)
+    assert [one.positions for one in broker.requests] == [{A: 5}]
+    await settle()
+    broker.fetch(A, FAR)
+    assert [one.positions for one in broker.requests] == [{A: 5}, {FAR: 0}]
+    await broker.fetcher.close()
+
+
+@in_loop
+async def test_another_assignment_begins_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    broker.fetch()
+    broker.answer({})
+    broker._subscriptions.assign_from_user({A, B})
+    broker.assignment = broker._subscriptions.subscription.assignment
+    for tp in (A, B):
+        broker.assignment.state_value(tp).seek(1)
+    broker.fetch()
+    assert (broker.requests[1].positions, broker.requests[1].session) == ({A: 1, B: 1}, (0, 0))
+    await broker.fetcher.close()
+
+
+@in_loop
+async def test_an_answer_that_cannot_be_handled_and_a_partition_without_leader_cost_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker(monkeypatch)
+    broker.fetch(A, NOBODYS)
+    assert [one.positions for one in broker.requests] == [{A: 5}]
+    assert broker.refreshed == 1, "whoever leads the other one is asked for"
+    broker.answer({B: records(7, b"x")})  # which was not asked for
+    broker.fetch(A)
+    assert len(broker.requests) == 1
+    async with asyncio.timeout(10):
+        while len(broker.requests) == 1:
+            await broker.fetcher._create_fetch_waiter()
+            broker.fetch(A)
+    assert broker.requests[1].positions == {A: 5}
+    await broker.fetcher.close()

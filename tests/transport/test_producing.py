@@ -1,0 +1,166 @@
+"""Requests of an idempotent producer without a broker: order, sequence numbers, and what happens to failures."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.producer.message_accumulator import MessageAccumulator
+from aiokafka.producer.sender import Sender
+from aiokafka.producer.transaction_manager import TransactionManager
+from aiokafka.record.memory_records import MemoryRecords
+from aiokafka.structs import TopicPartition
+
+from tests.transport.fake import in_loop, settle
+from worker.kafka import producing
+from worker.kafka.direct import PendingAnswer
+from worker.kafka.producing import ProduceRequests
+from worker.kafka.writer import TopicWriters
+
+A, B, OTHER = TopicPartition("a", 0), TopicPartition("b", 0), TopicPartition("a", 1)
+LEADERS: dict[TopicPartition, int | None] = {A: 1, B: 1, OTHER: 2}
+NOT_LEADER, TOO_LARGE = 6, 10
+#: A request: the broker, and for each partition its first sequence number and its values.
+Sent = tuple[int, dict[tuple[str, int], tuple[int, list[bytes]]]]
+
+
+class Brokers:
+    """Takes requests, and answers them when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[Sent] = []
+        self.away: set[int] = set()
+        self.leaders = dict(LEADERS)
+        self._answers: list[PendingAnswer] = []
+        cluster = SimpleNamespace(leader_for_partition=self.leaders.get)
+        numbers = TransactionManager(None, 0)
+        numbers.set_pid_and_epoch(5, 0)
+        self.accumulator = MessageAccumulator(cluster, 10_000, 0, 30.0, txn_manager=numbers)
+        client: Any = SimpleNamespace(
+            cluster=cluster, _conns={}, force_metadata_update=lambda: None, _maybe_wait_metadata=settle
+        )
+        sender = Sender(
+            client,
+            acks=-1,
+            txn_manager=numbers,
+            message_accumulator=self.accumulator,
+            retry_backoff_ms=1,
+            request_timeout_ms=40_000,
+        )
+        producer: Any = SimpleNamespace(client=client, _sender=sender, _message_accumulator=self.accumulator)
+        monkeypatch.setattr(producing, "open_connection", lambda _, node: None if node in self.away else node)
+        monkeypatch.setattr(producing, "send", self._take)
+        monkeypatch.setattr(producing.SendProduceReqHandler, "_default_backoff", 0.001, raising=False)
+        self._writers = TopicWriters(producer, ProduceRequests(producer))
+
+    def _take(self, connection: Any, request: Any, answer: PendingAnswer) -> None:
+        parts = {(topic, partition): _content(data) for topic, some in request._topics for partition, data in some}
+        self.sent.append((connection, parts))
+        self._answers.append(answer)
+
+    def write(self, tp: TopicPartition, *values: bytes) -> asyncio.Future[Any]:
+        (batch,) = self._writers.writer(*tp).write([(b"key", value) for value in values])
+        return batch.future
+
+    def answer(self, number: int, *, offset: int = 7, error: int = 0) -> None:
+        found = [(topic, [(partition, error, offset, -1)]) for topic, partition in self.sent[number][1]]
+        self._answers[number].set_result(SimpleNamespace(API_VERSION=2, topics=found))
+
+    def lose(self, number: int) -> None:
+        self._answers[number].set_exception(KafkaConnectionError("lost"))
+
+    async def repeated(self, number: int) -> Sent:
+        """Wait for a request."""
+        async with asyncio.timeout(10):
+            while len(self.sent) <= number:  # noqa: ASYNC110 (what sends has a pause of its own)
+                await asyncio.sleep(0.001)
+        return self.sent[number]
+
+
+def _content(data: Any) -> tuple[int, list[bytes]]:
+    batch = MemoryRecords(bytes(data)).next_batch()
+    return batch.base_sequence, [record.value for record in batch]
+
+
+@in_loop
+async def test_what_is_written_in_one_turn_goes_together_to_each_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch)
+    written = [brokers.write(A, b"1"), brokers.write(B, b"2"), brokers.write(A, b"3"), brokers.write(OTHER, b"4")]
+    assert brokers.sent == []
+    await settle()
+    assert brokers.sent == [(1, {A: (0, [b"1", b"3"]), B: (0, [b"2"])}), (2, {OTHER: (0, [b"4"])})]
+    brokers.answer(0, offset=40)
+    brokers.answer(1)
+    assert written[0].result().offset == 40
+    assert all(future.done() for future in written)
+
+
+@in_loop
+async def test_a_broker_has_one_request_at_a_time_and_the_numbers_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch)
+    brokers.write(A, b"1", b"2")
+    await settle()
+    later = [brokers.write(A, b"3"), brokers.write(A, b"4"), brokers.write(B, b"5")]
+    await settle()
+    assert len(brokers.sent) == 1
+    brokers.answer(0)
+    assert brokers.sent[1:] == [(1, {A: (2, [b"3", b"4"]), B: (0, [b"5"])})]
+    assert not any(future.done() for future in later)
+    brokers.answer(1)
+    assert all(future.done() for future in later)
+
+
+@in_loop
+@pytest.mark.parametrize("how", ["refused", "lost"])
+async def test_what_failed_is_repeated_with_its_number_before_what_comes_later(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    brokers = Brokers(monkeypatch)
+    first = brokers.write(A, b"1", b"2")
+    await settle()
+    later = brokers.write(A, b"3")
+    if how == "refused":
+        brokers.answer(0, error=NOT_LEADER)
+    else:
+        brokers.lose(0)
+    assert not first.done()
+    assert await brokers.repeated(1) == (1, {A: (0, [b"1", b"2"])})
+    brokers.answer(1)
+    assert first.done() and not later.done()
+    assert await brokers.repeated(2) == (1, {A: (2, [b"3"])})
+
+
+@in_loop
+async def test_an_error_that_no_repetition_mends_fails_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch)
+    failed, other = brokers.write(A, b"1"), brokers.write(OTHER, b"2")
+    await settle()
+    brokers.answer(0, error=TOO_LARGE)
+    await settle()
+    assert failed.exception() is not None
+    brokers.answer(1)
+    assert other.exception() is None
+
+
+@in_loop
+@pytest.mark.parametrize("missing", ["connection", "leader"])
+async def test_without_a_connection_or_a_leader_the_producer_itself_sends(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    brokers = Brokers(monkeypatch)
+    if missing == "connection":
+        brokers.away.add(2)
+    else:
+        brokers.leaders[OTHER] = None
+    wakes = brokers.accumulator.waiter()
+    brokers.write(A, b"1")
+    await settle()
+    assert not wakes.done(), "the producer's own task sleeps while all goes well"
+    brokers.write(OTHER, b"2")
+    await settle()
+    assert wakes.done()
+    assert list(brokers.accumulator._batches) == [OTHER]
+    assert [sent[0] for sent in brokers.sent] == [1]
