@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -73,9 +74,20 @@ class Running(WorkerProcess):
     @property
     def learner(self) -> int | None:
         """The id of its learner process."""
+        return self._child(b"worker.cli.learner_process")
+
+    @property
+    def versions(self) -> int | None:
+        """The id of its versions process."""
+        return self._child(b"worker.cli.versions_process")
+
+    def _child(self, module: bytes) -> int | None:
         pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        return int(children[0]) if children else None
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
+            with suppress(FileNotFoundError):
+                if module in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+        return None
 
     @property
     def ready(self) -> bool:

@@ -196,12 +196,12 @@ async def test_of_two_contents_written_at_once_the_first_is_written_again_so_tha
     ahead = other.learner.handle(facts)
     send = log.send_and_wait
 
-    async def raced(topic: str, value: bytes, key: bytes) -> None:
+    async def raced(topic: str, value: bytes, key: bytes) -> Any:
         if topic == TOPICS.parameters and log.send_and_wait is raced and key == b"1":
             log.send_and_wait = send  # type: ignore[method-assign]
             theirs = next(version for version in ahead.versions if version.version == 1)
             await send(topic, encode_parameters(theirs), key)
-        await send(topic, value, key)
+        return await send(topic, value, key)
 
     log.send_and_wait = raced  # type: ignore[method-assign]
     with pytest.raises(FailedError, match="two learners disagree"):

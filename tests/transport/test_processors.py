@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
 
 from tests.embedded.traffic import ARMS, START, arrivals, settings
-from tests.transport.fake import in_loop
 from worker.errors import FailedError, InputError
-from worker.kafka import parameters as parameters_module
 from worker.kafka.connection import Connection
-from worker.kafka.parameters import ParametersReader, PublishedParameters, UnfitError, last_versions, with_dimension
+from worker.kafka.parameters import PublishedParameters, UnfitError, last_versions, with_dimension
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
 from worker.metrics import Metrics
@@ -26,7 +20,6 @@ from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, continued
 from worker.stream.topology import Emits, Record, Topics
-from worker.stream.version_decoding import decode_parameters
 from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import KEPT, RoundedError
 
@@ -88,50 +81,6 @@ def test_a_first_version_of_another_size_ends_the_worker_with_a_clear_line() -> 
         UnfitError, match=r"another worker has published version 0: --dim is \d, but the published parameters have \d"
     ):
         published.handle(on_topic(larger))
-
-
-@in_loop
-async def test_a_version_is_decoded_and_prepared_outside_of_the_loop_that_serves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads: list[bool] = []
-
-    def decode(value: bytes) -> Parameters:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return decode_parameters(value)
-
-    class Consumer(SimpleNamespace):
-        async def seek_to_beginning(self, tp: Any) -> None: ...
-
-        async def end_offsets(self, tps: list[Any]) -> dict[Any, int]:
-            return dict.fromkeys(tps, 3)
-
-        async def position(self, tp: Any) -> int:
-            return 3
-
-        async def getmany(self, tp: Any, timeout_ms: int) -> dict[Any, list[Any]]:
-            if published.version == 2:
-                raise FailedError("read")
-            return {tp: on_topic(ZERO, version(1), version(2))}
-
-    @asynccontextmanager
-    async def consumer(_: Any) -> AsyncIterator[Consumer]:
-        yield Consumer(assign=lambda tps: None)
-
-    monkeypatch.setattr(parameters_module, "decode_parameters", decode)
-    monkeypatch.setattr(parameters_module, "standalone_consumer", consumer)
-    published = PublishedParameters(ZERO, [ZERO], Metrics())
-    seen: list[int] = []
-    published.watch(lambda parameters: seen.append(parameters.version))
-    reader = ParametersReader(Connection(servers=("nowhere:1",)), TOPICS, published)
-    with pytest.raises(FailedError, match="read"):
-        await reader.run()
-    assert threads == [False] * 3
-    assert reader.ready
-    assert seen == [0, 1, 2]
-    prepared = published.versions.at(10**15)
-    assert {"_planner", "_policy"} <= vars(prepared).keys(), "the first plan has nothing left to prepare"
-    assert "frontier" in vars(prepared._planner)
 
 
 def test_published_versions_serve_whatever_is_configured() -> None:
@@ -320,7 +269,7 @@ def test_the_dimension_comes_from_the_option_or_from_the_published_parameters() 
 
 
 def test_settings_that_differ_from_the_published_ones_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    connected = PipelineSettings(connection=Connection(servers=("127.0.0.1:1",)), learner=("true",))
+    connected = PipelineSettings(connection=Connection(servers=("127.0.0.1:1",)), learner=("true",), versions=("true",))
     configured = WorkerSettings(pipelines=connected, learning=settings(), arms=ARMS)
     warn(configured, settings(), [replace(ZERO, settings=settings(window=20_000, policy="greedy"))])
     assert "policy, window" in caplog.text
@@ -329,7 +278,7 @@ def test_settings_that_differ_from_the_published_ones_are_logged(caplog: pytest.
 def test_standardise_given_later_than_version_0_is_logged_because_it_has_no_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    connected = PipelineSettings(connection=Connection(servers=("127.0.0.1:1",)), learner=("true",))
+    connected = PipelineSettings(connection=Connection(servers=("127.0.0.1:1",)), learner=("true",), versions=("true",))
     for given, published in ((True, True), (True, False)):
         caplog.clear()
         learning, zero = settings(standardise=given), replace(ZERO, settings=settings(standardise=published))

@@ -8,6 +8,7 @@ its n(n+1)/2 products u_i u_j with the packed covariances.
 from __future__ import annotations
 
 from functools import cache, cached_property
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -41,10 +42,20 @@ def triangle(size: int) -> tuple[Ints, Ints]:
     return np.triu_indices(size)
 
 
-class PersonalHeads:
-    """The kernel for the arms `shown`, of coefficients (K, n) and their covariances (K, n, n)."""
+class Spread(Protocol):
+    """How certain the coefficients are."""
 
-    def __init__(self, coefficients: Floats, covariances: Floats, shown: Ints, dtype: DTypeLike) -> None:
+    @property
+    def covariances(self) -> Floats:
+        """The covariance of the coefficients of each arm, (K, n, n)."""
+
+
+class PersonalHeads:
+    """The kernel for the arms `shown`, of coefficients (K, n) and how certain they are."""
+
+    computed: ClassVar[tuple[str, ...]] = ("spreads",)
+
+    def __init__(self, coefficients: Floats, precision: Spread, shown: Ints, dtype: DTypeLike) -> None:
         self.dtype, self.size = np.dtype(dtype), coefficients.shape[1]
         self.count = len(shown)
         # Beyond this, e^−u leaves the number range.
@@ -52,7 +63,7 @@ class PersonalHeads:
         # A column more than there are arms: a product with a single column takes another kernel.
         self.opposed = np.zeros((self.size, self.count + 1), dtype=self.dtype)
         self.opposed[:, :-1] = -coefficients[shown].T
-        self._covariances = covariances, shown
+        self._precision, self._shown = precision, shown
 
     @property
     def ranking(self) -> None:
@@ -62,7 +73,7 @@ class PersonalHeads:
     @cached_property
     def spreads(self) -> Array:
         """The packed covariances, (n(n+1)/2, columns + 1)."""
-        covariances, shown = self._covariances
+        covariances, shown = self._precision.covariances, self._shown
         packed = np.zeros((self.size * (self.size + 1) // 2, self.count + 1), dtype=self.dtype)
         for first in range(0, self.count, BLOCK):  # what is gathered at once is small beside the covariances
             part = covariances[shown[first : first + BLOCK]]

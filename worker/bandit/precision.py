@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -51,6 +52,7 @@ class Precision:
     context: Floats
     cross: Floats
     arms: Floats = field(repr=False)
+    computed: ClassVar[tuple[str, ...]] = ("centres", "whitening")
 
     def __post_init__(self) -> None:
         arms = frozen_array(self.arms)

@@ -79,9 +79,14 @@ def read(options: argparse.Namespace) -> WorkerOptions:
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
     )
+    configure_log(options, brokers, signing)
+    return checked
+
+
+def configure_log(options: argparse.Namespace, brokers: Connection, signing: Secret | None) -> None:
+    """Configure logging, which hides the secrets."""
     secrets = [brokers.password or "", signing.reveal().decode() if signing is not None else ""]
     log_format.configure(format=options.log_format, level=options.log_level, secrets=secrets)
-    return checked
 
 
 def run(options: argparse.Namespace) -> int:
@@ -113,6 +118,7 @@ def run(options: argparse.Namespace) -> int:
             connection=checked.connection,
             topics=checked.topics,
             learner=(sys.executable, "-m", "worker.cli.learner_process", *options.arguments),
+            versions=(sys.executable, "-m", "worker.cli.versions_process", *options.arguments),
             progress_interval=options.progress_interval / 1000,
         ),
         learning=checked.learning,

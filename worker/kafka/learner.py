@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from operator import attrgetter
 from time import monotonic
 from typing import Protocol, TypeVar
@@ -44,7 +44,7 @@ from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.sizes import VERSION_BYTES
-from worker.stream.topology import ONLY_PARTITION, Topics
+from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.troubles import Troubles
 from worker.stream.versions import RoundedError, version_key
 
@@ -170,6 +170,7 @@ class JournalPublisher:
         self._parameters_position = 0
         self._reported = monotonic()
         self._unkept_since: float | None = None  # a version that is not in the history yet
+        self._calm: Executor | None = None  # a thread of lower priority, while this runs
 
     async def run(self, make_learner: Callable[[], Learner]) -> None:
         """Fold and publish until cancelled; `make_learner` starts from the published versions."""
@@ -180,6 +181,7 @@ class JournalPublisher:
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner") as thread,
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="calm-learner", initializer=_calm_down) as calm,
         ):
+            self._calm = calm
 
             async def do(call: Callable[[], _T], *, calmly: bool = False) -> _T:
                 return await asyncio.get_running_loop().run_in_executor(calm if calmly else thread, call)
@@ -250,7 +252,6 @@ class JournalPublisher:
                 await self._keep(outcome.troubles)
             await self._write(version)
             self._unkept_since = monotonic()
-            await self._read_parameters()
             first = self._published.content(version.version)
             if first is not None and first.sha256 != version.sha256:
                 # Another learner was faster. Of the records with one key, compaction keeps the last: let it be the
@@ -262,14 +263,23 @@ class JournalPublisher:
         self._report(learner, position, outcome, episodes)
 
     async def _write(self, version: Parameters) -> None:
-        value, topic = self._published.encode(version), self._topics.parameters
+        """Write a version, and take all that is in the topic by then."""
+        topic, key = self._topics.parameters, version_key(version.version)
+        value = await asyncio.get_running_loop().run_in_executor(self._calm, self._published.encode, version)
         try:
-            await self._producer.send_and_wait(topic, value, key=version_key(version.version))
+            written = await self._producer.send_and_wait(topic, value, key=key)
         except MessageSizeTooLargeError:
             raise FailedError(
                 f"{topic} does not take version {version.version}, which has {len(value):,} bytes: set its "
                 f"max.message.bytes to {VERSION_BYTES} (adcascade topics check)"
             ) from None
+        if written.offset != self._parameters_position:
+            await self._read_parameters()  # another learner has written, too
+            return
+        # What is read back would be these bytes, and a version can have several megabytes.
+        record = Record(topic, ONLY_PARTITION, written.offset, written.timestamp, key, value)
+        self._parameters_position += 1
+        self._published.handle([record])
 
     def _report(self, learner: Learner, position: int, outcome: Outcome, episodes: Sequence[bytes] = ()) -> None:
         self._reported = monotonic()

@@ -21,7 +21,7 @@ _REUSE = ((-8, 1), (-3, 32 << 20), (-1, 1 << 30))
 #: Seconds that a thread beside the loop may keep the interpreter while the loop waits for it (5 ms by default).
 TURN = 0.0005
 
-#: Memory of a worker and its learner without sessions.
+#: Memory of a worker, its learner and its versions process without sessions.
 _IDLE = 256 << 20
 #: The part of the rest that sessions may take. The learner holds them too, in less memory but for longer, and a table
 #: that is taken over is there twice for a moment.
@@ -43,7 +43,7 @@ def collect_garbage_rarely() -> None:
 
 
 def let_the_loop_go_first() -> None:
-    """Give the interpreter back to the loop soon while another thread prepares a version.
+    """Give the interpreter back to the loop soon while another thread puts a version together, or answers a page.
 
     A batch gives the interpreter up several times, and each time it waits for a whole turn of the other thread.
     """

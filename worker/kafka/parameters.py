@@ -1,40 +1,27 @@
-"""The parameters topic: read its versions, keep the last of them, refuse those that contradict."""
+"""The parameters topic: its versions, of which the last are kept, and those that contradict refused."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-
-from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import KafkaError
-from aiokafka.structs import TopicPartition
+from dataclasses import dataclass, replace
 
 from worker.errors import AdcascadeError, FailedError, InputError, ParametersError
-from worker.kafka.beside import call_in, run_beside
 from worker.kafka.clients import partition_counts, read_to_end, standalone_consumer
 from worker.kafka.connection import Connection
-from worker.kafka.records import plain
 from worker.metrics import Metrics
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings, check_same_model, continued
 from worker.stream.slates import SlatePlanner
-from worker.stream.topology import ONLY_PARTITION, Record, Topics
+from worker.stream.topology import Record, Topics
 from worker.stream.version_decoding import decode_parameters
 from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import RoundedError, Versions, check_same, keep, should_publish
 
 log = logging.getLogger(__name__)
 
-#: Milliseconds that a read waits for the next version; it returns as soon as there is one.
-_IDLE = 5_000
 #: Milliseconds between a version and its record that show two clocks.
 _ANOTHER_TIME = 86_400_000
-#: Seconds until the end of the topic is asked for again.
-_RETRY = 0.2
 
 
 async def published_versions(connection: Connection, topics: Topics) -> list[Parameters]:
@@ -86,26 +73,15 @@ class UnfitError(FailedError):
     """The configuration of this worker does not fit the published parameters, so that it cannot serve."""
 
 
-class Decoded:
-    """A record of the topic: the version that it holds, if it has a value, or why it cannot be read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A record of the topic: the version that it holds, perhaps with its planner, or why it cannot be read."""
 
-    `written` are the bytes that this process has written, with their version: these are not decoded again.
-    """
-
-    def __init__(self, record: Record, written: tuple[bytes, Parameters] | None = None) -> None:
-        self.offset = record.offset
-        self._timestamp = record.timestamp
-        self.parameters: Parameters | None = None
-        self.planner: SlatePlanner | None = None
-        self.error: AdcascadeError | None = None
-        if written is not None and record.value == written[0]:
-            self.parameters = written[1]
-        elif record.value is not None:
-            try:
-                self.parameters = decode_parameters(record.value)
-                self.parameters.sha256  # noqa: B018 - computed here, once
-            except AdcascadeError as error:
-                self.error = error
+    offset: int
+    timestamp: int
+    parameters: Parameters | None = None
+    planner: SlatePlanner | None = None
+    error: AdcascadeError | None = None
 
     @property
     def published_at(self) -> int:
@@ -117,7 +93,7 @@ class Decoded:
         if self.parameters is None:
             return 0
         made_at = self.parameters.made_at
-        return self._timestamp if abs(self._timestamp - made_at) < _ANOTHER_TIME else made_at
+        return self.timestamp if abs(self.timestamp - made_at) < _ANOTHER_TIME else made_at
 
 
 class PublishedParameters:
@@ -164,25 +140,27 @@ class PublishedParameters:
 
     def handle(self, records: Sequence[Record]) -> None:
         """Take records of the topic."""
-        self.take(Decoded(record, self._written) for record in records)
+        self.take(map(self._received, records))
         self._written = None
+
+    def _received(self, record: Record) -> Received:
+        parameters, error = None, None
+        if self._written is not None and record.value == self._written[0]:
+            parameters = self._written[1]
+        elif record.value is not None:
+            try:
+                parameters = decode_parameters(record.value)
+            except AdcascadeError as raised:
+                error = raised
+        return Received(offset=record.offset, timestamp=record.timestamp, parameters=parameters, error=error)
 
     def encode(self, parameters: Parameters) -> bytes:
         """Encode a version that is written next. Read back, the same bytes are the same version."""
         self._written = encode_parameters(parameters), parameters
         return self._written[0]
 
-    def prepare(self, records: Sequence[Record]) -> list[Decoded]:
-        """Decode records, and prepare their versions to serve, in any thread: this can take a second."""
-        prepared = list(map(Decoded, records))
-        for one in prepared:
-            if one.parameters is not None and one.parameters.version not in self._published:
-                one.planner = SlatePlanner(one.parameters)
-                one.planner.prepare()
-        return prepared
-
-    def take(self, versions: Iterable[Decoded]) -> None:
-        """Take decoded records of the topic."""
+    def take(self, versions: Iterable[Received]) -> None:
+        """Take records of the topic that are decoded."""
         for record in versions:
             try:
                 if record.error is not None:
@@ -251,82 +229,3 @@ def _check_kind(new: Parameters, known: Parameters) -> None:
                 f"version {new.version} has {name} {theirs}, version {known.version} has {mine}: "
                 "it is of another model, whose writer needs topics of its own (--prefix)"
             )
-
-
-class ParametersReader:
-    """Reads the parameters topic from its beginning, in every worker, outside of the group.
-
-    Faust's `GlobalTable` recovers in a loop when several workers run (faust-streaming issue 283).
-
-    It reads in a thread with a loop of its own: a version can have several megabytes, and to fetch and decode them
-    takes long. Only `take` runs in the loop that serves.
-    """
-
-    def __init__(self, connection: Connection, topics: Topics, published: PublishedParameters) -> None:
-        self._connection = connection
-        self._tp = TopicPartition(topics.parameters, ONLY_PARTITION)
-        self._published = published
-        self._position = 0
-        #: How often the end was asked for, and the last answer: which question it belongs to, and the offset.
-        self._asked, self._end = 0, (-1, 0)
-        self._look: Callable[[], object] = lambda: None
-
-    @property
-    def ready(self) -> bool:
-        """Whether everything that was there at the last `catch_up` has been read, and at least one version."""
-        asked, end = self._end
-        return asked == self._asked and end <= self._position and self._published.version >= 0
-
-    def catch_up(self) -> None:
-        """Be ready again when everything is read that is in the topic now.
-
-        A worker that takes a partition over has to know the versions that its last owner knew.
-        """
-        self._asked += 1
-        with suppress(RuntimeError):  # the reader ends
-            self._look()
-
-    async def run(self) -> None:
-        """Pass the versions on until cancelled; errors of the broker are logged and retried."""
-        serving = asyncio.get_running_loop()
-        await run_beside(partial(self._run, serving), "parameters")
-
-    async def _run(self, serving: asyncio.AbstractEventLoop) -> None:
-        async with standalone_consumer(self._connection) as consumer:
-            consumer.assign([self._tp])
-            await consumer.seek_to_beginning(self._tp)
-            asked = asyncio.Event()
-            looking = asyncio.create_task(self._look_for_end(consumer, asked))
-            self._look = partial(asyncio.get_running_loop().call_soon_threadsafe, asked.set)
-            asked.set()
-            try:
-                await self._read(consumer, serving)
-            finally:
-                self._look = lambda: None
-                looking.cancel()
-
-    async def _look_for_end(self, consumer: AIOKafkaConsumer, asked: asyncio.Event) -> None:
-        while True:
-            await asked.wait()
-            asked.clear()
-            question = self._asked
-            try:
-                self._end = question, (await consumer.end_offsets([self._tp]))[self._tp]
-            except KafkaError as error:
-                log.warning("the end of the parameters cannot be read: %r; trying again", error)
-                await asyncio.sleep(_RETRY)
-                asked.set()
-
-    async def _read(self, consumer: AIOKafkaConsumer, serving: asyncio.AbstractEventLoop) -> None:
-        while True:
-            try:
-                fetched = await consumer.getmany(self._tp, timeout_ms=_IDLE)
-                position = await consumer.position(self._tp)
-            except KafkaError as error:
-                log.warning("parameters cannot be read: %r; trying again", error)
-                await asyncio.sleep(1.0)
-                continue
-            if records := [plain(record) for record in fetched.get(self._tp, ())]:
-                prepared = self._published.prepare(records)
-                await call_in(serving, partial(self._published.take, prepared))
-            self._position = position

@@ -1,4 +1,4 @@
-"""The worker on Kafka: partition pipelines, the learner process, and what else runs beside them, on a transport."""
+"""The worker on Kafka: partition pipelines, its two processes, and what else runs beside them, on a transport."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from worker.kafka.memory import (
     reuse_memory,
     sessions_that_fit,
 )
-from worker.kafka.parameters import ParametersReader, PublishedParameters, published_versions, with_dimension
+from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.kafka.pipelines import PartitionPipelines
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
@@ -31,6 +31,7 @@ from worker.kafka.supervision import supervised
 from worker.kafka.topics import input_partitions, largest_record, largest_version
 from worker.kafka.transport import Background, Transport
 from worker.kafka.version_watch import VersionWatch
+from worker.kafka.versions_process import VersionsProcess
 from worker.kafka.watch import SettingsWatch, WatermarkWatch, different
 from worker.metrics import Metrics
 from worker.secret import Secret
@@ -53,6 +54,8 @@ class PipelineSettings:
     topics: Topics = field(default_factory=Topics)
     #: The command line of the learner process (see `worker.kafka.learner`).
     learner: tuple[str, ...]
+    #: The command line of the versions process (see `worker.kafka.versions`).
+    versions: tuple[str, ...]
     progress_interval: float = 1.0
     write_timeout: float = 120.0
     in_flight: int = 4_096
@@ -96,8 +99,8 @@ class Worker:
         self.topics = settings.topics
         self.processors = processors
         self.transport = transport
-        self.parameters_reader = ParametersReader(settings.connection, settings.topics, processors.parameters)
         self.troubles = processors.troubles
+        self.versions = VersionsProcess(settings.versions, processors.parameters, self.troubles)
         self.learner = LearnerProcess(settings.learner, processors.on_learner_status, self.troubles)
         self.version_watch = VersionWatch(
             self.troubles, clock=processors.clock.earlier, opened=lambda: processors.opened
@@ -108,8 +111,8 @@ class Worker:
             settings.topics,
             make_task=processors.make_task,
             handle_together=processors.handle_together,
-            parameters_ready=lambda: self.parameters_reader.ready,
-            refresh_parameters=self.parameters_reader.catch_up,
+            parameters_ready=lambda: self.versions.ready,
+            refresh_parameters=self.versions.catch_up,
             on_stages=processors.on_stages,
             assign_journal=self.learner.assign,
             limit=settings.in_flight,
@@ -132,7 +135,7 @@ class Worker:
         collect_garbage_rarely()
         let_the_loop_go_first()
         reuse_memory()
-        own = (self.parameters_reader.run, self.learner.run, self._progress.run)
+        own = (self.versions.run, self.learner.run, self._progress.run)
         tasks = [supervised(task, self.troubles) for task in (*own, *background)]
         return self.transport.run(
             self.pipelines,
@@ -152,7 +155,7 @@ class Worker:
             return "it has failed and ends"
         if self.processors.parameters.version < 0:
             return "no parameters are published yet: the learner of one worker publishes version 0"
-        if not self.parameters_reader.ready:
+        if not self.versions.ready:
             return "the parameters are being read"
         if not self.serves:
             return "it joins its group, or recovers its sessions"
@@ -240,6 +243,7 @@ class WorkerMonitor:
         while True:
             self._processors.check_accounts()
             self._worker.learner.check()
+            self._worker.versions.check()
             self._worker.version_watch.check()
             learns = self._worker.learner.running
             self._metrics.learning(learns)

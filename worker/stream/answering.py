@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -62,7 +63,7 @@ def answering(parameters: Parameters) -> Answering | None:
     judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS))
     if not len(judged):
         return Answering(lowest=(), collapsed=0)
-    bound = COLLAPSED * float(np.median(rates.arms[active]))
+    bound = COLLAPSED * median(rates.arms[active].tolist())  # numpy's imports a large module first
     order = judged[np.argsort(rates.arms[judged], kind="stable")][:MOST_NAMED].tolist()
     lowest = tuple(
         AnsweredArm(arm=parameters.arms[k].arm, rate=float(rates.arms[k]), displays=int(displays[k])) for k in order

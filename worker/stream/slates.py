@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.arrays import NO_ARM, Array, Floats, Ints
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import Policy, Random, Slates, policy_named, random_slates
 from worker.errors import AdcascadeError, InputError
@@ -32,10 +32,11 @@ _NOTHING = Slate((), (), None, ())
 
 
 class SlatePlanner:
-    """Plan arrivals under one version, which is prepared once."""
+    """Plan arrivals under one version, which is prepared once: here, or by another planner (`computed`)."""
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, computed: Mapping[str, Array] | None = None) -> None:
         self.parameters = parameters
+        self._computed = computed
         self.names = [arm.arm for arm in parameters.arms]
         self.index = parameters.indices
 
@@ -44,7 +45,13 @@ class SlatePlanner:
         planner = self.parameters.planner()
         if planner is None:
             raise InputError("no arm is active")
+        if self._computed is not None:
+            planner.resume(self._computed)
         return planner
+
+    def export(self) -> dict[str, Array]:
+        """Return what is prepared, beside the model, for another planner of the same version."""
+        return self._planner.export() if "_planner" in vars(self) else {}
 
     @cached_property
     def slate_bytes(self) -> int:

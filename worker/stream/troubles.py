@@ -120,6 +120,11 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         "Read the log of the worker. The learner is started again by itself.",
         "bad",
     ),
+    "versions-down": TroubleKind(
+        "The versions process of this worker does not run. Serving continues with the versions that are known.",
+        "Read the log of the worker. The process is started again by itself.",
+        "bad",
+    ),
     "late-versions": TroubleKind(
         "Versions come later than the time from which they should serve.",
         "Give the worker that learns a second core, or lengthen --window.",

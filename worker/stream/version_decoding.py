@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -23,6 +23,9 @@ from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm, LearningSettin
 from worker.stream.standardising import Standardisation
 from worker.stream.version_encoding import COUNTS, PLAIN, digest_of
 
+#: Returns an array of a version by its name.
+ReadArray = Callable[[str], Floats]
+
 
 def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
     """Decode a version and check its hash.
@@ -30,20 +33,14 @@ def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
     With `complete` false (a file written by hand for `explain`), fields not needed for planning may be missing and
     arrays may be nested lists; a hash is then checked only if there is one.
     """
-    try:
-        skeleton, blocks = cut(value)
-        record = orjson.loads(skeleton)
-    except ValueError as error:  # JSONDecodeError is one
-        raise ParametersError(f"not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ParametersError("not a JSON object")
+    record, blocks = _opened(value)
     given = record.get("sha256")
     if complete and not isinstance(given, str):
         raise ParametersError("there is no sha256")
     try:
         if given is not None and digest_of(record, blocks) != given:
             raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-        return _parameters(record, blocks, complete)
+        return _parameters(record, lambda name: _array(record, name, blocks), complete)
     except ParametersError:
         raise
     except InputError as error:
@@ -52,6 +49,31 @@ def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
         raise ParametersError(f"the field {error.args[0]} is missing") from None
     except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
         raise ParametersError(f"a field has the wrong type: {error}") from None
+
+
+def _opened(value: bytes) -> tuple[dict[str, Any], list[Block]]:
+    try:
+        skeleton, blocks = cut(value)
+        record = orjson.loads(skeleton)
+    except ValueError as error:  # JSONDecodeError is one
+        raise ParametersError(f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ParametersError("not a JSON object")
+    return record, blocks
+
+
+def known_content(value: bytes, known: Mapping[int, str]) -> dict[str, Any] | None:
+    """Return a record without its arrays if its content is a known one, by version and hash; otherwise None.
+
+    Only the hash is computed: this is much faster than to decode the version.
+    """
+    try:
+        record, blocks = _opened(value)
+        given = record.get("sha256")
+        is_known = given is not None and known.get(record["version"]) == given and digest_of(record, blocks) == given
+    except (ParametersError, KeyError, TypeError, ValueError, IndexError):
+        return None  # decoding it says what is wrong
+    return record if is_known else None
 
 
 def parameters_of(document: Mapping[str, Any]) -> Parameters:
@@ -63,23 +85,53 @@ def parameters_of(document: Mapping[str, Any]) -> Parameters:
     return decode_parameters(value)
 
 
-def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bool) -> Parameters:
-    later = {name: record.get(name, first) for name, first in LATER_SETTINGS.items()}
-    if later["features"] is not None:
-        later["features"] = Features.of_document(later["features"])
-    model = _model(later["model"], record, blocks, intercept=later["intercept"] is True)
+def _parameters(record: Mapping[str, Any], read: ReadArray, complete: bool) -> Parameters:
+    later = _later_settings(record)
+    model = _model(later["model"], read, intercept=later["intercept"] is True)
     known = {**({} if complete else _planning_defaults(record, model)), **record}
     named = {name: known[name] for name in SETTINGS if complete or name in known}
     settings = LearningSettings(**named, **later)
     listed = _checked(known, "arms", (list,))
     if not complete:
         listed = [{"active": True, **arm} for arm in listed]
-    arms = tuple(
+    return _assembled(known, read, settings=settings, arms=arms_of(listed), model=model)
+
+
+def restored_parameters(
+    record: Mapping[str, Any],
+    read: ReadArray,
+    *,
+    arms: tuple[Arm, ...],
+    make_model: Callable[[LearningSettings], ClickModel],
+) -> Parameters:
+    """Return a version that was decoded and taken apart (see `handover.py`); its hash is not computed again."""
+    named = {name: record[name] for name in SETTINGS}
+    settings = LearningSettings(**named, **_later_settings(record))
+    parameters = _assembled(record, read, settings=settings, arms=arms, model=make_model(settings))
+    object.__setattr__(parameters, "known_sha256", record["sha256"])
+    return parameters
+
+
+def arms_of(documents: Iterable[Mapping[str, Any]]) -> tuple[Arm, ...]:
+    """Return the arms of a record."""
+    return tuple(
         [
             Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"], features=arm.get("features", ()))
-            for arm in listed
+            for arm in documents
         ]
     )
+
+
+def _later_settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    later = {name: record.get(name, first) for name, first in LATER_SETTINGS.items()}
+    if later["features"] is not None:
+        later["features"] = Features.of_document(later["features"])
+    return later
+
+
+def _assembled(
+    known: Mapping[str, Any], read: ReadArray, *, settings: LearningSettings, arms: tuple[Arm, ...], model: ClickModel
+) -> Parameters:
     progress = {int(partition): time for partition, time in _checked(known, "progress", (dict,)).items()}
     if not all(map(is_whole, progress.values())):
         raise ParametersError("progress must be whole numbers")
@@ -91,32 +143,32 @@ def _parameters(record: Mapping[str, Any], blocks: Sequence[Block], complete: bo
         arms=arms,
         model=model,
         progress=progress,
-        answers=_answers(known, blocks),
-        standardisation=_standardisation(known, blocks),
-        pending=_pending(known, blocks, dim=settings.dim, arms=len(arms)),
+        answers=_answers(known, read),
+        standardisation=_standardisation(known, read),
+        pending=_pending(known, read, dim=settings.dim, arms=len(arms)),
         shares=Shares.of_document(_checked({"learn_shares": {}, **known}, "learn_shares", (dict,))),
         **plain,
     )
 
 
-def _answers(record: Mapping[str, Any], blocks: Sequence[Block]) -> AnswerCounts | None:
+def _answers(record: Mapping[str, Any], read: ReadArray) -> AnswerCounts | None:
     if record.get("answer_counts") is None:
         return None
-    displayed, answered = (_array(record, f"answer_counts.{name}", blocks) for name in COUNTS)
+    displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
     return AnswerCounts(displayed=displayed, answered=answered)
 
 
-def _standardisation(record: Mapping[str, Any], blocks: Sequence[Block]) -> Standardisation | None:
+def _standardisation(record: Mapping[str, Any], read: ReadArray) -> Standardisation | None:
     if record.get("standardisation") is None:
         return None
-    centre, scale = (_array(record, f"standardisation.{name}", blocks) for name in ("centre", "scale"))
+    centre, scale = (read(f"standardisation.{name}") for name in ("centre", "scale"))
     return Standardisation(centre=centre, scale=scale)
 
 
-def _pending(record: Mapping[str, Any], blocks: Sequence[Block], *, dim: int, arms: int) -> ObservedSessions | None:
+def _pending(record: Mapping[str, Any], read: ReadArray, *, dim: int, arms: int) -> ObservedSessions | None:
     if record.get("pending") is None:
         return None
-    arrays = {name: _array(record, f"pending.{name}", blocks) for name in ARRAYS}
+    arrays = {name: read(f"pending.{name}") for name in ARRAYS}
     return ObservedSessions.unpack(arrays, dim=dim, arms=arms)
 
 
@@ -140,10 +192,10 @@ def _planning_defaults(record: Mapping[str, Any], model: ClickModel) -> dict[str
     }
 
 
-def _model(kind: Any, record: Mapping[str, Any], blocks: Sequence[Block], *, intercept: bool) -> ClickModel:
+def _model(kind: Any, read: ReadArray, *, intercept: bool) -> ClickModel:
     if kind not in tuple(MODELS):
         raise ParametersError(f"unknown model {kind!r}; one of {', '.join(MODELS)}")
-    arrays = {name: _array(record, name, blocks) for name in MODELS[kind].fields}
+    arrays = {name: read(name) for name in MODELS[kind].fields}
     return MODELS[kind].unpack(arrays, intercept=intercept)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from worker.bandit.arrays import Floats
+from worker.bandit.arrays import Array, Floats
 from worker.stream.budget import ALL
 from worker.stream.features import Features
 from worker.stream.packing import Block, pieces, to_base64
@@ -49,6 +49,12 @@ def parameters_document(parameters: Parameters) -> dict[str, Any]:
 
 def record_of(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
     """Return the record without its arrays, and these as blocks (see `packing.py`)."""
+    arrays = arrays_of(parameters)
+    return skeleton_of(parameters, arrays), [to_base64(array) for array in arrays.values()]
+
+
+def skeleton_of(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the record without its arrays, with a place for each of these."""
     settings = parameters.settings
     record: dict[str, Any] = {
         **{name: getattr(parameters, name) for name in PLAIN},
@@ -63,15 +69,13 @@ def record_of(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
         record["ties"] = parameters.ties
     if parameters.shares != ALL:
         record["learn_shares"] = parameters.shares._asdict()
-    blocks: list[Block] = []
-    for name, array in arrays_of(parameters).items():
+    for number, (name, array) in enumerate(arrays.items()):
         *outer, last = name.split(".")
         target = record
         for part in outer:
             target = target.setdefault(part, {})
-        target[last] = {"shape": list(array.shape), "data": f"@{len(blocks)}"}
-        blocks.append(to_base64(array))
-    return record, blocks
+        target[last] = {"shape": list(array.shape), "data": f"@{number}"}
+    return record
 
 
 def _arm_document(arm: Arm) -> dict[str, Any]:
@@ -83,7 +87,12 @@ def _arm_document(arm: Arm) -> dict[str, Any]:
 
 def arrays_of(parameters: Parameters) -> dict[str, Floats]:
     """Return all arrays of a version; a dot nests them in the record."""
-    arrays = dict(parameters.model.pack())
+    return {**parameters.model.pack(), **further_arrays_of(parameters)}
+
+
+def further_arrays_of(parameters: Parameters) -> dict[str, Floats]:
+    """Return the arrays of a version that are not the model's."""
+    arrays: dict[str, Floats] = {}
     if (counts := parameters.answers) is not None:
         arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in COUNTS}
     if (known := parameters.standardisation) is not None:

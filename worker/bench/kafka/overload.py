@@ -112,10 +112,10 @@ async def _ready(worker: ChildProcess, port: int) -> None:
 
 
 async def _slow_down(worker: ChildProcess) -> None:
-    """Stop and continue the learner, the only child of the worker, in turns; it ends with its parent."""
+    """Stop and continue the learner process of the worker in turns; it ends with its parent."""
     while True:
         for signum, pause in ((signal.SIGSTOP, STOPPED), (signal.SIGCONT, RUNNING)):
-            for child in worker.children():
+            for child in worker.children("worker.cli.learner_process"):
                 with suppress(ProcessLookupError):
                     os.kill(child, signum)
             await asyncio.sleep(pause)

@@ -64,10 +64,11 @@ class ChildProcess:
         pages = self._total(lambda pid: int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]))
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
-    def children(self) -> list[int]:
-        """Return the ids of its children."""
+    def children(self, module: str = "") -> list[int]:
+        """Return the ids of its children, only of those that run a module if one is given."""
         pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+        found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())
+        return [child for child in found if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
 
     def _total(self, measure: Callable[[int], float], *, with_children: bool = True) -> float:
         try:
