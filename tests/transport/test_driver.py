@@ -9,6 +9,7 @@ from typing import Any
 from faust.types import TP
 
 from worker.kafka.connection import Connection
+from worker.kafka.faust.client import ask_for_unknown_topics
 from worker.kafka.faust.driver import BatchConsumer
 from worker.kafka.faust.link import FaustOptions, Link
 
@@ -61,3 +62,23 @@ def test_a_worker_without_resumed_partitions_does_not_sleep_for_a_second() -> No
 def test_several_heartbeats_may_be_lost_before_a_member_is_given_up() -> None:
     options = [FaustOptions(connection=Connection(servers=("kafka:9092",)), session_timeout=one) for one in (1, 10, 60)]
     assert [one.heartbeat_interval for one in options] == [1 / 3, 1, 1]
+
+
+def asks(known: set[str], subscribed: set[str] | None) -> int:
+    """Return how often a heartbeat asks for the metadata of a cluster that has these topics."""
+    asked: list[None] = []
+    cluster = SimpleNamespace(partitions_for_topic=lambda topic: {0} if topic in known else None)
+    subscription = None if subscribed is None else SimpleNamespace(topics=subscribed)
+    consumer: Any = SimpleNamespace(
+        _client=SimpleNamespace(cluster=cluster, force_metadata_update=lambda: asked.append(None)),
+        _subscription=SimpleNamespace(subscription=subscription),
+    )
+    ask_for_unknown_topics(consumer)
+    return len(asked)
+
+
+def test_a_heartbeat_asks_for_topics_that_a_broker_did_not_know_when_it_started() -> None:
+    assert asks({"ads.arrivals"}, {"ads.arrivals", "ads.clicks"}) == 1
+    assert asks(set(), {"ads.arrivals", "ads.clicks"}) == 1
+    assert asks({"ads.arrivals", "ads.clicks"}, {"ads.arrivals", "ads.clicks"}) == 0
+    assert asks(set(), None) == 0  # not subscribed yet

@@ -18,6 +18,17 @@ from worker.kafka.fetch_sessions import SessionFetcher, install
 from worker.kafka.transport import RecordList
 
 
+def ask_for_unknown_topics(consumer: aiokafka.AIOKafkaConsumer) -> None:
+    """Ask for the metadata again while it lacks a topic that the consumer has subscribed to.
+
+    A broker that has just started does not know its topics yet. The leader of a group that asks it then assigns nothing
+    to anybody, and aiokafka asks again after five minutes. As soon as the topics are known, it rejoins by itself.
+    """
+    client, subscription = consumer._client, consumer._subscription.subscription
+    if any(client.cluster.partitions_for_topic(topic) is None for topic in (subscription and subscription.topics) or ()):
+        client.force_metadata_update()
+
+
 class Client(SameLoopConsumer):
     """The connection to the broker, and the membership in the group."""
 
@@ -30,12 +41,14 @@ class Client(SameLoopConsumer):
     async def on_start(self) -> None:
         """Connect, fetch the inputs directly, and note the time of every heartbeat that the group accepts."""
         await super().on_start()
-        self._ensure_consumer()._fetcher.direct = self._link.inputs
-        coordinator = self._ensure_consumer()._coordinator
+        consumer = self._ensure_consumer()
+        consumer._fetcher.direct = self._link.inputs
+        coordinator = consumer._coordinator
         beat = coordinator._do_heartbeat
 
         async def noted() -> bool:
             sent = time.monotonic()
+            ask_for_unknown_topics(consumer)
             if accepted := await beat():
                 self._last_heartbeat = sent
             return bool(accepted)
