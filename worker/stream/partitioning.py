@@ -103,11 +103,14 @@ class PartitionSurvey:
         self._samples: dict[str, deque[frozenset[str]]] = {
             topic: deque(maxlen=KEPT_SAMPLES) for topic in (topics.arrivals, topics.clicks)
         }
+        self._is_full = False
 
     def look(self, records: Sequence[Record], events: Sequence[Arrival | Feedback | None], troubles: Troubles) -> None:
         """Take samples of a batch: several until there are enough, then one of each topic in some of the batches."""
         self._batches += 1
         once = int(self._batches % _BETWEEN == 0)
+        if self._is_full and not once:
+            return
         wanted = {topic: once if len(known) == KEPT_SAMPLES else _AT_FIRST for topic, known in self._samples.items()}
         if not any(wanted.values()):
             return
@@ -122,6 +125,7 @@ class PartitionSurvey:
         if record.key:
             agreeing = [name for name in PARTITIONERS if self._place(name, record.key) == record.partition]
             self._samples[record.topic].append(frozenset(agreeing))
+            self._is_full = all(len(known) == KEPT_SAMPLES for known in self._samples.values())
 
     def check_parked(self, record: Record, session_id: str, troubles: Troubles) -> None:
         """Check whether feedback that waits for its arrival can meet it in this partition."""

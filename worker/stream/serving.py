@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any
-
 from worker.secret import Secret
 from worker.stream.arrivals import Arrivals, plan_together
 from worker.stream.batch import Batch
@@ -46,10 +44,30 @@ def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Em
     tally = Tally()
     batches = [(serving, serving._read(records, tally)) for serving, records in work]
     plan_together([(serving._arrivals, batch) for serving, batch in batches])
-    emits = [serving._step(batch) for serving, batch in batches]
+    for serving, batch in batches:
+        serving._step(batch)
+    _write_facts([batch for _, batch in batches])
+    _write_decisions(batches, tally)
     if batches:
         batches[0][0]._report_no_room(tally)
-    return emits
+    return [batch.emits for _, batch in batches]
+
+
+def _write_facts(batches: Sequence[Batch]) -> None:
+    values = iter(encode_many([fact for batch in batches for fact in batch.facts]))
+    for batch in batches:
+        keys = [fact["session_id"].encode() for fact in batch.facts]
+        batch.emits.journal += zip(keys, values, strict=False)  # the values of the next batch are left
+
+
+def _write_decisions(batches: Sequence[tuple[Serving, Batch]], tally: Tally) -> None:
+    decisions = [decision for _, batch in batches for decision in batch.decisions]
+    values = iter(encode_many(decisions))
+    for serving, batch in batches:
+        keys = [decision["session_id"].encode() for decision in batch.decisions]
+        pairs = zip(keys, values, strict=False)
+        batch.emits.decisions += serving._bounds.fitting("decisions", pairs, batch.emits)
+    tally.decisions.update(map(_mode_and_position, decisions))
 
 
 class Serving:
@@ -156,43 +174,30 @@ class Serving:
             self._survey.look(records, events, emits.tally.troubles)
         return Batch(records, events, emits)
 
-    def _step(self, batch: Batch) -> Emits:
+    def _step(self, batch: Batch) -> None:
+        """Let the events of a batch change the table; leave the facts and the decisions that follow in the batch."""
         take_feedback, take_arrival = self._feedback.take, self._arrivals.take
         for record, event in zip(batch.records, batch.events, strict=True):
             if type(event) is Feedback:
                 take_feedback(record, event, batch)
             elif type(event) is Arrival:
                 take_arrival(record, event, batch)
-        self._write_facts(batch)
-        self._write_decisions(batch)
-        return batch.emits
+        self._decide(batch)
 
-    def _write_facts(self, batch: Batch) -> None:
-        keys = [fact["session_id"].encode() for fact in batch.facts]
-        batch.emits.journal += zip(keys, encode_many(batch.facts), strict=True)
-
-    def _write_decisions(self, batch: Batch) -> None:
-        table, keep_changelog = self.table, self._keep_changelog
-        emits = batch.emits
+    def _decide(self, batch: Batch) -> None:
+        table, keep_changelog, decisions = self.table, self._keep_changelog, batch.decisions
         changed_values: list[tuple[bytes, bytes]] = []
-        keys: list[bytes] = []
-        decisions: list[dict[str, Any]] = []
         for session_id, changed in batch.touched.items():
             state = table[session_id]
-            key = session_id.encode()
             if changed and keep_changelog:
-                changed_values.append((key, encode_state(state)))
+                changed_values.append((session_id.encode(), encode_state(state)))
             # An exhausted slate needs no decision; an empty one gets mode `none`.
             if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
                 continue
-            keys.append(key)
             decisions.append(state.decision(session_id, self._tokens(session_id, state)))
         for session_id, session in batch.unremembered.items():
-            keys.append(session_id.encode())
             decisions.append(session.decision(session_id, self._tokens(session_id, session)))
-        emits.changelog += self._bounds.fitting("sessions-changelog", changed_values, emits)
-        emits.decisions += self._bounds.fitting("decisions", zip(keys, encode_many(decisions), strict=True), emits)
-        emits.tally.decisions.update(map(_mode_and_position, decisions))
+        batch.emits.changelog += self._bounds.fitting("sessions-changelog", changed_values, batch.emits)
 
     def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
         if self._secret is None:
@@ -215,6 +220,8 @@ class Serving:
 
     def _expire(self, emits: Emits) -> None:
         # Deleted here, so that each is reported once, and not again after the next restart.
+        if not self._sessions.has_due:
+            return
         emits.changelog += [(key, None) for key in self._sessions.delete_damaged()]
         for session_id, state in self._sessions.delete_due():
             if self._keep_changelog:

@@ -188,7 +188,10 @@ class Tally:
             if not theirs:  # most of it, in most batches
                 continue
             mine = getattr(self, name)
-            if isinstance(mine, Counter | Troubles):
+            if type(mine) is Counter:
+                for key, times in theirs.items():  # few; `Counter.update` takes longer to begin
+                    mine[key] += times
+            elif type(mine) is Troubles:
                 mine.update(theirs)
             else:
                 setattr(self, name, mine + theirs)

@@ -144,12 +144,19 @@ class Versions:
     """
 
     def __init__(self, first: Parameters) -> None:
-        self._known = [SlatePlanner(first)]
         self._published_at: dict[int, int] = {}
+        self._set_known([SlatePlanner(first)])
+
+    def _set_known(self, known: list[SlatePlanner]) -> None:
+        self._known = known
+        #: The most bytes that a slate of any known version adds to a record.
+        self.slate_bytes = max(planner.slate_bytes for planner in known)
+        #: The longest slate of any known version: feedback is about slates that were planned before the newest one.
+        self.horizon = max(planner.parameters.settings.horizon for planner in known)
 
     def replace_first(self, parameters: Parameters) -> None:
         """Replace the first version, while it is the only one."""
-        self._known = [SlatePlanner(parameters)]
+        self._set_known([SlatePlanner(parameters)])
 
     @property
     def newest(self) -> Parameters:
@@ -165,16 +172,6 @@ class Versions:
     def are_sampled(self) -> bool:
         """Whether some known version journals a share of its sessions only."""
         return any(planner.parameters.shares != ALL for planner in self._known)
-
-    @property
-    def slate_bytes(self) -> int:
-        """The most bytes that a slate of any known version adds to a record."""
-        return max(planner.slate_bytes for planner in self._known)
-
-    @property
-    def horizon(self) -> int:
-        """The longest slate of any known version: feedback is about slates that were planned before the newest one."""
-        return max(planner.parameters.settings.horizon for planner in self._known)
 
     def reward_of(self, arm: str) -> float:
         """Return the revenue of a click on the arm by the newest version; 0 if it is unknown."""
@@ -202,7 +199,7 @@ class Versions:
         kept.sort(key=lambda one: one.parameters.version)
         newest = kept[-1].parameters.version
         # Version 0 is dropped when the topic would have compacted it away.
-        self._known = [one for one in kept if one.parameters.version > newest - KEPT]
+        self._set_known([one for one in kept if one.parameters.version > newest - KEPT])
         self._note(parameters.version, published_at)
         return parameters.version > newest - KEPT
 
