@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
+
 from worker.secret import Secret
 from worker.stream.arrivals import Arrivals, plan_together
 from worker.stream.batch import Batch

@@ -25,7 +25,8 @@ def ask_for_unknown_topics(consumer: aiokafka.AIOKafkaConsumer) -> None:
     to anybody, and aiokafka asks again after five minutes. As soon as the topics are known, it rejoins by itself.
     """
     client, subscription = consumer._client, consumer._subscription.subscription
-    if any(client.cluster.partitions_for_topic(topic) is None for topic in (subscription and subscription.topics) or ()):
+    topics = subscription.topics if subscription is not None else ()
+    if any(client.cluster.partitions_for_topic(topic) is None for topic in topics):
         client.force_metadata_update()
 
 
