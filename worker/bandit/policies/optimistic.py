@@ -86,7 +86,7 @@ class Aucbbp(Policy):
     ) -> Slates:
         if self.thresholds is not None and len(self.thresholds) != planner.horizon:
             raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
-        optimist = _optimist(self.beta, self.bonus)
+        optimist = Ucbbp(beta=self.beta, bonus=self.bonus)
         if planner.repeats:
             batch = planner.batch(contexts)
             plan = planner.greedy(batch, masked)
@@ -154,11 +154,6 @@ def _without(planner: Planner, masked: Masked | None, shown: Ints) -> Masked | N
     columns = columns if masked is None else np.concatenate([masked.columns, columns])
     order = np.argsort(rows, kind="stable")
     return Masked(rows[order], columns[order])
-
-
-@lru_cache(maxsize=256)
-def _optimist(beta: float, bonus: Bonus) -> Ucbbp:
-    return Ucbbp(beta=beta, bonus=bonus)
 
 
 @lru_cache(maxsize=256)
