@@ -51,8 +51,9 @@ class VersionsProcess:
         Where `versions-down` is active while the process does not run.
     """
 
-    #: Between the end of the process and its next start.
-    pauses = Pauses()
+    #: Between the end of the process and its next start; never long, because a worker that takes partitions over while
+    #: it does not run has to wait for it (`ready`).
+    pauses = Pauses(most=4.0)
     #: Seconds without a report after which the process counts as down. It reports every few seconds.
     silence = 60.0
 
