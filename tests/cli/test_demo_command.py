@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -181,9 +184,9 @@ def test_a_state_folder_of_another_demo_is_refused_before_a_log_is_overwritten(c
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def process(*arguments: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "worker", "demo", "--report", "none", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as running:
         try:
             yield running
         finally:
@@ -223,7 +226,7 @@ def test_metrics_are_served_during_the_run_and_ctrl_c_ends_it_with_a_summary():
     numbers = json.loads(out)
     assert running.returncode == 128 + signal.SIGINT
     assert numbers["finished"] is False
-    assert 8 <= numbers["episodes"] < 40
+    assert 8 <= numbers["additive"]["episodes"] == numbers["episodes"] < 40
 
 
 def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Path):
@@ -242,6 +245,70 @@ def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Pat
     assert numbers["sha256"] == golden.parameters.sha256
     assert numbers["additive"]["episodes"] == numbers["episodes"]
     assert numbers["imbalances"] == {}
+
+
+def test_a_finished_run_started_again_has_the_same_figures_beside(capsys, tmp_path: Path):
+    first, again = (call(capsys, "--state", str(tmp_path), "--json", "-")[1] for _ in range(2))
+    assert json.loads(again)["additive"] == json.loads(first)["additive"]
+    assert json.loads(again)["additive"]["episodes"] == 3
+
+
+# ── the process beside ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def child_of(running: subprocess.Popen[str]) -> int:
+    """Return the id of the process that runs the additive model."""
+    deadline = time.monotonic() + 30
+    while True:
+        for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split():
+            if b"worker.cli.demo_beside" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+        assert time.monotonic() < deadline
+
+
+def wait_for_end_of(pid: int) -> None:
+    """Wait until there is no such process, or only the entry that its new parent has not removed."""
+    deadline = time.monotonic() + 30
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_ends_the_run_with_comparable_figures(number):
+    with process("--episodes", "100", "--users", "5", "--json", "-", start_new_session=True) as running:
+        child = child_of(running)
+        wait_for(running, " 25%")
+        os.killpg(running.pid, number)
+        with suppress(ProcessLookupError):  # as systemd does, which knows all processes of a service
+            os.kill(child, number)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 128 + number
+    assert err == ""
+    numbers = json.loads(out)
+    assert numbers["additive"]["episodes"] == numbers["episodes"] < 100
+    wait_for_end_of(child)
+
+
+def test_the_process_beside_ends_when_the_demo_is_killed():
+    with process("--episodes", "4000", "--users", "5") as running:
+        wait_for(running, "metrics: ")
+        child = child_of(running)
+        running.kill()
+        _, err = running.communicate(timeout=60)
+    assert err == ""
+    wait_for_end_of(child)
+
+
+def test_the_death_of_the_process_beside_is_one_line_and_a_failure():
+    with process("--episodes", "4000", "--users", "5") as running:
+        wait_for(running, "status page: ")
+        os.kill(child_of(running), signal.SIGKILL)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert out == ""
+    assert err == "adcascade: the additive run beside was ended by SIGKILL; --no-beside leaves it out\n"
 
 
 def test_two_processes_cannot_share_a_state_folder(capsys, tmp_path: Path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from worker.metrics import imbalances
 from worker.secret import Secret
 from worker.stream.events import Command
 from worker.stream.parameters import Parameters
-from worker.stream.topology import Record, Tally
+from worker.stream.topology import Emits, Record, Tally
 
 Golden = tuple[list[Sent], str, int]
 SECRET = Secret(b"a secret of enough bytes")
@@ -242,6 +242,38 @@ def test_every_arrival_is_answered_while_learning_is_frozen_or_dead() -> None:
         for one in arrivals(40, seconds=1, seed=9)
     ]
     assert len(answered(runner, late)) == 40
+
+
+# ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Batches:
+    """Keeps the numbers of partitions and of records of every step."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+
+    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
+        self.steps.append((len(emits), records))
+
+    def episode(self, *_: Any) -> None: ...
+
+    def version(self, *_: Any) -> None: ...
+
+    def late(self, *_: Any) -> None: ...
+
+
+def test_few_records_of_many_partitions_are_one_step_and_many_are_steps_of_at_most_a_batch() -> None:
+    seen = Batches()
+    runner = Embedded(settings(), ARMS, partitions=4, batch=100, observers=[seen])
+    assert len(answered(runner, arrivals(60, seconds=5))) == 60
+    assert seen.steps == [(4, 60)]
+    seen.steps.clear()
+    assert len(answered(runner, arrivals(1_000, seconds=5, seed=1))) == 1_000
+    assert sum(records for _, records in seen.steps) == 1_000
+    assert max(records for _, records in seen.steps) == 100
+    assert runner.tally.arrivals == runner.tally.opened == 1_060
+    balanced(runner.tally, runner)
 
 
 # ── forged feedback ──────────────────────────────────────────────────────────────────────────────────────────────────

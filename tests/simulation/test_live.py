@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.run import Demo, DemoSettings, additive
 from worker.simulation.demo.view import DemoView
 from worker.simulation.live import PlainView, RichView, Source, Speed, area, live_view, picture
@@ -134,10 +135,11 @@ def test_the_run_beside_is_drawn_on_the_same_scale() -> None:
     settings = DemoSettings(users=20, episodes=3)
     other = additive(settings)
     assert other is not None
-    demo, beside = Demo(settings), Demo(other)
+    demo, same = Demo(settings), Demo(other)
     while not demo.finished:
         demo.step()
-        beside.step()
+        same.step()
+    beside = Beside(settings=other, rows=list(same.rows), sha256=same.parameters.sha256)
     frame = DemoView(demo, "http://here", beside).frame(1.0)
     left, right = frame.curves
     assert (left.title, right.title) == ("personal: served/oracle", "additive: served/oracle")

@@ -9,7 +9,7 @@ answer sends again, and nothing counts twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.partitioning import PartitionSurvey, crc32_partition
 from worker.stream.room import SessionRoom
-from worker.stream.serving import Serving
+from worker.stream.serving import Serving, handle_together
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Tally, Topics
 from worker.stream.version_decoding import decode_parameters
@@ -38,8 +38,8 @@ Headers = Sequence[tuple[str, bytes]]
 class Observer(Protocol):
     """Observes what the processors emit."""
 
-    def batch(self, emits: Emits, records: int, seconds: float) -> None:
-        """Observe a handled batch of a partition."""
+    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
+        """Observe batches of several partitions that were handled together, and so have one tally."""
 
     def episode(self, episode: Episode) -> None:
         """Observe a closed window."""
@@ -160,14 +160,28 @@ class Embedded:
     def pump(self) -> list[tuple[bytes, bytes]]:
         """Handle everything that was sent; return the decisions (key, value)."""
         decisions: list[tuple[bytes, bytes]] = []
-        for partition, task in enumerate(self.tasks):
-            inbox = self._inboxes[partition]
-            if not inbox:
-                continue
+        for poll in self._polls():
+            decisions.extend(self._step(poll))
+        return decisions
+
+    def _polls(self) -> Iterator[dict[int, list[Record]]]:
+        """Take what was sent, by partition, in parts of at most `batch` records.
+
+        Few records of many partitions are one part: most of the time of a small step is its set-up.
+        """
+        poll: dict[int, list[Record]] = {}
+        room = self._batch
+        for partition, inbox in enumerate(self._inboxes):
             self._inboxes[partition] = []
             for start in range(0, len(inbox), self._batch):
-                decisions.extend(self._step(partition, task, inbox[start : start + self._batch]))
-        return decisions
+                records = inbox[start : start + self._batch]
+                if len(records) > room:
+                    yield poll
+                    poll, room = {}, self._batch
+                poll[partition] = records
+                room -= len(records)
+        if poll:
+            yield poll
 
     def advance(self, now: int) -> None:
         """Set the time; everything sent is handled, so all partitions have progressed to it."""
@@ -182,30 +196,32 @@ class Embedded:
             for partition, counts in enumerate(opened)
         ]
         self._journal([(None, encode_progress(one)) for one in progress])
-        for partition, task in enumerate(self.tasks):
+        for task in self.tasks:
             task.acknowledged(self.time)
-            if task.has_due:
-                self._step(partition, task, [])
+        if due := [partition for partition, task in enumerate(self.tasks) if task.has_due]:
+            self._step(dict.fromkeys(due, ()))
         if self._state:
             self._state.set_meta("time", b"%d" % self.time)
         self._learn()
         self._commit()
 
-    def _step(self, partition: int, task: Serving, records: list[Record]) -> list[tuple[bytes, bytes]]:
+    def _step(self, poll: Mapping[int, Sequence[Record]]) -> list[tuple[bytes, bytes]]:
+        """Handle records by partition, all partitions together; return the decisions."""
         started = perf_counter()
-        emits = task.handle(records)
+        handled = handle_together((self.tasks[partition], records) for partition, records in poll.items())
         seconds = perf_counter() - started
-        self._journal(emits.journal)
-        if self._state:
-            self._state.change_sessions(emits.changelog)
+        for partition, emits in zip(poll, handled, strict=True):
+            self._journal(emits.journal)
+            if self._tap:
+                self._tap_emits(emits, partition)
+            if self._state:
+                self._state.change_sessions(emits.changelog)
         self._learn()  # at once, while the records are in the CPU cache
         self._commit()
-        if self._tap:
-            self._tap_emits(emits, partition)
-        self.tally.add(emits.tally)
+        self.tally.add(handled[0].tally)
         for observer in self._observers:
-            observer.batch(emits, len(records), seconds)
-        return emits.decisions
+            observer.batches(handled, sum(map(len, poll.values())), seconds)
+        return [decision for emits in handled for decision in emits.decisions]
 
     def _journal(self, records: Sequence[tuple[bytes | None, bytes]]) -> None:
         start = self._journal_end

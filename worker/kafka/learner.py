@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 import threading
 from collections import deque
@@ -27,6 +26,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.structs import TopicPartition
 
+from worker.child import end_with_parent, report
 from worker.errors import AdcascadeError, FailedError
 from worker.kafka import parameters as parameters_topic
 from worker.kafka import protocol
@@ -67,10 +67,7 @@ def run_learner(
     """Fold and publish until the standard input ends; return 1 after a failure. The arguments are the worker's."""
     logging.getLogger(parameters_topic.__name__).setLevel(logging.WARNING)  # the worker logs the versions
     os.nice(NICE)
-    # The worker decides when this process ends. Signals to the whole group (Ctrl-C, systemd) are for the worker.
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    end_with_parent()
     protocol.install()
     collect_garbage_rarely()
     reuse_memory()
@@ -80,10 +77,10 @@ def run_learner(
         published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
         asyncio.run(_learn(connection, topics, published, lambda: Learner(learning, arms, published.history)))
     except AdcascadeError as error:
-        _report(LearnerStatus(failure=str(error)))
+        report(LearnerStatus(failure=str(error)))
     except Exception as error:
         log.exception("the learner failed")
-        _report(LearnerStatus(failure=f"{type(error).__name__}: {error}"))
+        report(LearnerStatus(failure=f"{type(error).__name__}: {error}"))
     return 1
 
 
@@ -101,17 +98,6 @@ def _calm_down() -> None:
     """Lower the priority of this thread, where threads have one of their own (Linux)."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CALM_NICE)
-
-
-def _end_with_input() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(0)
-
-
-def _report(status: LearnerStatus) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 async def _learn(
@@ -192,7 +178,7 @@ class JournalPublisher:
                     await self._fold(learner, do)
                 except RoundedError as error:
                     log.info("the learner continues from the published version: %s", error)
-                    _report(LearnerStatus(rounded=1))
+                    report(LearnerStatus(rounded=1))
 
     async def _fold(self, learner: Learner, do: Do) -> None:
         position = await self._seek(learner)
@@ -284,7 +270,7 @@ class JournalPublisher:
     def _report(self, learner: Learner, position: int, outcome: Outcome, episodes: Sequence[bytes] = ()) -> None:
         self._reported = monotonic()
         raw = tuple(map(msgspec.Raw, episodes))
-        _report(
+        report(
             LearnerStatus(
                 position=position,
                 watermark=learner.watermark,

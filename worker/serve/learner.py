@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from worker.child import end_with_parent, report
 from worker.embedded.history import StateHistory
 from worker.embedded.state import InheritedLock, StateFolder
 from worker.embedded.steps import Step, StepReader
@@ -197,20 +195,17 @@ def run_learner(
 ) -> int:
     """Keep and fold until the standard input ends; return 1 after a failure. `lock` is the open lock file."""
     os.nice(NICE)
-    # The serving process decides when this one ends. Signals to the whole group (Ctrl-C, systemd) are for that one.
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    end_with_parent()
     try:
         with StateFolder(folder, lock=InheritedLock(lock), durable=True) as state:
             keeper = StateKeeper(state, learning, arms, topics=topics, record=record)
-            _report(keeper.begin())
+            report(keeper.begin())
             _follow(keeper, StepReader(Path(folder) / STEPS, keeper.position))
     except AdcascadeError as error:
-        _report(LearnerStatus(failure=str(error)))
+        report(LearnerStatus(failure=str(error)))
     except Exception as error:
         log.exception("the learner failed")
-        _report(LearnerStatus(failure=f"{type(error).__name__}: {error}"))
+        report(LearnerStatus(failure=f"{type(error).__name__}: {error}"))
     return 1
 
 
@@ -220,17 +215,6 @@ def _follow(keeper: StateKeeper, reader: StepReader) -> None:
     while True:
         steps = reader.read()
         if steps or time.monotonic() - reported >= REPORT_INTERVAL:
-            _report(keeper.take(steps, reader.position))
+            report(keeper.take(steps, reader.position))
             reported = time.monotonic()
         time.sleep(PAUSE)
-
-
-def _end_with_input() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(0)
-
-
-def _report(status: LearnerStatus) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
-    sys.stdout.buffer.flush()

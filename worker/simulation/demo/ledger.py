@@ -138,7 +138,7 @@ class Ledger:
         self._served: dict[int, dict[str, tuple[tuple[str, ...], int]]] = {}  # period → session → slate, version
         self._shares: dict[int, float] = {}  # version → share of the sessions that may explore
 
-    def batch(self, emits: Emits, records: int, seconds: float) -> None:
+    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
         """Do nothing: the runner keeps the tally."""
 
     def late(self, records: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worker.bandit.arrays import Floats
+from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.kinds import true_heads
 from worker.simulation.demo.ledger import Firsts, Row, share_by_kind, totals
 from worker.simulation.demo.run import Demo
@@ -82,14 +83,14 @@ def _episode_axis(axes: Axes, demo: Demo, label: float | None = None) -> None:
         )
 
 
-def _line(axes: Axes, demo: Demo, values: Floats, label: str, **more: Any) -> None:
-    axes.plot(_episodes(demo.rows), values, label=label, **{"linewidth": 1.8, **more})
+def _line(axes: Axes, run: Demo | Beside, values: Floats, label: str, **more: Any) -> None:
+    axes.plot(_episodes(run.rows), values, label=label, **{"linewidth": 1.8, **more})
 
 
 # ── the plots ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def regret(demo: Demo, beside: Demo | None) -> bytes:
+def regret(demo: Demo, beside: Beside | None) -> bytes:
     """Draw the time-averaged regrets: the true one, and the two that need no truth."""
     rows = demo.rows
     posterior = _per_session(rows, lambda row: row.episode.regret_posterior)
@@ -115,19 +116,19 @@ def regret(demo: Demo, beside: Demo | None) -> bytes:
     return _png((7.4, 3.9), draw)
 
 
-def _true_regret(demo: Demo) -> Floats:
-    return _per_session(demo.rows, lambda row: row.score.regret_per_session)
+def _true_regret(run: Demo | Beside) -> Floats:
+    return _per_session(run.rows, lambda row: row.score.regret_per_session)
 
 
 def _colour(demo: Demo) -> str:
     return LOOKS[demo.settings.policy][0]
 
 
-def _name(demo: Demo) -> str:
-    return f"{demo.settings.model} model"
+def _name(run: Demo | Beside) -> str:
+    return f"{run.settings.model} model"
 
 
-def revenue(demo: Demo, beside: Demo | None) -> bytes:
+def revenue(demo: Demo, beside: Beside | None) -> bytes:
     """Draw the revenue of every episode and the oracle's, and the share of both."""
     rows, colour = demo.rows, _colour(demo)
     oracle, served = _revenues(demo)
@@ -157,12 +158,12 @@ def revenue(demo: Demo, beside: Demo | None) -> bytes:
     return _png((7.4, 5.6), draw)
 
 
-def _revenues(demo: Demo) -> tuple[Floats, Floats]:
-    return np.array([row.score.oracle for row in demo.rows]), np.array([row.score.served for row in demo.rows])
+def _revenues(run: Demo | Beside) -> tuple[Floats, Floats]:
+    return np.array([row.score.oracle for row in run.rows]), np.array([row.score.served for row in run.rows])
 
 
-def _share(demo: Demo) -> Floats:
-    return np.array([row.score.share for row in demo.rows])
+def _share(run: Demo | Beside) -> Floats:
+    return np.array([row.score.share for row in run.rows])
 
 
 def _at_the_end(axes: Axes, height: float, text: str, colour: str) -> None:
@@ -170,7 +171,7 @@ def _at_the_end(axes: Axes, height: float, text: str, colour: str) -> None:
     axes.annotate(text, (1.005, height), xycoords=place, fontsize=8, color=colour, va="center")
 
 
-def tastes(demo: Demo, beside: Demo | None) -> bytes:
+def tastes(demo: Demo, beside: Beside | None) -> bytes:
     """Draw which kinds of users get which ads first: early, late, as the truth would have it, and beside it."""
     early, late = tenths(demo.rows)
     panels = [
@@ -180,7 +181,7 @@ def tastes(demo: Demo, beside: Demo | None) -> bytes:
     ]
     if beside is not None and beside.rows:
         last = tenths(beside.rows)[1]
-        shown = _firsts(beside, [row.score.shown for row in last])
+        shown = _firsts(demo, [row.score.shown for row in last])
         panels.append((f"{_name(beside)}: last tenth", shown, totals(last).right_share))
     # The ads that someone gets, from the one that most users should get first.
     need = panels[2][1].sum(axis=0) + 1e-3 * sum(share.sum(axis=0) for _, share, _ in panels)
@@ -217,7 +218,7 @@ def _heat(axes: Axes, shares: Floats) -> None:
         )
 
 
-def clicks(demo: Demo, beside: Demo | None) -> bytes:
+def clicks(demo: Demo, beside: Beside | None) -> bytes:
     """Draw the click rate by position, early and late."""
     early, late = tenths(demo.rows)
 
@@ -243,7 +244,7 @@ def clicks(demo: Demo, beside: Demo | None) -> bytes:
     return _png((7.4, 3.6), draw)
 
 
-def exploration(demo: Demo, beside: Demo | None) -> bytes:
+def exploration(demo: Demo, beside: Beside | None) -> bytes:
     """Draw the share of sessions that explored, and the share allowed to."""
     rows = demo.rows
     sessions = np.maximum(1.0, [row.score.sessions for row in rows])
@@ -278,7 +279,7 @@ def exploration(demo: Demo, beside: Demo | None) -> bytes:
     return _png((7.4, 3.6), draw)
 
 
-def estimates(demo: Demo, beside: Demo | None) -> bytes:
+def estimates(demo: Demo, beside: Beside | None) -> bytes:
     """Draw the final estimates and the truth: of each ad for the average user, and of tastes."""
     found, deviations = heads(demo.parameters)
     rewards, known = demo.world.rewards, len(demo.world.rewards)

@@ -11,6 +11,7 @@ from typing import Any
 
 from worker.console import write_file
 from worker.errors import FailedError, InputError
+from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.run import Demo
 from worker.simulation.demo.summary import summary
 
@@ -99,7 +100,7 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def write_report(demo: Demo, folder: Path, *, seconds: float, beside: Demo | None = None) -> Path:
+def write_report(demo: Demo, folder: Path, *, seconds: float, beside: Beside | None = None) -> Path:
     """Write the plots and the page; return the path of the page. Without matplotlib it has no plots."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,14 +114,14 @@ def write_report(demo: Demo, folder: Path, *, seconds: float, beside: Demo | Non
     return page
 
 
-def draw(demo: Demo, beside: Demo | None = None) -> dict[str, bytes]:
+def draw(demo: Demo, beside: Beside | None = None) -> dict[str, bytes]:
     """Return all plots by name, as PNG."""
     from worker.simulation.demo import plots
 
     return {name: getattr(plots, name)(demo, beside) for name, _, _ in PLOTS}
 
 
-def html(demo: Demo, images: Mapping[str, bytes], *, seconds: float, beside: Demo | None = None) -> str:
+def html(demo: Demo, images: Mapping[str, bytes], *, seconds: float, beside: Beside | None = None) -> str:
     """Return the page, plots included."""
     numbers = summary(demo, beside)
     settings = numbers["settings"]

@@ -13,6 +13,7 @@ from worker.bandit.arrays import Floats
 from worker.bandit.policies import policy_named
 from worker.console import table
 from worker.metrics import imbalances
+from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import Totals, totals
 from worker.simulation.demo.run import Demo
 from worker.simulation.summary import worth_numbers, worth_rows
@@ -20,7 +21,7 @@ from worker.simulation.worth import tenths
 from worker.stream.parameters import Parameters
 
 
-def summary(demo: Demo, beside: Demo | None = None) -> dict[str, Any]:
+def summary(demo: Demo, beside: Beside | None = None) -> dict[str, Any]:
     """Return the numbers of a run over its closed episodes; the settings decide them.
 
     `beside` is the same run with the additive model.
@@ -81,17 +82,17 @@ def _best_first(first: Totals, last: Totals, whole: Totals) -> dict[str, float]:
     return {"first_tenth": first.right_share, "last_tenth": last.right_share, "overall": whole.right_share}
 
 
-def _beside(demo: Demo) -> dict[str, Any]:
-    first, last = (totals(part) for part in tenths(demo.rows))
-    whole = totals(demo.rows)
+def _beside(beside: Beside) -> dict[str, Any]:
+    first, last = (totals(part) for part in tenths(beside.rows))
+    whole = totals(beside.rows)
     return {
-        "episodes": len(demo.rows),
+        "episodes": len(beside.rows),
         **{
             name: worth_numbers(first, last, whole)[name]
             for name in ("served_reward", "pseudo_regret", "revenue_share")
         },
         "best_first": _best_first(first, last, whole),
-        "sha256": demo.parameters.sha256,
+        "sha256": beside.sha256,
     }
 
 

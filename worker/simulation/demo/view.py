@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import totals
 from worker.simulation.demo.run import TICK, Demo
 from worker.simulation.demo.summary import has_budget
@@ -15,7 +16,7 @@ QUARTERS = 4
 class DemoView:
     """The source of a demo's live view; `url` is the address of its web server, `beside` the run to compare with."""
 
-    def __init__(self, demo: Demo, url: str, beside: Demo | None = None) -> None:
+    def __init__(self, demo: Demo, url: str, beside: Beside | None = None) -> None:
         self._demo, self._url, self._beside = demo, url, beside
         self._quarter = 0
         self._speed = Speed()
@@ -57,7 +58,7 @@ class DemoView:
         )
 
     def _comparison(self) -> list[tuple[str, str]]:
-        runs = [self._demo] if self._beside is None else [self._demo, self._beside]
+        runs = (self._demo,) if self._beside is None else (self._demo, self._beside)
         return [(run.settings.model, f"{totals(run.rows[-RECENT:]).share:.1%} of oracle") for run in runs]
 
     def _curves(self) -> tuple[Curve, ...]:
