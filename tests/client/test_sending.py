@@ -206,7 +206,7 @@ def test_without_a_connection_or_with_a_lost_one_the_producer_has_the_records(mo
 @pytest.mark.parametrize("size", [1, 5, 7, 1000])
 def test_answers_are_handed_over_whole_however_their_bytes_come(size: int) -> None:
     seen: list[bytes] = []
-    connection: Any = SimpleNamespace(_requests=[None], _handle_frame=seen.append)
+    connection: Any = SimpleNamespace(_requests=[(None, None, None)], _handle_frame=seen.append)
     frames = direct._Frames(connection, None)
     wanted = [b"first", b"", b"a longer one"]
     data = b"".join(pack(">i", len(frame)) + frame for frame in wanted)

@@ -81,6 +81,9 @@ class FakeTransport:
     def writer(self, topic: str, partition: int) -> FakeWriter:
         return FakeWriter(self.batches, TopicPartition(topic, partition))
 
+    def flush(self) -> None:
+        pass
+
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {tp: len(self.durable[tp]) for tp in partitions}
 

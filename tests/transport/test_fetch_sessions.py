@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,19 +28,22 @@ class Request:
     """What a fetch asks for."""
 
     def __init__(self, message: Any) -> None:
-        self.session = message.session_id, message.session_epoch
+        has_sessions = message.API_VERSION >= 7
+        self.session = (message.session_id, message.session_epoch) if has_sessions else None
+        where = 2 if message.API_VERSION >= 9 else 1
         self.positions = {
-            TopicPartition(topic, found[0]): found[2] for topic, partitions in message.topics for found in partitions
+            TopicPartition(topic, found[0]): found[where]
+            for topic, partitions in message.topics
+            for found in partitions
         }
-        self.forgotten = {
-            TopicPartition(topic, one) for topic, partitions in message.forgotten_topics_data for one in partitions
-        }
+        forgotten = message.forgotten_topics_data if has_sessions else ()
+        self.forgotten = {TopicPartition(topic, one) for topic, partitions in forgotten for one in partitions}
 
 
 class Broker:
-    """A fetcher with positions, and the requests that it sends."""
+    """A fetcher with positions, and the requests that it sends; `newest` is the newest version that it may use."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, newest: int = 11) -> None:
         unpacking.install()
         self.requests: list[Request] = []
         self.away: set[int] = set()
@@ -55,13 +59,17 @@ class Broker:
             _metadata_max_age_ms=1000,
             _request_timeout_ms=40_000,
             _conns={},
-            cluster=SimpleNamespace(leader_for_partition=LEADERS.get),
+            cluster=SimpleNamespace(leader_for_partition=LEADERS.get, _partitions={}),
             force_metadata_update=self._refresh,
             ready=self._ready,
             send=self._refuse,
         )
-        monkeypatch.setattr(fetch_sessions, "open_connection", lambda _, node: None if node in self.away else node)
+        connection = SimpleNamespace(_versions={1: (4, newest)})
+        monkeypatch.setattr(
+            fetch_sessions, "open_connection", lambda _, node: None if node in self.away else connection
+        )
         monkeypatch.setattr(fetch_sessions, "send", self._take)
+        monkeypatch.setattr(fetch_sessions, "send_encoded", self._take_encoded)
         self.fetcher = SessionFetcher(
             client,
             self._subscriptions,
@@ -85,7 +93,11 @@ class Broker:
         await asyncio.Event().wait()
 
     def _take(self, connection: Any, request: Any, answer: PendingAnswer) -> None:
-        self.requests.append(Request(request.prepare({1: (4, 11)})))
+        self.requests.append(Request(request.prepare(connection._versions)))
+        self._answers.append(answer)
+
+    def _take_encoded(self, connection: Any, message: Any, body: bytes, answer: PendingAnswer) -> None:
+        self.requests.append(Request(type(message)(*message.SCHEMA.decode(BytesIO(body)))))
         self._answers.append(answer)
 
     def fetch(self, *tps: TopicPartition) -> None:
@@ -175,13 +187,16 @@ async def test_a_lost_session_begins_anew_with_all_positions(monkeypatch: pytest
 
 
 @in_loop
-async def test_a_broker_without_sessions_gets_all_positions_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = Broker(monkeypatch)
+@pytest.mark.parametrize(("newest", "session"), [(11, (0, 0)), (6, None)])
+async def test_a_broker_without_sessions_gets_all_positions_every_time(
+    monkeypatch: pytest.MonkeyPatch, newest: int, session: Any
+) -> None:
+    broker = Broker(monkeypatch, newest)
     for _ in range(2):
         broker.fetch()
         broker.answer({}, session=0)
     assert [one.positions for one in broker.requests] == [{A: 5, B: 7}] * 2
-    assert [one.session for one in broker.requests] == [(0, 0)] * 2
+    assert [one.session for one in broker.requests] == [session] * 2
     await broker.fetcher.close()
 
 

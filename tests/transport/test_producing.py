@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +29,10 @@ Sent = tuple[int, dict[tuple[str, int], tuple[int, list[bytes]]]]
 
 
 class Brokers:
-    """Takes requests, and answers them when the test says so."""
+    """Takes requests of the newest version that they know, and answers them when the test says so."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, newest: int = 7) -> None:
+        self.newest = newest
         self.sent: list[Sent] = []
         self.away: set[int] = set()
         self.leaders = dict(LEADERS)
@@ -51,14 +53,25 @@ class Brokers:
             request_timeout_ms=40_000,
         )
         producer: Any = SimpleNamespace(client=client, _sender=sender, _message_accumulator=self.accumulator)
-        monkeypatch.setattr(producing, "open_connection", lambda _, node: None if node in self.away else node)
+        monkeypatch.setattr(producing, "open_connection", self._connection)
         monkeypatch.setattr(producing, "send", self._take)
+        monkeypatch.setattr(producing, "send_encoded", self._take_encoded)
         monkeypatch.setattr(producing.SendProduceReqHandler, "_default_backoff", 0.001, raising=False)
         self._writers = TopicWriters(producer, ProduceRequests(producer))
 
+    def _connection(self, client: Any, node: int) -> Any:
+        return None if node in self.away else SimpleNamespace(node=node, _versions={0: (0, self.newest)})
+
     def _take(self, connection: Any, request: Any, answer: PendingAnswer) -> None:
-        parts = {(topic, partition): _content(data) for topic, some in request._topics for partition, data in some}
-        self.sent.append((connection, parts))
+        self._take_message(connection, request.prepare(connection._versions), answer)
+
+    def _take_encoded(self, connection: Any, message: Any, body: bytes, answer: PendingAnswer) -> None:
+        self._take_message(connection, type(message)(*message.SCHEMA.decode(BytesIO(body))), answer)
+
+    def _take_message(self, connection: Any, message: Any, answer: PendingAnswer) -> None:
+        assert (message.required_acks, message.timeout) == (-1, 40_000)
+        parts = {(topic, partition): _content(data) for topic, some in message.topics for partition, data in some}
+        self.sent.append((connection.node, parts))
         self._answers.append(answer)
 
     def write(self, tp: TopicPartition, *values: bytes) -> asyncio.Future[Any]:
@@ -66,8 +79,9 @@ class Brokers:
         return batch.future
 
     def answer(self, number: int, *, offset: int = 7, error: int = 0) -> None:
-        found = [(topic, [(partition, error, offset, -1)]) for topic, partition in self.sent[number][1]]
-        self._answers[number].set_result(SimpleNamespace(API_VERSION=2, topics=found))
+        rest = (-1, 0) if self.newest >= 5 else (-1,)
+        found = [(topic, [(partition, error, offset, *rest)]) for topic, partition in self.sent[number][1]]
+        self._answers[number].set_result(SimpleNamespace(API_VERSION=self.newest, topics=found))
 
     def lose(self, number: int) -> None:
         self._answers[number].set_exception(KafkaConnectionError("lost"))
@@ -86,8 +100,11 @@ def _content(data: Any) -> tuple[int, list[bytes]]:
 
 
 @in_loop
-async def test_what_is_written_in_one_turn_goes_together_to_each_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers = Brokers(monkeypatch)
+@pytest.mark.parametrize("newest", [2, 4, 7])
+async def test_what_is_written_in_one_turn_goes_together_to_each_broker(
+    monkeypatch: pytest.MonkeyPatch, newest: int
+) -> None:
+    brokers = Brokers(monkeypatch, newest)
     written = [brokers.write(A, b"1"), brokers.write(B, b"2"), brokers.write(A, b"3"), brokers.write(OTHER, b"4")]
     assert brokers.sent == []
     await settle()

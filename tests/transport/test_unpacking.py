@@ -216,7 +216,7 @@ def test_a_poll_ends_with_a_bomb() -> None:
     bombs = b"".join(batch(4, bytes(4 << 20), base=n) for n in range(50))
     records, position = read(bombs)
     assert (len(records), position) == (1, 1)
-    assert unpacking._meter.full
+    assert unpacking.poll_is_full()
 
 
 def test_a_poll_leaves_other_partitions_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

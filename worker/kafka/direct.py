@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final
@@ -63,16 +64,25 @@ def send(connection: AIOKafkaConnection, request: Any, answer: PendingAnswer) ->
     if writer is None:
         raise KafkaConnectionError(f"no connection to {connection.host}:{connection.port}")
     message = request.prepare(connection._versions)
+    if not message.FLEXIBLE_VERSION:
+        send_encoded(connection, message, message.encode(), answer)
+        return
     number = connection._next_correlation_id()
-    if message.FLEXIBLE_VERSION:
-        head = message.build_request_header(correlation_id=number, client_id=connection._client_id).encode()
-        body = message.encode()
-        writer.write(b"".join((_SIZE.pack(len(head) + len(body)), head, body)))
-    else:
-        name, body = connection._client_id.encode(), message.encode()
-        size = _HEADER.size - _SIZE.size + len(name) + len(body)
-        head = _HEADER.pack(size, message.API_KEY, message.API_VERSION, number, len(name))
-        writer.write(b"".join((head, name, body)))
+    head = message.build_request_header(correlation_id=number, client_id=connection._client_id).encode()
+    body = message.encode()
+    writer.write(b"".join((_SIZE.pack(len(head) + len(body)), head, body)))
+    connection._requests.append((number, message, answer))
+
+
+def send_encoded(connection: AIOKafkaConnection, message: Any, body: bytes, answer: PendingAnswer) -> None:
+    """Send the bytes of a message of this kind, without tags in its header; raise as `send` does."""
+    writer = connection._writer
+    if writer is None:
+        raise KafkaConnectionError(f"no connection to {connection.host}:{connection.port}")
+    number, name = connection._next_correlation_id(), connection._client_id.encode()
+    size = _HEADER.size - _SIZE.size + len(name) + len(body)
+    head = _HEADER.pack(size, message.API_KEY, message.API_VERSION, number, len(name))
+    writer.write(b"".join((head, name, body)))
     connection._requests.append((number, message, answer))
 
 
@@ -148,8 +158,21 @@ class _Frames(asyncio.Protocol):
 
     def _handle(self, frame: bytes) -> None:
         connection = self._connection
+        requests = connection._requests
         try:
-            connection._handle_frame(frame)
+            number, message, answer = requests[0]
+            if (
+                type(answer) is not PendingAnswer
+                or message.FLEXIBLE_VERSION
+                or _SIZE.unpack_from(frame)[0] != number
+                or answer.done()
+            ):
+                connection._handle_frame(frame)
+                return
+            # As `_handle_frame`, without reading the header through a description of it.
+            answer.set_result(message.RESPONSE_TYPE.decode(frame[_SIZE.size :]))
+            connection._last_action = time.monotonic()
+            requests.popleft()
         except Exception as error:
             log.exception("an answer of %s:%d cannot be read", connection.host, connection.port)
             connection.close(reason=CloseReason.CONNECTION_BROKEN, exc=error)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import partial
@@ -28,17 +29,19 @@ from aiokafka.consumer import consumer
 from aiokafka.consumer.fetcher import FetchError
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.structs import TopicPartition
 
 from worker.kafka import unpacking
-from worker.kafka.direct import PendingAnswer, SilenceWatch, open_connection, send
+from worker.kafka.direct import PendingAnswer, SilenceWatch, open_connection, send, send_encoded
+from worker.kafka.fetched import FetchedPartition
 from worker.kafka.fetching import TwoConnectionsFetcher
+from worker.kafka.messages import FETCH_VERSIONS, encode_fetch, version
 from worker.kafka.records import unpacked
 from worker.stream.topology import Record
 
 log = logging.getLogger(__name__)
 
-_WITH_SESSIONS: Final = 7  # the first version of a fetch that has sessions
 _LAST_EPOCH: Final = 2**31 - 1
 _NO_BROKER: Final = -1  # leads what nobody leads
 _LOOK: Final = 1.0  # seconds after which aiokafka's routine looks around, whatever happened; 0.2 by itself
@@ -84,6 +87,8 @@ class SessionFetcher(TwoConnectionsFetcher):
         self._session_assignment: Any = None
         self._busy: set[int] = set()  # brokers with a fetch on its way, or that are given a pause
         self._connecting: set[asyncio.Task[Any]] = set()
+        self._plan: _Plan | None = None
+        self._limits = (self._fetch_max_wait_ms, self._fetch_min_bytes, self._fetch_max_bytes, self._isolation_level)
         self._silence = SilenceWatch(client, client._request_timeout_ms / 1000)
 
     def _get_actions_per_node(self, assignment: Any) -> Any:
@@ -92,6 +97,11 @@ class SessionFetcher(TwoConnectionsFetcher):
     def take(self, tp: TopicPartition, most: int) -> list[Record]:
         """Return what was fetched of a partition, at most so many records; raise what the broker says instead."""
         held = self._records[tp]
+        if type(held) is FetchedPartition:
+            if (plain := held.take(most)) is not None:
+                del self._records[tp]
+                return plain
+            held = self._records[tp] = held.careful()
         taken: list[Record] = []
         if not isinstance(held, FetchError):
             held._partition_records._consumer_record = unpacked
@@ -107,42 +117,63 @@ class SessionFetcher(TwoConnectionsFetcher):
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fetch(self, assignment: Any, partitions: Iterable[TopicPartition]) -> None:
-        """Ask for records of these partitions of the direct topics, unless that has been done."""
+    def fetch(self, assignment: Any, partitions: Collection[TopicPartition]) -> None:
+        """Ask for records of the partitions among these whose topics are direct, unless that has been done."""
         if assignment is not self._session_assignment:
             self._session_assignment = assignment
             self._sessions.clear()
-        leader_of = self._direct_client.cluster.leader_for_partition
-        positions: dict[int, dict[TopicPartition, int]] = {}
-        for tp in partitions:
-            state = assignment.state_value(tp)
-            if state is None or tp in self._records or not state.has_valid_position or state.paused:
+        plan, cluster = self._plan, self._direct_client.cluster
+        if plan is None or not plan.is_for(assignment, partitions, cluster):
+            plan = self._plan = _Plan(assignment, partitions, cluster, self.direct)
+        records, busy = self._records, self._busy
+        for broker, some in plan.by_broker.items():
+            if broker in busy:
                 continue
-            leader = leader_of(tp)
-            leader = _NO_BROKER if leader is None else leader
-            if leader not in self._busy:
-                positions.setdefault(leader, {})[tp] = state.position
-        for leader, wanted in positions.items():
-            if leader == _NO_BROKER:
-                self._pause(leader, f"no broker leads {len(wanted)} partitions")
-            elif (connection := open_connection(self._direct_client, leader)) is None:
-                self._connect(leader)
-            else:
-                self._request(leader, connection, assignment, wanted)
+            positions: dict[TopicPartition, int] = {
+                tp: state._position
+                for tp, state in some
+                if state._position is not None and not state._paused and tp not in records
+            }
+            if positions:
+                self._fetch_from(broker, assignment, positions)
+
+    def _fetch_from(self, broker: int, assignment: Any, positions: dict[TopicPartition, int]) -> None:
+        if broker == _NO_BROKER:
+            self._pause(broker, f"no broker leads {len(positions)} partitions")
+        elif (connection := open_connection(self._direct_client, broker)) is None:
+            self._connect(broker)
+        else:
+            self._request(broker, connection, assignment, positions)
 
     def _request(
         self, broker: int, connection: AIOKafkaConnection, assignment: Any, positions: dict[TopicPartition, int]
     ) -> None:
-        session = self._sessions.setdefault(broker, FetchSession())
-        request = _SessionRequest(self, session, *session.changes(positions))
+        if (session := self._sessions.get(broker)) is None:
+            session = self._sessions[broker] = FetchSession()
+        changed, forgotten = session.changes(positions)
         take = partial(self._answered, broker, session, assignment)
+        answer = PendingAnswer(take, partial(self._failed, broker), time.monotonic())
         self._busy.add(broker)
         try:
-            send(connection, request, PendingAnswer(take, partial(self._failed, broker), self._loop.time()))
+            message = version(FetchRequest, connection._versions)
+            if message is not None and message.API_VERSION in FETCH_VERSIONS:
+                numbers = session.number, session.epoch
+                most = self._max_partition_fetch_bytes
+                body = encode_fetch(message.API_VERSION, self._limits, numbers, changed, forgotten, most)
+                send_encoded(connection, message, body, answer)
+            else:
+                send(connection, self._whole_request(positions), answer)
         except KafkaError as error:
             self._failed(broker, error)
         else:
             self._silence.watch()
+
+    def _whole_request(self, positions: dict[TopicPartition, int]) -> FetchRequest:
+        """Return a fetch for a broker without sessions: it gets all positions every time."""
+        topics: dict[str, list[tuple[int, int, int]]] = {}
+        for tp, position in positions.items():
+            topics.setdefault(tp.topic, []).append((tp.partition, position, self._max_partition_fetch_bytes))
+        return FetchRequest(*self._limits, list(topics.items()))
 
     def _connect(self, broker: int) -> None:
         """Connect to a broker; the next poll sends the fetch."""
@@ -181,6 +212,8 @@ class SessionFetcher(TwoConnectionsFetcher):
     def _hold(self, broker: int, session: FetchSession, assignment: Any, answer: Any) -> bool:
         """Keep what an answer has until it is taken; return whether it has errors of partitions."""
         session.continues(getattr(answer, "session_id", 0))
+        if self._hold_plain(session, assignment, answer):
+            return False
         positions = [
             (topic, [(found[0], session.sent[TopicPartition(topic, found[0])], 0) for found in partitions])
             for topic, partitions in answer.topics
@@ -190,6 +223,34 @@ class SessionFetcher(TwoConnectionsFetcher):
         with suppress(StopIteration):
             handling.send(None)
         return any(found[1] for _, partitions in answer.topics for found in partitions)
+
+    def _hold_plain(self, session: FetchSession, assignment: Any, answer: Any) -> bool:
+        """Keep what an answer has if there is nothing to judge in it; return whether that is so."""
+        if answer.API_VERSION not in FETCH_VERSIONS or self._client_rack or not assignment.active:
+            return False
+        fetched: list[tuple[Any, int, int, FetchedPartition | None]] = []
+        created = time.monotonic()
+        for topic, partitions in answer.topics:
+            for partition, error, highwater, stable, _, aborted, *_, data in partitions:
+                tp = TopicPartition(topic, partition)
+                position, state = session.sent[tp], assignment._tp_state[tp]
+                if error or aborted or data is None:
+                    return False
+                if state._position != position:
+                    continue  # left since; the next request has the present one
+                if not data:
+                    fetched.append((state, highwater, stable, None))
+                    continue
+                if not MemoryRecords(data).has_next():
+                    return False
+                held = FetchedPartition(self, assignment, tp, state, position=position, data=data, created=created)
+                fetched.append((state, highwater, stable, held))
+        now = int(1000 * time.time())
+        for state, highwater, stable, fresh in fetched:
+            state.highwater, state.lso, state.timestamp = highwater, stable, now
+            if fresh is not None:
+                self._records[fresh.tp] = fresh
+        return True
 
     def _failed(self, broker: int, error: BaseException) -> None:
         self._sessions.pop(broker, None)
@@ -222,39 +283,28 @@ class _Others:
         ]
 
 
-class _SessionRequest:
-    """A fetch of what has changed in a session."""
+class _Plan:
+    """Which broker leads which of some partitions, as long as neither the assignment nor the metadata change.
+
+    The states of partitions are aiokafka's: they last as long as the assignment.
+    """
 
     def __init__(
-        self,
-        fetcher: Any,
-        session: FetchSession,
-        changed: dict[TopicPartition, int],
-        forgotten: list[TopicPartition],
+        self, assignment: Any, partitions: Iterable[TopicPartition], cluster: Any, direct: Collection[str]
     ) -> None:
-        topics: dict[str, list[tuple[int, int, int]]] = {}
-        most = fetcher._max_partition_fetch_bytes
-        for tp, position in changed.items():
-            topics.setdefault(tp.topic, []).append((tp.partition, position, most))
-        self._forgotten: dict[str, list[int]] = {}
-        for tp in forgotten:
-            self._forgotten.setdefault(tp.topic, []).append(tp.partition)
-        self._session = session
-        self._request = FetchRequest(
-            fetcher._fetch_max_wait_ms,
-            fetcher._fetch_min_bytes,
-            fetcher._fetch_max_bytes,
-            fetcher._isolation_level,
-            list(topics.items()),
-        )
+        self._assignment, self._partitions, self._metadata = assignment, partitions, cluster._partitions
+        self.by_broker: dict[int, list[tuple[TopicPartition, Any]]] = {}
+        for tp in partitions:
+            state = assignment.state_value(tp)
+            if state is not None and tp.topic in direct:
+                leader = cluster.leader_for_partition(tp)
+                self.by_broker.setdefault(_NO_BROKER if leader is None else leader, []).append((tp, state))
 
-    def prepare(self, versions: Any) -> Any:
-        """Return the message for the versions of the protocol that a broker has."""
-        message = self._request.prepare(versions)
-        if message.API_VERSION >= _WITH_SESSIONS:
-            message.session_id, message.session_epoch = self._session.number, self._session.epoch
-            message.forgotten_topics_data = list(self._forgotten.items())
-        return message
+    def is_for(self, assignment: Any, partitions: Iterable[TopicPartition], cluster: Any) -> bool:
+        """Whether this is still valid; aiokafka replaces the assignment and the metadata, it does not change them."""
+        return (
+            self._assignment is assignment and self._partitions is partitions and self._metadata is cluster._partitions
+        )
 
 
 class _Answered:

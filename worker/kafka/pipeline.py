@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,12 +78,16 @@ class PipelineWriters:
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """A handled list on its way to the broker; `waiting` counts its batches that are not durable yet."""
+    """A handled list on its way to the broker.
+
+    `waiting` counts its batches that are not durable yet, `changelog` is the last of them that has changes of state.
+    """
 
     ends: Mapping[TopicPartition, int]
     size: int
     since: float
-    waiting: int = 0
+    waiting: int
+    changelog: WrittenBatch | None
 
 
 class PartitionPipeline:
@@ -176,50 +181,50 @@ class PartitionPipeline:
         """Write the results of `size` records; when they are durable, everything before `ends` is acknowledged."""
         writers = self._writers
         batches: list[WrittenBatch] = []
+        last: WrittenBatch | None = None
         if emits.journal:
             batches += writers.journal.write(emits.journal)
         if emits.dead_letters:
             batches += writers.dead_letters.write_with_headers(emits.dead_letters)
         if emits.changelog:
             changelog = writers.changelog.write(emits.changelog)
-            changelog[-1].future.add_done_callback(partial(self._on_changelog, changelog[-1]))
+            last = changelog[-1]
             batches += changelog
         if emits.decisions:
             batches += writers.decisions.write(emits.decisions)
-        flight = _InFlight(ends, size, asyncio.get_running_loop().time(), len(batches))
+        flight = _InFlight(ends, size, time.monotonic(), len(batches), last)
         self._in_flight.append(flight)
+        durable = partial(self._on_batch, flight)
         for batch in batches:
-            batch.future.add_done_callback(partial(self._when_durable, partial(self._on_batch, flight)))
+            batch.future.add_done_callback(durable)
         if not batches:
             self._advance()
 
-    def _when_durable(self, then: Callable[[], None], future: asyncio.Future[Any]) -> None:
+    def _on_batch(self, flight: _InFlight, future: asyncio.Future[Any]) -> None:
         # Called by the loop, which would only log an exception: here it has to reach the worker.
         if self._retired:
             return
         try:
             future.result()
-            then()
+            flight.waiting -= 1
+            if not flight.waiting:
+                self._advance()
         except (Exception, asyncio.CancelledError) as error:
             self._on_failure(error)  # this list stays where it is, and all behind it
 
-    def _on_batch(self, flight: _InFlight) -> None:
-        flight.waiting -= 1
-        if not flight.waiting:
-            self._advance()
-
-    def _on_changelog(self, batch: WrittenBatch, future: asyncio.Future[Any]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            self.changelog_end = max(self.changelog_end, future.result().offset + batch.record_count - 1)
-
     def _advance(self) -> None:
+        now = time.monotonic()
         while self._in_flight and not self._in_flight[0].waiting:
             flight = self._in_flight.popleft()
             self.acknowledged.update(flight.ends)
+            if (batch := flight.changelog) is not None:
+                end = batch.future.result().offset + batch.record_count - 1
+                self.changelog_end = max(self.changelog_end, end)
             if flight.size:
-                self._on_stages([("write", asyncio.get_running_loop().time() - flight.since)])
+                self._on_stages([("write", now - flight.since)])
             self._on_moved(flight.size)
-        self._check_target()
+        if self._target is not None:
+            self._check_target()
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,31 +234,37 @@ class PartitionPipeline:
         return self._target is None and not self._writing_progress
 
     def set_target(
-        self, time: int, ends: Mapping[TopicPartition, int], record: Callable[[], bytes], confirm: ConfirmProgress
+        self, written_at: int, ends: Mapping[TopicPartition, int], record: Callable[[], bytes], confirm: ConfirmProgress
     ) -> None:
-        """Write what `record` returns, the progress up to `time`, once everything before `ends` is acknowledged.
+        """Write what `record` returns, the progress up to `written_at`, once everything before `ends` is acknowledged.
 
         The task takes the progress if `confirm` does, which gets the broker's time of the record.
         """
-        self._target = (time, ends, record, confirm)
+        self._target = (written_at, ends, record, confirm)
         self._check_target()
 
     def _check_target(self) -> None:
         if self._target is None:
             return
-        time, ends, record, confirm = self._target
+        written_at, ends, record, confirm = self._target
         if any(self.acknowledged[tp] < end for tp, end in ends.items()):
             return
         self._target, self._writing_progress = None, True
         (batch,) = self._writers.journal.write([(None, record())])
-        done = partial(self._on_progress, time, batch.future, confirm)
-        batch.future.add_done_callback(partial(self._when_durable, done))
+        done = partial(self._on_progress, written_at, confirm)
+        batch.future.add_done_callback(done)
 
-    def _on_progress(self, time: int, written: asyncio.Future[Any], confirm: ConfirmProgress) -> None:
-        self._writing_progress = False
-        if confirm(broker_time(written.result()), written_at=time):
-            self.task.acknowledged(time)
-        self.write(self.handle([]), {}, 0)
+    def _on_progress(self, written_at: int, confirm: ConfirmProgress, future: asyncio.Future[Any]) -> None:
+        if self._retired:
+            return
+        try:
+            written = future.result()
+            self._writing_progress = False
+            if confirm(broker_time(written), written_at=written_at):
+                self.task.acknowledged(written_at)
+            self.write(self.handle([]), {}, 0)
+        except (Exception, asyncio.CancelledError) as error:
+            self._on_failure(error)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -264,7 +275,7 @@ class PartitionPipeline:
 
     @property
     def oldest(self) -> float | None:
-        """The time on the loop's clock at which the oldest list in flight was handled."""
+        """The time on the monotonic clock at which the oldest list in flight was handled."""
         return self._in_flight[0].since if self._in_flight else None
 
     def retire(self) -> None:

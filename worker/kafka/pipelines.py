@@ -206,20 +206,26 @@ class PartitionPipelines:
         while not self._transport.is_member and self._open and self.failure is None:  # noqa: ASYNC110 (no event for it)
             await asyncio.sleep(MEMBERSHIP_CHECK)
         work: dict[PartitionPipeline, list[RecordList]] = {}
+        accepted: dict[int, bool] = {}
         for taken in lists:
-            if (pipeline := self._pipeline_of(taken)) is not None:
+            if (generation := taken.generation) not in accepted:
+                accepted[generation] = self.accepts(generation)
+            if accepted[generation] and (pipeline := self._pipeline_of(taken)) is not None:
                 fresh = taken.after(pipeline.expected[taken.tp])
                 pipeline.expected[taken.tp] = taken.end
                 work.setdefault(pipeline, []).append(fresh)
         if work:
             began = time.monotonic()
             self._handle(work)
-            self._measure([fresh for some in work.values() for fresh in some], began, time.monotonic())
-        await self._until(lambda: self._in_flight <= self._limit or not self._open)
+            ended = time.monotonic()
+            self._transport.flush()
+            self._measure([fresh for some in work.values() for fresh in some], began, ended)
+        if self._in_flight > self._limit and self._open:
+            await self._until(lambda: self._in_flight <= self._limit or not self._open)
 
     def _measure(self, lists: Sequence[RecordList], began: float, ended: float) -> None:
         """Report how long lists waited to be fetched and to be handled, and how long that took."""
-        wall = time.time() - (ended - began)
+        wall = time.time() - (time.monotonic() - began)
         spent: list[tuple[str, float]] = []
         for taken in lists:
             if taken.records and taken.fetched:
@@ -230,13 +236,10 @@ class PartitionPipelines:
             self._on_stages(spent)
 
     def _pipeline_of(self, taken: RecordList) -> PartitionPipeline | None:
-        """Return the pipeline that has to handle a list; None if nothing in it can be handled now."""
-        if not self.accepts(taken.generation):
-            return None
+        """Return the pipeline that has to handle a list of this generation; None if nothing in it can be handled."""
         pipeline = self.by_partition.get(taken.tp.partition)
-        if pipeline is None or taken.tp not in pipeline.expected:
+        if pipeline is None or (expected := pipeline.expected.get(taken.tp)) is None:
             return None
-        expected = pipeline.expected[taken.tp]
         if taken.start > expected:
             self._read_again(taken, expected)
             return None
@@ -254,8 +257,9 @@ class PartitionPipelines:
             log.exception("the processors raised on %d records", sum(map(len, records.values())))
             emits = [pipeline.handle(some) for pipeline, some in records.items()]
         for (pipeline, lists), emitted in zip(work.items(), emits, strict=True):
-            letters = sum(len(letter.value or b"") for letter in emitted.dead_letters)
-            size = len(records[pipeline]) + letters // LETTER_BYTES
+            size = len(records[pipeline])
+            if emitted.dead_letters:
+                size += sum(len(letter.value or b"") for letter in emitted.dead_letters) // LETTER_BYTES
             self._in_flight += size
             pipeline.write(emitted, {taken.tp: taken.end for taken in lists}, size)
 

@@ -15,6 +15,8 @@ from typing import Any
 from aiokafka.protocol import fetch, offset, produce
 from aiokafka.protocol.types import Array, Bytes, Int8, Int16, Int32, Int64, Schema, String
 
+from worker.kafka import messages
+
 #: Returns the value at a position of a message, and the position after it.
 Decode = Callable[[bytes, int], tuple[Any, int]]
 #: Appends the parts of a value to a list.
@@ -201,6 +203,27 @@ def fast_decode(answer: Any) -> Callable[[BytesIO | bytes], Any]:
             return answer(*decode(rest, 0)[0])
         except struct.error as error:
             raise ValueError(f"{answer.__name__} cannot be decoded: {error}") from error
+
+    return _by_hand(answer, *messages.ANSWERS[answer], decoded) if answer in messages.ANSWERS else decoded
+
+
+def _by_hand(
+    answer: Any, decode: messages.DecodeFields, part: struct.Struct, otherwise: Callable[[bytes], Any]
+) -> Callable[[BytesIO | bytes], Any]:
+    """Return a function that decodes answers of a kind by hand, and otherwise by their description."""
+    new = answer.__new__
+
+    def decoded(data: BytesIO | bytes) -> Any:
+        rest = data if isinstance(data, bytes) else data.read()
+        try:
+            fields = decode(rest, part)
+        except (struct.error, UnicodeDecodeError):
+            fields = None
+        if fields is None:
+            return otherwise(rest)
+        made = new(answer)
+        made.__dict__ = fields
+        return made
 
     return decoded
 

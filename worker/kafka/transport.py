@@ -136,6 +136,9 @@ class Transport(Protocol):
     def writer(self, topic: str, partition: int) -> PartitionWriter:
         """Return the writer of a partition."""
 
+    def flush(self) -> None:
+        """Send what was written; by itself, that happens at the end of this turn of the loop."""
+
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the end offsets of assigned partitions."""
 

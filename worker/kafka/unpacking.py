@@ -156,12 +156,15 @@ class _Meter:
 
         return decode_and_count
 
-    @property
-    def full(self) -> bool:
-        return self.total - self.before_poll >= POLL_UNPACKED
-
 
 _meter = _Meter()
+
+
+def poll_is_full() -> bool:
+    """Whether the present poll has unpacked enough."""
+    return _meter.total - _meter.before_poll >= POLL_UNPACKED
+
+
 #: How often batches with a wrong checksum were fetched, by partition and offset.
 _wrong_checksums: Counter[tuple[Any, int]] = Counter()
 
@@ -292,7 +295,7 @@ class BoundedFetchResult(FetchResult):  # type: ignore[misc]
 
     def getall(self, max_records: int | None = None) -> list[Any]:
         """Return records, none if the poll is full."""
-        if _meter.full:
+        if poll_is_full():
             return []
         taken: list[Any] = super().getall(max_records)
         return taken

@@ -41,20 +41,23 @@ class TopicWriter:
         now = int(time.time() * 1000)
         used: list[MessageBatch] = []
         batch = self._open()
-        builder, append, offset = _inside(batch)
+        if batch is not None:
+            builder = batch._builder
+            append, offset = builder._builder.append, builder._relative_offset
         for key, value in pairs:
-            if append is None or append(offset, now, key, value, _NO_HEADERS) is None:
-                if builder is not None:
+            if batch is None or append(offset, now, key, value, _NO_HEADERS) is None:
+                if batch is not None:
                     builder._relative_offset = offset
-                    builder.close()
+                    builder._closed = True
                 batch = self._next()
-                builder, append, offset = _inside(batch)
+                builder = batch._builder
+                append, offset = builder._builder.append, 0
                 append(offset, now, key, value, _NO_HEADERS)
                 used.append(batch)
             elif not used:
                 used.append(batch)
             offset += 1
-        if builder is not None:
+        if batch is not None:
             builder._relative_offset = offset
         return used
 
@@ -77,7 +80,10 @@ class TopicWriter:
         # The sender reserves the sequence numbers of a batch when it takes it, one turn of the loop before it closes
         # the builder. A record appended in between would have no number, and the broker would refuse all that follows.
         batch = self._batch
-        return None if batch is None or batch._drain_waiter.done() else batch
+        if batch is None:
+            return None
+        is_taken = batch._drain_waiter.done() if self._requests is None else batch.is_taken
+        return None if is_taken or batch._builder._closed else batch
 
     def _next(self) -> Any:
         accumulator = self._accumulator
@@ -87,17 +93,11 @@ class TopicWriter:
             raise copy.copy(accumulator._exception)
         # As `send_batch`, but without waiting for the batch before: the queue of a partition keeps the order, and
         # `PartitionPipelines` limits the number of records in flight.
-        add = accumulator._append_batch if self._requests is None else self._requests.add
-        self._batch = add(accumulator.create_builder(), self._tp)
+        if self._requests is None:
+            self._batch = accumulator._append_batch(accumulator.create_builder(), self._tp)
+        else:
+            self._batch = self._requests.add(self._tp)
         return self._batch
-
-
-def _inside(batch: Any) -> tuple[Any, Any, int]:
-    """Return the builder of a batch, the function that appends to it, and the next offset within it."""
-    if batch is None or batch._builder.closed():
-        return None, None, 0
-    builder = batch._builder
-    return builder, builder._builder.append, builder._relative_offset
 
 
 class TopicWriters:
@@ -119,6 +119,11 @@ class TopicWriters:
             client.add_topic(topic)
         for topic in topics:
             await client._wait_on_metadata(topic)
+
+    def flush(self) -> None:
+        """Send what was written, if that is left to `requests`."""
+        if self._requests is not None:
+            self._requests.flush()
 
     def writer(self, topic: str, partition: int) -> TopicWriter:
         """Return the writer of a partition."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
@@ -33,7 +33,10 @@ def ask_for_unknown_topics(consumer: aiokafka.AIOKafkaConsumer) -> None:
 class Client(SameLoopConsumer):
     """The connection to the broker, and the membership in the group."""
 
+    #: Whether a poll has let other tasks run since this was reset.
+    has_waited = False
     _last_heartbeat = -inf
+    _alarm: asyncio.TimerHandle | None = None
 
     @property
     def _link(self) -> Link:
@@ -97,7 +100,7 @@ class Client(SameLoopConsumer):
     async def _fetch_records(
         self,
         consumer: aiokafka.AIOKafkaConsumer,
-        active_partitions: set[TP],
+        active_partitions: Collection[TP],
         timeout: float | None = None,  # noqa: ASYNC109 (Faust's)
         max_records: int | None = None,
     ) -> Any:
@@ -105,26 +108,28 @@ class Client(SameLoopConsumer):
 
         Nothing waits by the clock here. An idle worker takes a record as soon as it is fetched; what comes while a poll
         is handled is fetched meanwhile and makes the next one. So polls grow with the load by themselves.
+
+        The partitions must be the same object, unchanged, as long as they are the same.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout or 0.0)
         fetcher: SessionFetcher = consumer._fetcher
         subscriptions = fetcher._subscriptions
         assignment = subscriptions.subscription and subscriptions.subscription.assignment
-        inputs = [tp for tp in active_partitions if tp.topic in fetcher.direct]
         with subscriptions.fetch_context():
             # A poll may outlive the generation it began in. Its caller would drop the records, and the recovery of a
             # changelog with dropped records never ends.
             while self._still_in(subscriptions, assignment):
                 if consumer._closed or fetcher._closed:
                     raise ConsumerStoppedError
-                if lists := self._drain(fetcher, assignment, active_partitions):
+                if fetcher._records and (lists := self._drain(fetcher, assignment, active_partitions)):
                     return lists
-                remaining = deadline - loop.time()
-                if remaining <= 0:
+                if deadline <= loop.time():
                     break
-                fetcher.fetch(assignment, inputs)
-                await self._await_fetch(fetcher, remaining)
+                fetcher.fetch(assignment, active_partitions)
+                self._wake_by(fetcher, deadline)
+                await fetcher._create_fetch_waiter()
+                self.has_waited = True
         return {}
 
     def _still_in(self, subscriptions: Any, assignment: Any) -> bool:
@@ -135,48 +140,52 @@ class Client(SameLoopConsumer):
             and subscriptions.subscription.assignment is assignment
         )
 
-    @staticmethod
-    async def _await_fetch(fetcher: SessionFetcher, seconds: float) -> None:
-        """Wait for the answer to the next fetch, at most so many seconds; raise what the coordinator reports."""
-        waiter = fetcher._create_fetch_waiter()
-        timer = asyncio.get_running_loop().call_later(seconds, fetcher._notify, waiter)
-        try:
-            await waiter
-        finally:
-            timer.cancel()
+    def _wake_by(self, fetcher: SessionFetcher, deadline: float) -> None:
+        """End the wait for a fetch at this time of the loop's clock, or before.
 
-    def _drain(self, fetcher: SessionFetcher, assignment: Any, active: set[TP]) -> dict[TP, RecordList]:
-        if not fetcher._records:
-            return {}
+        A poll ends after a few milliseconds and may wait for a second. So the alarm of a poll stays for those that
+        follow; it wakes one of them early, which then waits on.
+        """
+        alarm = self._alarm
+        if alarm is None or alarm.when() > deadline:
+            if alarm is not None:
+                alarm.cancel()
+            self._alarm = asyncio.get_running_loop().call_at(deadline, self._wake, fetcher)
+
+    def _wake(self, fetcher: SessionFetcher) -> None:
+        self._alarm = None
+        for waiter in fetcher._fetch_waiters:
+            fetcher._notify(waiter)
+
+    def _drain(self, fetcher: SessionFetcher, assignment: Any, active: Collection[TP]) -> dict[TP, RecordList]:
         fetcher.begin_poll()
-        waiting = [tp for tp in fetcher._records if tp in active]
+        first = self._link.arrivals
         lists: dict[TP, RecordList] = {}
         # Arrivals first: feedback that is handled before its arrival has to be parked, stored and read again.
-        for is_first in (True, False):
-            part = [tp for tp in waiting if (tp.topic == self._link.arrivals) is is_first]
-            lists |= self._drain_part(fetcher, assignment, part)
+        if arrivals := [tp for tp in fetcher._records if tp.topic == first and tp in active]:
+            self._take(fetcher, assignment, arrivals, lists)
+        if others := [tp for tp in fetcher._records if tp.topic != first and tp in active]:
+            self._take(fetcher, assignment, others, lists)
         return lists
 
-    def _drain_part(self, fetcher: SessionFetcher, assignment: Any, part: list[Any]) -> dict[TP, RecordList]:
-        # Nothing here yields to the loop, so the positions before and after belong to the returned records. Their
-        # number is limited: the worker does nothing else until they are handled.
+    def _take(self, fetcher: SessionFetcher, assignment: Any, part: list[Any], lists: dict[TP, RecordList]) -> None:
+        # Nothing here yields to the loop, so the positions before and after belong to the records. Their number is
+        # limited: the worker does nothing else until they are handled.
         generation, room = self.app.consumer_generation_id, self._link.options.poll_records
-        lists: dict[TP, RecordList] = {}
         for tp in part:
             state = assignment.state_value(tp)
-            if state is None or not state.has_valid_position:
+            if state is None or (start := state._position) is None:
                 continue
-            start, fetched = state.position, fetcher._records[tp]._created
+            fetched = fetcher._records[tp]._created
             records = fetcher.take(tp, room)
             # A position can move without a record: transaction markers, compacted batches.
-            if state.position != start:
+            if (end := state.position) != start:
                 lists[tp] = RecordList(
-                    tp=tp, generation=generation, start=start, end=state.position, records=records, fetched=fetched
+                    tp=tp, generation=generation, start=start, end=end, records=records, fetched=fetched
                 )
             room -= len(records)
             if not room:
                 break
-        return lists
 
     def member(self) -> str:
         """Return the id of this member in the group."""

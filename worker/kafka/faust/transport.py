@@ -59,6 +59,10 @@ class FaustTransport:
         """Return the writer of a partition."""
         return self._writers.writer(topic, partition)
 
+    def flush(self) -> None:
+        """Send what was written."""
+        self._writers.flush()
+
     async def _load_metadata(self) -> None:
         topics = self._options.topics
         await self._writers.load_metadata(topics.journal, topics.dead_letters, topics.changelog, topics.decisions)
