@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from aiokafka.consumer.subscription_state import SubscriptionState
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.structs import TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.transport.fake import in_loop, settle
 from worker.kafka import fetch_sessions, unpacking
@@ -28,6 +30,7 @@ class Request:
     """What a fetch asks for."""
 
     def __init__(self, message: Any) -> None:
+        self.view: dict[TopicPartition, int] = {}
         has_sessions = message.API_VERSION >= 7
         self.session = (message.session_id, message.session_epoch) if has_sessions else None
         where = 2 if message.API_VERSION >= 9 else 1
@@ -103,7 +106,9 @@ class Broker:
     def fetch(self, *tps: TopicPartition) -> None:
         self.fetcher.fetch(self.assignment, tps or (A, B))
 
-    def answer(self, data: dict[TopicPartition, bytes | int], *, session: int = 9, error: int = 0) -> None:
+    def answer(
+        self, data: dict[TopicPartition, bytes | int], *, session: int = 9, error: int = 0, aborted: Any = None
+    ) -> None:
         """Answer the last request with the bytes of partitions, or with errors."""
         topics = [
             (
@@ -111,7 +116,7 @@ class Broker:
                 [
                     (tp.partition, found, -1, -1, -1, None, -1, b"")
                     if isinstance(found, int)
-                    else (tp.partition, 0, 99, 99, 0, None, -1, found)
+                    else (tp.partition, 0, 99, 98, 0, aborted, -1, found)
                 ],
             )
             for tp, found in data.items()
@@ -289,4 +294,125 @@ async def test_an_answer_that_cannot_be_handled_and_a_partition_without_leader_c
             await broker.fetcher._create_fetch_waiter()
             broker.fetch(A)
     assert broker.requests[1].positions == {A: 5}
+    await broker.fetcher.close()
+
+
+# ── against what is plain to see ─────────────────────────────────────────────────────────────────────────────────────
+
+ALL = (A, B, FAR, NOBODYS)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("seek"), st.sampled_from((A, B)), st.integers(0, 3)),
+        st.tuples(st.sampled_from(["pause", "resume", "lose position"]), st.sampled_from((A, B)), st.just(0)),
+        st.tuples(st.just("answer"), st.sampled_from((A, B)), st.integers(0, 2)),
+        st.tuples(st.sampled_from(["take", "metadata", "fail"]), st.sampled_from((A, B)), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+def step(broker: Broker, what: str, tp: TopicPartition, number: int) -> None:
+    """Let something happen to a partition between two polls."""
+    state = broker.assignment.state_value(tp)
+    if what == "seek":
+        state.seek(number)
+    elif what in ("pause", "resume"):
+        getattr(state, what)()
+    elif what == "lose position":
+        state.await_reset(-2)
+    elif what == "take" and tp in broker.fetcher._records and state.has_valid_position:
+        broker.taken(tp)
+    elif what == "metadata":
+        broker.fetcher._direct_client.cluster._partitions = {}
+    elif what == "answer" and broker.fetcher._busy:
+        asked = broker.requests[-1]
+        broker.answer({tp: records(asked.view[tp], *[b"x"] * number)} if number and tp in asked.view else {})
+    elif what == "fail" and broker.fetcher._busy:
+        broker.answer({}, session=0, error=NO_SUCH_SESSION)
+
+
+@given(STEPS)
+def test_a_session_has_exactly_what_can_be_fetched_whatever_happens(steps: list[tuple[str, Any, int]]) -> None:
+    @in_loop
+    async def story() -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            broker = Broker(monkeypatch)
+            partitions, seen = frozenset((A, B)), 0
+            view: dict[TopicPartition, int] = {}  # what the broker has, from all requests of the session
+            for what in [*steps, ("answer", A, 0), ("take", A, 0), ("take", B, 0)]:
+                step(broker, *what)
+                held = set(broker.fetcher._records)
+                broker.fetcher.fetch(broker.assignment, partitions)
+                if len(broker.requests) == seen:
+                    continue
+                seen, asked = len(broker.requests), broker.requests[-1]
+                view = {} if asked.session == (0, 0) else view
+                view = {tp: at for tp, at in (view | asked.positions).items() if tp not in asked.forgotten}
+                asked.view = dict(view)
+                states = {tp: broker.assignment.state_value(tp) for tp in partitions - held}
+                fetchable = {tp: one for tp, one in states.items() if one.has_valid_position and not one.paused}
+                assert view == {tp: one.position for tp, one in fetchable.items()}
+            await broker.fetcher.close()
+
+    story()
+
+
+def outcome(broker: Broker, tp: TopicPartition) -> Any:
+    try:
+        return broker.fetcher.take(tp, 100)
+    except KafkaError as error:
+        return repr(error)
+
+
+DATA = st.sampled_from([b"", records(5, b"x"), records(5, b"x", b"y")[:-3], records(3, b"u", b"v", b"x"), NOT_LEADER])
+
+
+@given(
+    data=st.dictionaries(st.sampled_from((A, B)), DATA | st.just(OUT_OF_RANGE), max_size=2),
+    aborted=st.sampled_from([None, [], [(7, 1)]]),
+    moved=st.booleans(),
+    paused=st.booleans(),
+)
+def test_a_plain_answer_is_held_as_aiokafka_holds_it(data: Any, aborted: Any, moved: bool, paused: bool) -> None:
+    @in_loop
+    async def story() -> None:
+        outcomes = []
+        for plain in (True, False):
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                broker = Broker(monkeypatch)
+                if not plain:
+                    monkeypatch.setattr(SessionFetcher, "_hold_plain", lambda *_: False)
+                broker.assignment.state_value(B).seek(5)
+                broker.fetch()
+                if moved:
+                    broker.assignment.state_value(A).seek(4)
+                broker.answer(data, aborted=aborted)
+                if paused:
+                    broker.assignment.state_value(B).pause()
+                held = list(broker.fetcher._records)
+                taken = [outcome(broker, tp) for tp in held]
+                states = [broker.assignment.state_value(tp) for tp in (A, B)]
+                kept = [(one._position, one.highwater, one.lso, one.timestamp is None) for one in states]
+                outcomes.append((held, taken, kept, set(broker.fetcher._records), set(broker.fetcher._busy)))
+                await broker.fetcher.close()
+        assert outcomes[0] == outcomes[1]
+
+    story()
+
+
+@in_loop
+async def test_a_fetch_goes_to_the_leader_that_the_present_metadata_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(monkeypatch)
+    leaders = dict(LEADERS)
+    cluster = broker.fetcher._direct_client.cluster
+    cluster.leader_for_partition = leaders.get
+    partitions = frozenset((A, B))
+    broker.fetcher.fetch(broker.assignment, partitions)
+    broker.answer({})
+    leaders[B], cluster._partitions = 2, {}
+    broker.fetcher.fetch(broker.assignment, partitions)
+    assert [(one.positions, one.forgotten) for one in broker.requests[1:]] in (
+        [({}, {B}), ({B: 7}, set())],
+        [({B: 7}, set()), ({}, {B})],
+    )
     await broker.fetcher.close()

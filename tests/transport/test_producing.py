@@ -14,9 +14,11 @@ from aiokafka.producer.sender import Sender
 from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.structs import TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.transport.fake import in_loop, settle
-from worker.kafka import producing
+from worker.kafka import producing, writer
 from worker.kafka.direct import PendingAnswer
 from worker.kafka.producing import ProduceRequests
 from worker.kafka.writer import TopicWriters
@@ -34,6 +36,7 @@ class Brokers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, newest: int = 7) -> None:
         self.newest = newest
         self.sent: list[Sent] = []
+        self.data: list[dict[TopicPartition, bytes]] = []
         self.away: set[int] = set()
         self.leaders = dict(LEADERS)
         self._answers: list[PendingAnswer] = []
@@ -72,11 +75,17 @@ class Brokers:
         assert (message.required_acks, message.timeout) == (-1, 40_000)
         parts = {(topic, partition): _content(data) for topic, some in message.topics for partition, data in some}
         self.sent.append((connection.node, parts))
+        self.data.append(
+            {TopicPartition(topic, one): bytes(data) for topic, some in message.topics for one, data in some}
+        )
         self._answers.append(answer)
 
     def write(self, tp: TopicPartition, *values: bytes) -> asyncio.Future[Any]:
         (batch,) = self._writers.writer(*tp).write([(b"key", value) for value in values])
         return batch.future
+
+    def flush(self) -> None:
+        self._writers.flush()
 
     def answer(self, number: int, *, offset: int = 7, error: int = 0) -> None:
         rest = (-1, 0) if self.newest >= 5 else (-1,)
@@ -181,3 +190,94 @@ async def test_without_a_connection_or_a_leader_the_producer_itself_sends(
     assert wakes.done()
     assert list(brokers.accumulator._batches) == [OTHER]
     assert [sent[0] for sent in brokers.sent] == [1]
+
+
+@in_loop
+async def test_a_flush_sends_at_once_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch)
+    brokers.flush()
+    assert brokers.sent == []
+    brokers.write(A, b"1")
+    brokers.flush()
+    assert brokers.sent == [(1, {A: (0, [b"1"])})]
+    brokers.write(OTHER, b"2")
+    await settle()
+    assert brokers.sent[1:] == [(2, {OTHER: (0, [b"2"])})], "without a flush at the end of the turn"
+
+
+@in_loop
+async def test_a_failure_of_the_producer_fails_every_batch_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch)
+    written = [brokers.write(A, b"1"), brokers.write(B, b"2"), brokers.write(OTHER, b"3")]
+    await settle()
+    waiting = brokers.write(A, b"4")
+    brokers.accumulator.fail_all(KafkaConnectionError("lost"))
+    assert all(future.exception() is not None for future in (*written, waiting))
+    await settle()
+    assert not brokers.accumulator._pending_batches
+
+
+@in_loop
+async def test_a_flush_of_the_producer_waits_for_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = Brokers(monkeypatch)
+    brokers.write(A, b"1")
+    await settle()
+    flushing = asyncio.ensure_future(brokers.accumulator.flush())
+    await settle()
+    assert not flushing.done()
+    brokers.answer(0)
+    async with asyncio.timeout(10):
+        await flushing
+    assert not brokers.accumulator._pending_batches
+
+
+@in_loop
+async def test_a_batch_that_the_producer_itself_takes_has_its_numbers_and_ends_with_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brokers = Brokers(monkeypatch)
+    brokers.away.add(1)
+    future = brokers.write(A, b"1", b"2")
+    message = asyncio.ensure_future(brokers.accumulator.add_message(A, b"key", b"3", 1.0))
+    await settle()
+    nodes, _ = brokers.accumulator.drain_by_nodes(ignore_nodes=[])
+    (batch,) = nodes[1].values()
+    assert _content(batch.get_data_buffer()) == (0, [b"1", b"2", b"3"])
+    batch.done(7, -1, 0)
+    assert future.result().offset == 7
+    assert (await message.result()).offset == 9, "of one who has sent a record through the producer"
+    brokers.away.clear()
+    brokers.write(A, b"4")
+    await settle()
+    assert brokers.sent == [(1, {A: (3, [b"4"])})]
+    assert brokers.accumulator._pending_batches.isdisjoint({batch})
+
+
+@given(
+    first=st.sampled_from([0, 5, 2**31 - 3, 2**31 - 1]),
+    turns=st.lists(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(1, 3)), min_size=1, max_size=4), max_size=5),
+)
+def test_requests_have_the_numbers_and_the_bytes_that_aiokafka_gives_them(first: int, turns: Any) -> None:
+    @in_loop
+    async def story() -> None:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(writer.time, "time", lambda: 1_700_000_000.0)
+            brokers = Brokers(monkeypatch)
+            numbers = TransactionManager(None, 0)
+            numbers.set_pid_and_epoch(5, 0)
+            cluster = SimpleNamespace(leader_for_partition=LEADERS.get)
+            accumulator = MessageAccumulator(cluster, 10_000, 0, 30.0, txn_manager=numbers)
+            writers = TopicWriters(SimpleNamespace(_message_accumulator=accumulator))
+            for one in (numbers, brokers.accumulator._txn_manager):
+                one._sequence_numbers.update({A: first, B: first})
+            for number, turn in enumerate(turns):
+                for tp, size in turn:
+                    brokers.write(tp, *[b"value"] * size)
+                    writers.writer(*tp).write([(b"key", b"value")] * size)
+                await settle()
+                nodes, _ = accumulator.drain_by_nodes(ignore_nodes=[])
+                assert brokers.data[number] == {tp: bytes(one.get_data_buffer()) for tp, one in nodes[1].items()}
+                brokers.answer(number)
+            assert brokers.accumulator._txn_manager._sequence_numbers == numbers._sequence_numbers
+
+    story()

@@ -29,9 +29,6 @@ from worker.stream.topology import Emits, Record, dead_letter
 
 log = logging.getLogger(__name__)
 
-#: Takes the seconds that a list of records spent in stages (see `metrics.catalogue.STAGES`).
-OnStages = Callable[[Sequence[tuple[str, float]]], None]
-
 
 class PartitionTask(Protocol):
     """Serves one assigned partition, arrivals and clicks together. Synchronous; called from one thread only."""
@@ -104,13 +101,11 @@ class PartitionPipeline:
     changelog_end
         The last changelog offset that the task's state contains.
     on_moved
-        Called when a list is acknowledged, with its number of records.
+        Called when a list is acknowledged, with its number of records and the seconds that it waited for that.
     on_failure
         Called with the error when a write fails.
     most_bytes
         The largest record that all output topics take.
-    on_stages
-        Called with the seconds that a list waited for its acknowledgement.
     """
 
     def __init__(
@@ -121,10 +116,9 @@ class PartitionPipeline:
         writers: PipelineWriters,
         starts: Mapping[TopicPartition, int],
         changelog_end: int,
-        on_moved: Callable[[int], None],
+        on_moved: Callable[[int, float], None],
         on_failure: Callable[[BaseException], None],
         most_bytes: int,
-        on_stages: OnStages = lambda spent: None,
     ) -> None:
         self.partition = partition
         self.changelog_end = changelog_end
@@ -136,7 +130,6 @@ class PartitionPipeline:
         self._writers = writers
         self._on_moved = on_moved
         self._on_failure = on_failure
-        self._on_stages = on_stages
         self._most_bytes = most_bytes
         self._in_flight: deque[_InFlight] = deque()
         self._target: tuple[int, Mapping[TopicPartition, int], Callable[[], bytes], ConfirmProgress] | None = None
@@ -220,9 +213,7 @@ class PartitionPipeline:
             if (batch := flight.changelog) is not None:
                 end = batch.future.result().offset + batch.record_count - 1
                 self.changelog_end = max(self.changelog_end, end)
-            if flight.size:
-                self._on_stages([("write", now - flight.since)])
-            self._on_moved(flight.size)
+            self._on_moved(flight.size, now - flight.since)
         if self._target is not None:
             self._check_target()
 

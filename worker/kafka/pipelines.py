@@ -19,7 +19,7 @@ from typing import Any
 from aiokafka.structs import TopicPartition
 
 from worker.errors import FailedError
-from worker.kafka.pipeline import OnStages, PartitionPipeline, PartitionTask, PipelineWriters
+from worker.kafka.pipeline import PartitionPipeline, PartitionTask, PipelineWriters
 from worker.kafka.transport import RecordList, Transport
 from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics
 
@@ -32,6 +32,9 @@ RESTORED_AT_ONCE = 10_000
 
 #: Bytes of dead letters that count as a record in flight: they are as long as clients made them.
 LETTER_BYTES = 16 << 10
+
+#: Takes the seconds that lists of records spent in stages (see `metrics.catalogue.STAGES`).
+OnStages = Callable[[Sequence[tuple[str, float]]], None]
 
 HandleTogether = Callable[[Sequence[tuple[Any, Sequence[Record]]]], Sequence[Emits]]
 
@@ -95,7 +98,9 @@ class PartitionPipelines:
         self._restored: dict[int, tuple[PartitionTask, int]] = {}
         self._reading_again: dict[TopicPartition, int] = {}
         self._in_flight = 0
+        self._written: list[tuple[str, float]] = []  # what is to be reported of lists that are acknowledged
         self._moved = asyncio.Event()
+        self._waiting = 0  # for that event
 
     # ── generations ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -161,7 +166,6 @@ class PartitionPipelines:
                 on_moved=self._on_moved,
                 on_failure=self.fail,
                 most_bytes=self._most_bytes,
-                on_stages=self._on_stages,
             )
         self.generation, self._member = generation, member
         self._reading_again.clear()
@@ -213,7 +217,10 @@ class PartitionPipelines:
             if accepted[generation] and (pipeline := self._pipeline_of(taken)) is not None:
                 fresh = taken.after(pipeline.expected[taken.tp])
                 pipeline.expected[taken.tp] = taken.end
-                work.setdefault(pipeline, []).append(fresh)
+                if (some := work.get(pipeline)) is None:
+                    work[pipeline] = [fresh]
+                else:
+                    some.append(fresh)
         if work:
             began = time.monotonic()
             self._handle(work)
@@ -226,7 +233,7 @@ class PartitionPipelines:
     def _measure(self, lists: Sequence[RecordList], began: float, ended: float) -> None:
         """Report how long lists waited to be fetched and to be handled, and how long that took."""
         wall = time.time() - (time.monotonic() - began)
-        spent: list[tuple[str, float]] = []
+        spent, self._written = self._written, []
         for taken in lists:
             if taken.records and taken.fetched:
                 queued = began - taken.fetched
@@ -285,15 +292,26 @@ class PartitionPipelines:
         """Wait for a condition that changes only when a list moves on; at most so many seconds, if given."""
         if condition():
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not condition():
-                    self._moved.clear()
-                    await self._moved.wait()
+        self._waiting += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    while not condition():
+                        self._moved.clear()
+                        await self._moved.wait()
+        finally:
+            self._waiting -= 1
 
-    def _on_moved(self, size: int) -> None:
+    def _on_moved(self, size: int, waited: float) -> None:
         self._in_flight -= size
-        self._moved.set()
+        if size:
+            self._written.append(("write", waited))
+            if not self._in_flight:
+                # Reported together: with what comes next, or as soon as nothing is on its way.
+                spent, self._written = self._written, []
+                self._on_stages(spent)
+        if self._waiting:
+            self._moved.set()
 
     # ── acknowledgement ──────────────────────────────────────────────────────────────────────────────────────────────
 

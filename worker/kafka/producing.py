@@ -46,13 +46,11 @@ class Acknowledgement:
     written
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_result")
-
-    def __init__(self) -> None:
-        self._callbacks: list[Callable[[Any], object]] = []
-        self._done = False
-        self._result: Any = None
-        self._error: BaseException | None = None
+    # What nothing was set for is the class's: there are nine of these in a poll, and most have one callback.
+    _callbacks: list[Callable[[Any], object]] | None = None
+    _done = False
+    _result: Any = None
+    _error: BaseException | None = None
 
     def done(self) -> bool:
         """Return whether it has ended."""
@@ -75,8 +73,8 @@ class Acknowledgement:
     def set_result(self, result: Any) -> None:
         """End well."""
         self._result, self._done = result, True
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
             callback(self)
 
     def set_exception(self, error: BaseException) -> None:
@@ -88,12 +86,14 @@ class Acknowledgement:
         """Call a function at the end, with this."""
         if self._done:
             callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
 
     def remove_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Do not call a function at the end."""
-        self._callbacks = [one for one in self._callbacks if one != callback]
+        self._callbacks = [one for one in self._callbacks or () if one != callback]
 
 
 class Builder(BatchBuilder):  # type: ignore[misc]
@@ -137,7 +137,7 @@ class Batch(MessageBatch):  # type: ignore[misc]
         """Reserve the sequence numbers of the records, as aiokafka does when it takes a batch for the first time."""
         tp, builder = self._tp, self._builder
         # The order matters: the numbers of the next batch begin behind these.
-        first = numbers.sequence_number(tp)
+        first = numbers._sequence_numbers[tp]
         numbers.increment_sequence_number(tp, builder._relative_offset)
         builder._builder.set_producer_state(*numbers._pid_and_epoch, first)
         self._retry_count = 1
@@ -272,9 +272,11 @@ class ProduceRequests:
             self._silence.watch()
 
     def _answered(self, broker: int, batches: dict[TopicPartition, Batch], answer: Any) -> None:
-        if any(found[1] for _, partitions in answer.topics for found in partitions):
-            self._leave(broker, batches, answer)
-            return
+        for _, partitions in answer.topics:
+            for found in partitions:
+                if found[1]:
+                    self._leave(broker, batches, answer)
+                    return
         try:
             if answer.API_VERSION in _WITH_START:
                 for topic, partitions in answer.topics:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiokafka.structs import TopicPartition
 
@@ -27,8 +26,7 @@ from worker.stream.topology import MOST_BYTES, DeadLetter, Record
 Background = Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordList:
+class RecordList(NamedTuple):
     """The records that one poll took from a partition: all between the positions `start` and `end`.
 
     `fetched` is the time on the monotonic clock at which they came. The positions are the consumer's, not those of the
@@ -54,7 +52,7 @@ class RecordList:
         if offset <= self.start:
             return self
         kept = [record for record in self.records if record.offset >= offset]
-        return replace(self, start=min(offset, self.end), records=kept)
+        return self._replace(start=min(offset, self.end), records=kept)
 
 
 class WrittenBatch(Protocol):

@@ -40,8 +40,7 @@ class TopicWriter:
         # two or three records for each event.
         now = int(time.time() * 1000)
         used: list[MessageBatch] = []
-        batch = self._open()
-        if batch is not None:
+        if (batch := self._open()) is not None:
             builder = batch._builder
             append, offset = builder._builder.append, builder._relative_offset
         for key, value in pairs:

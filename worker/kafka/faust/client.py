@@ -97,6 +97,10 @@ class Client(SameLoopConsumer):
             isolation_level="read_committed",
         )
 
+    async def getmany(self, active_partitions: Any, timeout: float) -> Any:  # noqa: ASYNC109 (Faust's)
+        """Return the fetched records, or wait for some; without Faust's way into another thread."""
+        return await self._fetch_records(self._ensure_consumer(), active_partitions, timeout)
+
     async def _fetch_records(
         self,
         consumer: aiokafka.AIOKafkaConsumer,
@@ -128,9 +132,19 @@ class Client(SameLoopConsumer):
                     break
                 fetcher.fetch(assignment, active_partitions)
                 self._wake_by(fetcher, deadline)
-                await fetcher._create_fetch_waiter()
-                self.has_waited = True
+                await self._fetched(fetcher, loop)
         return {}
+
+    async def _fetched(self, fetcher: SessionFetcher, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until something is fetched, or for the alarm; raise what the coordinator reports."""
+        # As `_create_fetch_waiter`, without a turn of the loop to forget it.
+        waiter = loop.create_future()
+        fetcher._fetch_waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            fetcher._fetch_waiters.discard(waiter)
+            self.has_waited = True
 
     def _still_in(self, subscriptions: Any, assignment: Any) -> bool:
         return bool(
@@ -158,13 +172,15 @@ class Client(SameLoopConsumer):
             fetcher._notify(waiter)
 
     def _drain(self, fetcher: SessionFetcher, assignment: Any, active: Collection[TP]) -> dict[TP, RecordList]:
-        fetcher.begin_poll()
-        first = self._link.arrivals
         lists: dict[TP, RecordList] = {}
+        if not (waiting := [tp for tp in fetcher._records if tp in active]):
+            return lists  # nothing but partitions that are not read
+        fetcher.begin_poll()
         # Arrivals first: feedback that is handled before its arrival has to be parked, stored and read again.
-        if arrivals := [tp for tp in fetcher._records if tp.topic == first and tp in active]:
+        first = self._link.arrivals
+        if arrivals := [tp for tp in waiting if tp.topic == first]:
             self._take(fetcher, assignment, arrivals, lists)
-        if others := [tp for tp in fetcher._records if tp.topic != first and tp in active]:
+        if others := [tp for tp in waiting if tp.topic != first]:
             self._take(fetcher, assignment, others, lists)
         return lists
 
