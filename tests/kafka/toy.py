@@ -141,7 +141,7 @@ def die_at(step: int) -> None:
         return wrapped
 
     TopicWriter.write = counted(TopicWriter.write)  # type: ignore[method-assign]
-    PartitionPipeline._when_durable = counted(PartitionPipeline._when_durable)  # type: ignore[method-assign]
+    PartitionPipeline._on_batch = counted(PartitionPipeline._on_batch)  # type: ignore[method-assign]
     Client._commit = counted_after(Client._commit)  # type: ignore[method-assign]
 
 

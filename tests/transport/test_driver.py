@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from aiokafka.consumer.fetcher import FetchError
 from aiokafka.errors import KafkaError
 from faust.types import TP
 
@@ -16,6 +17,7 @@ from worker.kafka.connection import Connection
 from worker.kafka.faust.client import Client, ask_for_unknown_topics
 from worker.kafka.faust.driver import BatchConsumer
 from worker.kafka.faust.link import FaustOptions, Link
+from worker.kafka.fetched import FetchedPartition
 
 CHANGELOG, ARRIVALS = TP("ads.sessions-changelog", 0), TP("ads.arrivals", 0)
 
@@ -178,3 +180,128 @@ def test_the_partitions_of_a_poll_are_the_same_object_as_long_as_they_are_the_sa
     assert consumer._readable(active, True) == {CHANGELOG}
     active.add(ARRIVALS)
     assert consumer._readable(active, True) == first
+
+
+# ── what is taken in the call that reads it ──────────────────────────────────────────────────────────────────────────
+
+
+class OnceClient(PollingClient):
+    """A client with a poll that waits, records that were fetched, and a consumer that takes them or does not."""
+
+    def __init__(self, takes: bool = True, leaves: bool = False) -> None:
+        super().__init__()
+        self.taken: list[Any] = []
+        self._takes, self._leaves = takes, leaves
+        self.consumer.take_at_once = self._consume
+        self.polling = asyncio.ensure_future(self.getmany(frozenset({ARRIVALS, CHANGELOG}), 600.0))
+
+    def _consume(self, active: Any, drain: Any) -> bool:
+        if self._takes:
+            self.taken.append(drain())
+        return self._takes
+
+    def _drain(self, fetcher: Any, assignment: Any, active: Any) -> Any:
+        drained = dict(fetcher._records)
+        if not self._leaves:
+            fetcher._records.clear()
+        return drained
+
+    def hold(self, *tps: TP, kind: type = FetchedPartition) -> None:
+        self.fetcher._records.update({tp: kind.__new__(kind) for tp in tps})
+
+    async def end(self) -> None:
+        self.polling.cancel()
+        await asyncio.wait([self.polling])
+
+
+@in_loop
+async def test_what_a_poll_waits_for_is_taken_at_once_and_asked_for_again() -> None:
+    client = OnceClient()
+    await settle()
+    assert len(client.fetcher.asked) == 1
+    for number in (1, 2):
+        client.hold(ARRIVALS)
+        assert client._take_at_once()
+        assert len(client.taken) == number
+        assert len(client.fetcher.asked) == number + 1
+    await settle()
+    assert not client.polling.done()
+    await client.end()
+    client.hold(ARRIVALS)
+    assert not client._take_at_once(), "no poll waits"
+
+
+@in_loop
+async def test_the_poll_takes_what_cannot_be_taken_at_once() -> None:
+    client = OnceClient()
+    await settle()
+    assert not client._take_at_once(), "nothing is there"
+    client.hold(CHANGELOG, kind=FetchError)
+    client.hold(ARRIVALS)
+    assert not client._take_at_once(), "an error, or a changelog"
+    client.fetcher._records.pop(CHANGELOG)
+    client.consumer.flow_active = False
+    assert not client._take_at_once(), "a rebalance has begun"
+    client.consumer.flow_active = True
+    client.fetcher._subscriptions.subscription = SimpleNamespace(assignment=object())
+    assert not client._take_at_once(), "another assignment"
+    assert not client.taken
+    await client.end()
+
+
+@in_loop
+async def test_a_poll_that_is_about_to_go_on_takes_everything_itself() -> None:
+    client = OnceClient()
+    await settle()
+    client._wake(client.fetcher)  # type: ignore[arg-type]
+    client.hold(ARRIVALS)
+    assert not client._take_at_once()
+    await client.end()
+
+
+@in_loop
+async def test_the_poll_goes_on_if_the_consumer_declines_or_something_is_left() -> None:
+    for client in (OnceClient(takes=False), OnceClient(leaves=True)):
+        await settle()
+        client.hold(ARRIVALS)
+        assert not client._take_at_once()
+        assert len(client.fetcher.asked) == 1
+        await client.end()
+
+
+class Owner:
+    """An owner that takes what it is given."""
+
+    def __init__(self) -> None:
+        self.ready, self.has_room = True, True
+        self.taken: list[Any] = []
+        self.failures: list[Exception] = []
+
+    def accepts(self, generation: int) -> bool:
+        return self.ready and generation == 1
+
+    def take_at_once(self, lists: Any) -> None:
+        self.taken.append(lists)
+        raise ZeroDivisionError
+
+    def fail(self, error: Exception) -> None:
+        self.failures.append(error)
+
+
+@pytest.mark.parametrize("reason", ["flow", "stop", "generation", "owner", "partitions", "room", None])
+def test_the_owner_is_given_records_at_once_only_if_a_poll_would_give_them_now(reason: str | None) -> None:
+    class Consumer(BatchConsumer):
+        flow_active = reason != "flow"  # type: ignore[assignment]
+        should_stop = reason == "stop"  # type: ignore[assignment]
+
+    owner, consumer = Owner(), cast(Any, Consumer.__new__(Consumer))
+    consumer._link = Link(FaustOptions(connection=Connection(servers=("kafka:9092",))), cast(Any, owner))
+    consumer.app = SimpleNamespace(consumer_generation_id=2 if reason == "generation" else 1)
+    consumer._active_partitions = {ARRIVALS}
+    active = consumer._readable({ARRIVALS}, True)
+    owner.ready, owner.has_room = reason != "owner", reason != "room"
+    if reason == "partitions":
+        consumer._active_partitions = {ARRIVALS, CHANGELOG}
+    assert consumer.take_at_once(active, lambda: {ARRIVALS: "records"}) is (reason is None)
+    assert owner.taken == ([["records"]] if reason is None else [])
+    assert len(owner.failures) == len(owner.taken), "an exception ends the worker"

@@ -297,6 +297,26 @@ async def test_an_answer_that_cannot_be_handled_and_a_partition_without_leader_c
     await broker.fetcher.close()
 
 
+@in_loop
+@pytest.mark.parametrize("how", ["taken", "left", "raised"])
+async def test_a_poll_is_woken_unless_its_records_were_taken_at_once(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    broker = Broker(monkeypatch)
+
+    def take_at_once() -> bool:
+        assert not broker.fetcher._busy, "the next fetch may be sent"
+        if how == "raised":
+            raise ZeroDivisionError
+        return how == "taken"
+
+    broker.fetcher.take_at_once = take_at_once
+    waiter = broker.fetcher._create_fetch_waiter()
+    broker.fetch()
+    broker.answer({A: records(5, b"x")})
+    assert waiter.done() is (how != "taken")
+    waiter.cancel()
+    await broker.fetcher.close()
+
+
 # ── against what is plain to see ─────────────────────────────────────────────────────────────────────────────────────
 
 ALL = (A, B, FAR, NOBODYS)

@@ -204,6 +204,24 @@ async def test_no_more_is_taken_than_may_be_in_flight() -> None:
 
 
 @in_loop
+async def test_there_is_room_while_this_is_a_member_and_no_more_than_the_limit_is_in_flight() -> None:
+    bench = await Bench.opened(limit=5)
+    await bench.take(0, 5)
+    assert bench.pipelines.has_room
+    records = [Record(ARRIVALS.topic, 0, 5, 0, b"", b"")]
+    bench.pipelines.take_at_once([RecordList(tp=ARRIVALS, generation=1, start=5, end=6, records=records)])
+    assert not bench.pipelines.has_room
+    waiting = asyncio.create_task(bench.take(6, 7))
+    await settle()
+    assert bench.seen == [0, 1, 2, 3, 4, 5], "what comes after it waits until there is room"
+    await bench.kafka.persist_all()
+    await asyncio.wait_for(waiting, 1)
+    assert bench.seen == [0, 1, 2, 3, 4, 5, 6]
+    bench.kafka.is_member = False
+    assert not bench.pipelines.has_room
+
+
+@in_loop
 async def test_decisions_are_written_together_with_their_facts() -> None:
     bench = await Bench.opened()
     await bench.take(0, 1)

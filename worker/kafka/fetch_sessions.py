@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -82,6 +82,8 @@ class SessionFetcher(TwoConnectionsFetcher):
     def __init__(self, client: AIOKafkaClient, *arguments: Any, **named: Any) -> None:
         super().__init__(client, *arguments, **{**named, "fetcher_timeout": _LOOK})
         self.direct: Collection[str] = frozenset()
+        #: Takes what was fetched in the call that has read it; returns whether no poll has to be woken for it.
+        self.take_at_once: Callable[[], bool] = lambda: False
         self._direct_client = client
         self._sessions: dict[int, FetchSession] = {}
         self._session_assignment: Any = None
@@ -206,8 +208,14 @@ class SessionFetcher(TwoConnectionsFetcher):
         if has_errors:
             self._sessions.pop(broker, None)
             self._pause(broker, None)
-        else:
-            self._is_free(broker)
+            return
+        self._busy.discard(broker)
+        is_taken = False
+        try:
+            is_taken = self.take_at_once()
+        finally:
+            if not is_taken:
+                self._is_free(broker)
 
     def _hold(self, broker: int, session: FetchSession, assignment: Any, answer: Any) -> bool:
         """Keep what an answer has until it is taken; return whether it has errors of partitions."""

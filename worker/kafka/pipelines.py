@@ -209,6 +209,21 @@ class PartitionPipelines:
         # A process that was stopped for long may have lost its partitions. The next heartbeat will show.
         while not self._transport.is_member and self._open and self.failure is None:  # noqa: ASYNC110 (no event for it)
             await asyncio.sleep(MEMBERSHIP_CHECK)
+        await self._wait_for_room()
+        self.take_at_once(lists)
+        await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        if self._in_flight > self._limit and self._open:
+            await self._until(lambda: self._in_flight <= self._limit or not self._open)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `take` would handle records without waiting."""
+        return self._in_flight <= self._limit and self._transport.is_member
+
+    def take_at_once(self, lists: Sequence[RecordList]) -> None:
+        """Handle the records of one poll."""
         work: dict[PartitionPipeline, list[RecordList]] = {}
         accepted: dict[int, bool] = {}
         for taken in lists:
@@ -227,8 +242,6 @@ class PartitionPipelines:
             ended = time.monotonic()
             self._transport.flush()
             self._measure([fresh for some in work.values() for fresh in some], began, ended)
-        if self._in_flight > self._limit and self._open:
-            await self._until(lambda: self._in_flight <= self._limit or not self._open)
 
     def _measure(self, lists: Sequence[RecordList], began: float, ended: float) -> None:
         """Report how long lists waited to be fetched and to be handled, and how long that took."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -221,7 +222,7 @@ class ProduceRequests:
         leader_of = self._client.cluster.leader_for_partition
         connections: dict[int | None, AIOKafkaConnection | None] = {}
         parts: dict[int, dict[TopicPartition, Batch]] = {}
-        for tp in list(accumulator._batches):
+        for tp, queue in list(accumulator._batches.items()):
             leader = leader_of(tp)
             if tp in muted or leader in busy:
                 continue
@@ -230,17 +231,17 @@ class ProduceRequests:
                 connections[leader] = open_connection(self._client, leader) if has_leader else None
                 parts[leader] = {}
             if connections[leader] is not None:
-                parts[leader][tp] = self._taken(tp)
+                parts[leader][tp] = self._taken(tp, queue)
         for leader, batches in parts.items():
             if batches:
                 self._request(leader, connections[leader], batches)
         if None in connections.values():
             accumulator._wakeup(accumulator.waiter())
 
-    def _taken(self, tp: TopicPartition) -> Batch:
-        """Take the oldest batch of a partition."""
+    def _taken(self, tp: TopicPartition, queue: deque[Batch]) -> Batch:
+        """Take the oldest batch of a partition from its queue."""
         accumulator = self._accumulator
-        queue, numbers = accumulator._batches[tp], accumulator._txn_manager
+        numbers = accumulator._txn_manager
         batch = queue[0]
         if type(batch) is not Batch or batch._retry_count or numbers is None:
             taken: Batch = accumulator._pop_batch(tp)

@@ -8,7 +8,7 @@ A transport goes through these steps in every generation of the consumer group:
 1. `assign`: the group has assigned its partitions. The answer has those that keep their state.
 2. `restore`: the changelogs of the others are read.
 3. `open`: reading starts at the committed positions.
-4. `take` for every poll; what `committable` returns is committed from time to time.
+4. `take` for every poll, or `take_at_once`; what `committable` returns is committed from time to time.
 5. `close` and `drained`: the group rebalances. What is acknowledged by then is committed.
 """
 
@@ -103,6 +103,13 @@ class PartitionOwner(Protocol):
 
     async def take(self, lists: Sequence[RecordList]) -> None:
         """Handle the records of one poll; return when there is room for more."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `take` would handle records without waiting."""
+
+    def take_at_once(self, lists: Sequence[RecordList]) -> None:
+        """Handle the records of one poll, if `has_room`."""
 
     def skip(self, tp: TopicPartition, offset: int) -> None:
         """Continue at `offset`: the records before it were deleted from the topic."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import aiokafka
 from aiokafka.errors import ConsumerStoppedError
@@ -15,6 +15,7 @@ from faust.types import TP
 from worker.kafka.faust.link import Link, link_of
 from worker.kafka.faust.same_loop import SameLoopConsumer
 from worker.kafka.fetch_sessions import SessionFetcher, install
+from worker.kafka.fetched import FetchedPartition
 from worker.kafka.transport import RecordList
 
 
@@ -30,6 +31,15 @@ def ask_for_unknown_topics(consumer: aiokafka.AIOKafkaConsumer) -> None:
         client.force_metadata_update()
 
 
+class _Wait(NamedTuple):
+    """A poll that waits for a fetch."""
+
+    fetcher: SessionFetcher
+    assignment: Any
+    active: Collection[TP]
+    waiter: asyncio.Future[None]
+
+
 class Client(SameLoopConsumer):
     """The connection to the broker, and the membership in the group."""
 
@@ -37,6 +47,7 @@ class Client(SameLoopConsumer):
     has_waited = False
     _last_heartbeat = -inf
     _alarm: asyncio.TimerHandle | None = None
+    _wait: _Wait | None = None
 
     @property
     def _link(self) -> Link:
@@ -47,6 +58,7 @@ class Client(SameLoopConsumer):
         await super().on_start()
         consumer = self._ensure_consumer()
         consumer._fetcher.direct = self._link.inputs
+        consumer._fetcher.take_at_once = self._take_at_once
         coordinator = consumer._coordinator
         beat = coordinator._do_heartbeat
 
@@ -132,19 +144,43 @@ class Client(SameLoopConsumer):
                     break
                 fetcher.fetch(assignment, active_partitions)
                 self._wake_by(fetcher, deadline)
-                await self._fetched(fetcher, loop)
+                await self._fetched(_Wait(fetcher, assignment, active_partitions, loop.create_future()))
         return {}
 
-    async def _fetched(self, fetcher: SessionFetcher, loop: asyncio.AbstractEventLoop) -> None:
+    async def _fetched(self, wait: _Wait) -> None:
         """Wait until something is fetched, or for the alarm; raise what the coordinator reports."""
         # As `_create_fetch_waiter`, without a turn of the loop to forget it.
-        waiter = loop.create_future()
-        fetcher._fetch_waiters.add(waiter)
+        waiters = wait.fetcher._fetch_waiters
+        waiters.add(wait.waiter)
+        self._wait = wait
         try:
-            await waiter
+            await wait.waiter
         finally:
-            fetcher._fetch_waiters.discard(waiter)
+            self._wait = None
+            waiters.discard(wait.waiter)
             self.has_waited = True
+
+    def _take_at_once(self) -> bool:
+        """Hand over what was just fetched, in place of the poll that waits for it; return whether that is all.
+
+        A live worker has a poll every few milliseconds. Waking the poll, its way through Faust's generators and back to
+        the next wait would take a turn of the loop and as long as reading the answer does.
+        """
+        wait = self._wait
+        if wait is None or wait.waiter.done() or not self._still_in(wait.fetcher._subscriptions, wait.assignment):
+            return False
+        fetcher, assignment, active, _ = wait
+        held = [fetched for tp, fetched in fetcher._records.items() if tp in active]
+        # Errors and changelogs go through the poll.
+        if fetcher._closed or set(map(type, held)) != {FetchedPartition}:
+            return False
+        owner = cast(Any, self.consumer)
+        if not owner.take_at_once(active, lambda: self._drain(fetcher, assignment, active)):
+            return False
+        if not fetcher._records.keys().isdisjoint(active):
+            return False  # more than one poll takes
+        fetcher.fetch(assignment, active)
+        return True
 
     def _still_in(self, subscriptions: Any, assignment: Any) -> bool:
         return bool(

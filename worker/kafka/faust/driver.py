@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
@@ -130,6 +130,26 @@ class BatchConsumer(stock.Consumer):
             await self._link.owner.take(inputs)
         except Exception as error:
             self._link.owner.fail(error)
+
+    def take_at_once(self, active: Collection[TP], drain: Callable[[], Mapping[TP, RecordList]]) -> bool:
+        """Give inputs to the owner while a poll of these partitions waits, if `getmany` would do so now.
+
+        Return whether that was done; if not, nothing was drained.
+        """
+        owner = self._link.owner
+        if (
+            not self.flow_active
+            or self.should_stop
+            or not owner.accepts(self.app.consumer_generation_id)
+            or self._readable(self._get_active_partitions(), True) is not active
+            or not owner.has_room
+        ):
+            return False
+        try:
+            owner.take_at_once([*drain().values()])
+        except Exception as error:
+            owner.fail(error)
+        return True
 
     async def sleep(self, n: Any, **options: Any) -> None:
         """Sleep; without a duration, as Faust does before every poll, only let other tasks run.
