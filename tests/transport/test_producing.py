@@ -213,6 +213,8 @@ async def test_a_failure_of_the_producer_fails_every_batch_that_is_on_its_way(mo
     waiting = brokers.write(A, b"4")
     brokers.accumulator.fail_all(KafkaConnectionError("lost"))
     assert all(future.exception() is not None for future in (*written, waiting))
+    with pytest.raises(KafkaConnectionError):
+        brokers.write(A, b"5")
     await settle()
     assert not brokers.accumulator._pending_batches
 

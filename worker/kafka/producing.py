@@ -180,8 +180,9 @@ class Batch(MessageBatch):  # type: ignore[misc]
         self._pending.discard(self)
 
     def failure(self, exception: BaseException) -> None:
-        """Note that the records cannot be written."""
+        """Note that the records cannot be written, and that no more may be added."""
         super().failure(exception)
+        self.is_taken = True
         # Not at once: aiokafka calls this for each of the pending batches.
         asyncio.get_running_loop().call_soon(self._pending.discard, self)
 
