@@ -22,7 +22,7 @@ from tests.embedded.traffic import ARMS, settings
 from tests.transport.fake import in_loop
 from worker.kafka.parameters import PublishedParameters, UnfitError
 from worker.kafka.supervision import Pauses
-from worker.kafka.versions_process import VersionsProcess
+from worker.kafka.versions_process import VersionsProcess, _end
 from worker.metrics import Metrics
 from worker.stream.events import Arrival
 from worker.stream.parameters import Parameters
@@ -267,3 +267,14 @@ def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
     assert ours.recv(1 << 10), "it runs"
     ours.close()
     assert child.wait(30) == 0
+
+
+@in_loop
+async def test_a_process_is_waited_for_although_its_end_is_cancelled() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(60)")
+    ending = asyncio.get_running_loop().create_task(_end(process))
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert process.returncode == -signal.SIGKILL

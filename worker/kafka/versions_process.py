@@ -117,9 +117,7 @@ class VersionsProcess:
                 await self._serve(channel)
                 raise VersionsEndedError(f"the versions process ended with code {await process.wait()}")
             finally:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await asyncio.shield(asyncio.ensure_future(process.wait()))
+                await _end(process)
         finally:
             channel.close()
 
@@ -188,6 +186,18 @@ class VersionsProcess:
         if report.prepared:
             planner.prepare()  # touches the memory, so that the first decision need not wait for it
         return planner.parameters, planner if report.prepared else None
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill a process and wait until it has ended, also if that is cancelled meanwhile."""
+    with suppress(ProcessLookupError):
+        process.kill()
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        await waiting
+        raise
 
 
 class VersionsEndedError(Exception):
