@@ -28,13 +28,15 @@ def environment() -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """End as soon as the standard input does, and at no signal but SIGKILL.
+    """End as soon as the standard input does, and at no signal but SIGKILL."""
+    ignore_signals()
+    threading.Thread(target=_end_with_input, daemon=True).start()
 
-    The parent decides when a child ends. Signals to all processes (Ctrl-C, systemd) are for the parent.
-    """
+
+def ignore_signals() -> None:
+    """Leave the end to the parent: signals to all processes (Ctrl-C, systemd) are for it."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
-    threading.Thread(target=_end_with_input, daemon=True).start()
 
 
 def _end_with_input() -> None:

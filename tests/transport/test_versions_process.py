@@ -21,8 +21,8 @@ import pytest
 from tests.embedded.traffic import ARMS, settings
 from tests.transport.fake import in_loop
 from worker.kafka.parameters import PublishedParameters, UnfitError
-from worker.kafka.supervision import Pauses
-from worker.kafka.versions_process import VersionsProcess, _end
+from worker.kafka.supervision import Pauses, end_process
+from worker.kafka.versions_process import VersionsProcess
 from worker.metrics import Metrics
 from worker.stream.events import Arrival
 from worker.stream.parameters import Parameters
@@ -272,7 +272,7 @@ def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
 @in_loop
 async def test_a_process_is_waited_for_although_its_end_is_cancelled() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(60)")
-    ending = asyncio.get_running_loop().create_task(_end(process))
+    ending = asyncio.get_running_loop().create_task(end_process(process))
     await asyncio.sleep(0)
     ending.cancel()
     with pytest.raises(asyncio.CancelledError):

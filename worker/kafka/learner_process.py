@@ -16,12 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from time import monotonic
 
 import msgspec
 
-from worker.kafka.supervision import Pauses, keep_running
+from worker.kafka.supervision import Pauses, end_process, keep_running
 from worker.metrics.troubles import TroubleLog
 
 log = logging.getLogger(__name__)
@@ -165,12 +164,7 @@ class LearnerProcess:
         finally:
             self.position, self._reports = -1, False
             # At once: whatever it was about to publish, the next one publishes the same.
-            with suppress(ProcessLookupError):
-                process.kill()
-            ending = asyncio.get_running_loop().create_task(_wait(process))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
-            await asyncio.shield(ending)
+            await end_process(process)
 
     def _handle(self, line: bytes) -> None:
         try:
@@ -186,10 +180,6 @@ class LearnerProcess:
                 log.info("the learner runs, from journal offset %d on", status.position)
             self.position, self.watermark, self.slowest = status.position, status.watermark, status.slowest
             self._reports, self.failure = True, ""
-
-
-async def _wait(process: asyncio.subprocess.Process) -> None:
-    await process.communicate()
 
 
 class LearnerEndedError(Exception):

@@ -15,7 +15,6 @@ import ctypes
 import gc
 import logging
 import os
-import signal
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -25,6 +24,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
+from worker.child import ignore_signals
 from worker.errors import AdcascadeError, FailedError
 from worker.kafka.channel import Channel
 from worker.kafka.clients import standalone_consumer
@@ -55,9 +55,7 @@ _decode = msgspec.json.Decoder(VersionsRequest).decode
 def run_versions(connection: Connection, topics: Topics) -> int:
     """Read and prepare versions until the standard input is closed; return 1 after a failure."""
     os.nice(NICE)
-    # The worker decides when this process ends. Signals to the whole group (Ctrl-C, systemd) are for the worker.
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
+    ignore_signals()
     gc.freeze()
 
     async def read(channel: Channel) -> None:

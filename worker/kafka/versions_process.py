@@ -25,7 +25,7 @@ from worker.errors import ParametersError
 from worker.kafka.channel import Channel
 from worker.kafka.parameters import PublishedParameters, Received, UnfitError
 from worker.kafka.shared_arrays import map_parts
-from worker.kafka.supervision import Pauses, keep_running
+from worker.kafka.supervision import Pauses, end_process, keep_running
 from worker.kafka.version_messages import VersionsReport, VersionsRequest
 from worker.metrics.troubles import TroubleLog
 from worker.stream.handover import Assembler, Handover
@@ -117,7 +117,7 @@ class VersionsProcess:
                 await self._serve(channel)
                 raise VersionsEndedError(f"the versions process ended with code {await process.wait()}")
             finally:
-                await _end(process)
+                await end_process(process)
         finally:
             channel.close()
 
@@ -186,18 +186,6 @@ class VersionsProcess:
         if report.prepared:
             planner.prepare()  # touches the memory, so that the first decision need not wait for it
         return planner.parameters, planner if report.prepared else None
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process and wait until it has ended, also if that is cancelled meanwhile."""
-    with suppress(ProcessLookupError):
-        process.kill()
-    waiting = asyncio.ensure_future(process.wait())
-    try:
-        await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        await waiting
-        raise
 
 
 class VersionsEndedError(Exception):
