@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, sigmoid
-from worker.bandit.click_model import ROWS, Displays, Fit, Observations, inputs
+from worker.bandit.click_model import Displays, Fit, Observations, inputs
 from worker.bandit.computed import computed_by, resume
 from worker.bandit.estimators import Coefficients, estimate, inner
 from worker.bandit.precision import Precision, SortedDisplays
+from worker.bandit.rows import in_blocks
 from worker.errors import InputError
 
 #: λ_b, the precision of intercepts.
@@ -365,23 +366,20 @@ class _AdditiveBatch:
 
     @cached_property
     def _whitened(self) -> Array:
-        """The left factor of the squared widths, in blocks: (b, ROWS, d+2)."""
+        """The left factor of the squared widths, (n, d+2)."""
         heads, (count, dim) = self._heads, self._contexts.shape
-        padded = np.zeros((-(-count // ROWS) * ROWS, dim))
-        padded[:count] = self._contexts - heads.middle
-        here = padded.reshape(-1, ROWS, dim) @ heads.model.precision.whitening.T
-        left = np.empty((len(here), ROWS, dim + 2), dtype=heads.dtype)
-        left[:, :, :dim] = -2 * here
-        left[:, :, dim] = 1
-        left[:, :, dim + 1] = (here**2).sum(axis=2)
+        here = in_blocks(self._contexts - heads.middle, heads.model.precision.whitening.T)
+        left = np.empty((count, dim + 2), dtype=heads.dtype)
+        left[:, :dim] = -2 * here
+        left[:, dim] = 1
+        left[:, dim + 1] = (here**2).sum(axis=1)
         return left
 
     def widths(self, start: int, stop: int, columns: slice) -> Array:
         heads = self._heads
         floor = heads.narrowest[columns]
         first = columns.start or 0
-        left = self._whitened[start // ROWS : -(-stop // ROWS)]
         right = heads.whitened_arms[:, first : first + max(2, len(floor))]
-        squares = np.matmul(left, right).reshape(len(left) * ROWS, right.shape[1])[: stop - start, : len(floor)]
+        squares = in_blocks(self._whitened[start:stop], right)[:, : len(floor)]
         np.maximum(squares, floor, out=squares)
         return np.asarray(np.sqrt(squares, out=squares))

@@ -23,10 +23,6 @@ from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints
 
-#: Rows of every matrix product in a kernel. BLAS sums in another order for another number of rows, and within one
-#: product for rows that fall into another of its tiles. So products are made in blocks of exactly so many rows, few
-#: enough for one tile on every kernel of OpenBLAS, padded with zeros, and never with a single column.
-ROWS = 8
 #: Columns (arms) in one block of a kernel. Slices of columns begin at a multiple of it.
 BLOCK = 1024
 
@@ -250,7 +246,7 @@ class Heads(Protocol):
 class HeadBatch(Protocol):
     """Contexts of one batch before the heads.
 
-    `start` is always a multiple of ROWS. A slice of columns is one block, or all columns.
+    A slice of columns is one block, or all columns.
     """
 
     def __len__(self) -> int: ...

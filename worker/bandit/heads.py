@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints
-from worker.bandit.click_model import BLOCK, ROWS, blocks_of, inputs
+from worker.bandit.click_model import BLOCK, blocks_of, inputs
+from worker.bandit.rows import product, room
 
 #: Contexts × arms whose click probabilities a batch keeps between the greedy and the optimistic plan.
 REMEMBERED = 1 << 24
@@ -60,9 +61,8 @@ class PersonalHeads:
         self.count = len(shown)
         # Beyond this, e^−u leaves the number range.
         self.steepest = 80.0 if self.dtype == np.float32 else 600.0
-        # A column more than there are arms: a product with a single column takes another kernel.
-        self.opposed = np.zeros((self.size, self.count + 1), dtype=self.dtype)
-        self.opposed[:, :-1] = -coefficients[shown].T
+        self.opposed = np.zeros((self.size, room(self.count)), dtype=self.dtype)
+        self.opposed[:, : self.count] = -coefficients[shown].T
         self._precision, self._shown = precision, shown
 
     @property
@@ -72,9 +72,9 @@ class PersonalHeads:
 
     @cached_property
     def spreads(self) -> Array:
-        """The packed covariances, (n(n+1)/2, columns + 1)."""
+        """The packed covariances, (n(n+1)/2, room(columns))."""
         covariances, shown = self._precision.covariances, self._shown
-        packed = np.zeros((self.size * (self.size + 1) // 2, self.count + 1), dtype=self.dtype)
+        packed = np.zeros((self.size * (self.size + 1) // 2, room(self.count)), dtype=self.dtype)
         for first in range(0, self.count, BLOCK):  # what is gathered at once is small beside the covariances
             part = covariances[shown[first : first + BLOCK]]
             packed[:, first : first + len(part)] = packed_covariances(part).T
@@ -96,33 +96,16 @@ class _PersonalBatch:
         return _PersonalBatch(self._heads, self._contexts[rows])
 
     @cached_property
-    def _blocks(self) -> Array:
-        """The contexts in blocks of rows, padded with zeros: (b, ROWS, n)."""
-        count, size = self._contexts.shape
-        padded = np.zeros((-(-count // ROWS) * ROWS, size), dtype=self._heads.dtype)
-        padded[:count] = self._contexts
-        return padded.reshape(-1, ROWS, size)
-
-    @cached_property
     def _products(self) -> Array:
-        blocks = self._blocks
-        flat = products(blocks.reshape(-1, blocks.shape[2]))
-        return flat.reshape(len(blocks), ROWS, flat.shape[1])
+        return products(self._contexts)
 
-    def _product(self, left: Array, right: Array, start: int, stop: int, block: slice) -> Array:
-        """Return rows [start, stop) of a product, for one block of columns."""
-        first, last, _ = block.indices(self._heads.count)
-        chosen = right[:, first : max(last, first + 2)]
-        rows = left[start // ROWS : -(-stop // ROWS)]
-        result: Array = np.matmul(rows, chosen).reshape(len(rows) * ROWS, chosen.shape[1])
-        return result[: stop - start, : last - first]
-
-    def _products_of(self, left: Array, right: Array, start: int, stop: int, columns: slice) -> Array:
-        blocks = [self._product(left, right, start, stop, block) for block in blocks_of(columns)]
+    def _products_of(self, left: Array, right: Array, columns: slice) -> Array:
+        # Always by the same blocks of columns: in another product, the last bits of a column could differ.
+        blocks = [product(left, right, block) for block in blocks_of(columns)]
         return blocks[0] if len(blocks) == 1 else np.hstack(blocks)
 
     def log_odds(self, start: int, stop: int, columns: slice) -> Array:
-        odds = self._products_of(self._blocks, self._heads.opposed, start, stop, columns)
+        odds = self._products_of(self._contexts[start:stop], self._heads.opposed, columns)
         return np.asarray(np.negative(odds, out=odds))
 
     @cached_property
@@ -133,11 +116,10 @@ class _PersonalBatch:
         return self._computed(0, len(self), slice(0, self._heads.count))
 
     def _computed(self, start: int, stop: int, columns: slice) -> Array:
-        # Always by the same blocks of columns: in another product, the last bits of a column could differ.
         chances = np.empty((stop - start, columns.stop - columns.start), dtype=self._heads.dtype)
         for block in blocks_of(columns):
             part = chances[:, block.start - columns.start : block.stop - columns.start]
-            odds = self._product(self._blocks, self._heads.opposed, start, stop, block)
+            odds = product(self._contexts[start:stop], self._heads.opposed, block)
             np.minimum(odds, self._heads.steepest, out=odds)
             np.exp(odds, out=odds)
             odds += 1
@@ -151,6 +133,6 @@ class _PersonalBatch:
         return self._computed(start, stop, columns) if known is None else known[start:stop, columns]
 
     def widths(self, start: int, stop: int, columns: slice) -> Array:
-        squares = self._products_of(self._products, self._heads.spreads, start, stop, columns)
+        squares = self._products_of(self._products[start:stop], self._heads.spreads, columns)
         np.maximum(squares, 0, out=squares)
         return np.asarray(np.sqrt(squares, out=squares))

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints
 from worker.bandit.bonuses import VALUE, Bonus
-from worker.bandit.click_model import ROWS, HeadBatch
+from worker.bandit.click_model import HeadBatch
 from worker.bandit.planning import ELEMENTS, Masked, Planner
+from worker.bandit.rows import ROWS
 
 Chances = Callable[[int, int], Array]  # (first row, last row) → probabilities (columns, rows), an array of its own
 

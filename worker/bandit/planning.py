@@ -31,8 +31,9 @@ from numpy.typing import DTypeLike, NDArray
 from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, check_rewards, sigmoid
 from worker.bandit.bonuses import Bonus
-from worker.bandit.click_model import BLOCK, ROWS, ClickModel, HeadBatch
+from worker.bandit.click_model import BLOCK, ClickModel, HeadBatch
 from worker.bandit.computed import computed_by, resume
+from worker.bandit.rows import ROWS
 from worker.errors import InputError
 
 NARROWED = 256  # arms from which on a plan drops those that have become useless
