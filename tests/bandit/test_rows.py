@@ -26,8 +26,8 @@ widths = st.one_of(st.integers(1, 40), st.sampled_from([1000, 1024]))
 
 def factors(seed: int, rows: int, length: int, columns: int, dtype: type = np.float32) -> tuple[Matrix, Matrix]:
     generator = np.random.default_rng(seed)
-    right = np.zeros((length, room(columns)), dtype=dtype)
-    right[:, :columns] = generator.standard_normal((length, columns))
+    right = np.zeros((room(columns), length), dtype=dtype)
+    right[:columns] = generator.standard_normal((columns, length))
     return generator.standard_normal((rows, length)).astype(dtype), right
 
 
@@ -52,7 +52,7 @@ def test_a_product_is_the_matrix_product_of_the_columns(alike, seed, rows, lengt
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("worker.bandit.rows.sums_alike", lambda dtype: alike)
         result = product(left, right, slice(first, columns))
-    exact = left.astype(np.float64) @ right[:, first:columns].astype(np.float64)
+    exact = left.astype(np.float64) @ right[first:columns].astype(np.float64).T
     assert result.shape == exact.shape
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, exact, rtol=1e-4, atol=1e-4)
@@ -62,9 +62,9 @@ def test_a_product_is_the_matrix_product_of_the_columns(alike, seed, rows, lengt
 @settings(max_examples=30, deadline=None)
 def test_blocks_give_a_row_the_same_bits_wherever_it_stands(seed, rows, length, columns) -> None:
     left, right = factors(seed, rows, length, columns)
-    whole = in_blocks(left, right[:, :columns])
+    whole = in_blocks(left, right[:columns].T)
     for first in range(min(rows, ROWS)):
-        assert in_blocks(left[first:], right[:, :columns]).tobytes() == whole[first:].tobytes()
+        assert in_blocks(left[first:], right[:columns].T).tobytes() == whole[first:].tobytes()
 
 
 def verdict(kernel: str) -> str:
@@ -94,7 +94,7 @@ def test_rows_beside_other_edges_would_differ() -> None:
     if not sums_alike(np.dtype(np.float32)):
         pytest.skip("the kernel that is loaded makes no tall products")
     left, right = factors(0, 64, 100, 2 * GROUP)
-    bare = np.matmul(right[:, : 2 * GROUP].T, left.T).T
+    bare = np.matmul(right[: 2 * GROUP], left.T).T
     whole = product(left, right, slice(0, 2 * GROUP))
     assert bare[ROWS:-ROWS].tobytes() == whole[ROWS:-ROWS].tobytes()
     assert bare[:ROWS].tobytes() != whole[:ROWS].tobytes()

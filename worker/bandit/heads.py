@@ -61,8 +61,8 @@ class PersonalHeads:
         self.count = len(shown)
         # Beyond this, e^−u leaves the number range.
         self.steepest = 80.0 if self.dtype == np.float32 else 600.0
-        self.opposed = np.zeros((self.size, room(self.count)), dtype=self.dtype)
-        self.opposed[:, : self.count] = -coefficients[shown].T
+        self.opposed = np.zeros((room(self.count), self.size), dtype=self.dtype)
+        self.opposed[: self.count] = -coefficients[shown]
         self._precision, self._shown = precision, shown
 
     @property
@@ -72,12 +72,12 @@ class PersonalHeads:
 
     @cached_property
     def spreads(self) -> Array:
-        """The packed covariances, (n(n+1)/2, room(columns))."""
+        """The packed covariances, (room(columns), n(n+1)/2)."""
         covariances, shown = self._precision.covariances, self._shown
-        packed = np.zeros((self.size * (self.size + 1) // 2, room(self.count)), dtype=self.dtype)
+        packed = np.zeros((room(self.count), self.size * (self.size + 1) // 2), dtype=self.dtype)
         for first in range(0, self.count, BLOCK):  # what is gathered at once is small beside the covariances
             part = covariances[shown[first : first + BLOCK]]
-            packed[:, first : first + len(part)] = packed_covariances(part).T
+            packed[first : first + len(part)] = packed_covariances(part)
         return packed
 
     def batch(self, contexts: Floats) -> _PersonalBatch:

@@ -32,22 +32,22 @@ TALLEST = 304
 
 
 def room(columns: int) -> int:
-    """Return how many columns a right factor of so many must have, zeros after them, for `product`."""
+    """Return how many rows a factor of so many columns must have for `product`; those at its end are zeros."""
     return columns + GROUP - 1
 
 
 def product(left: Array, right: Array, columns: slice) -> Array:
-    """Return `left` times these columns of `right`, each row by itself: (r, p), (p, room(c)) → (r, columns).
+    """Return the product with a factor given by columns, each row by itself: (r, p), (room(c), p) → (r, columns).
 
-    >>> left, right = np.ones((3, 2), dtype=np.float32), np.zeros((2, room(2)), dtype=np.float32)
-    >>> right[:, :2] = [[1, 2], [3, 4]]
+    >>> left, right = np.ones((3, 2), dtype=np.float32), np.zeros((room(2), 2), dtype=np.float32)
+    >>> right[:2] = [[1, 3], [2, 4]]
     >>> product(left, right, slice(0, 2)).tolist()
     [[4.0, 6.0], [4.0, 6.0], [4.0, 6.0]]
     """
     width = columns.stop - columns.start
-    chosen = right[:, columns.start : columns.start + -(-width // GROUP) * GROUP]
+    chosen = right[columns.start : columns.start + -(-width // GROUP) * GROUP]
     if not sums_alike(right.dtype):
-        return in_blocks(left, chosen)[:, :width]
+        return in_blocks(left, chosen.T)[:, :width]
     if len(left) <= TALLEST:
         return _tall(left, chosen, width)
     parts = [_tall(left[first : first + TALLEST], chosen, width) for first in range(0, len(left), TALLEST)]
@@ -63,7 +63,7 @@ def in_blocks(left: Array, right: Array) -> Array:
 
 def _tall(left: Array, right: Array, width: int) -> Array:
     around = ROWS if len(left) > ROWS else 0
-    transposed = np.matmul(right.T, _between_zeros(left, around).T)
+    transposed = np.matmul(right, _between_zeros(left, around).T)
     return np.ascontiguousarray(transposed[:width, around : around + len(left)].T)
 
 
@@ -83,7 +83,7 @@ def sums_alike(dtype: DTypeLike) -> bool:
     generator = np.random.default_rng(0)
     for length in (33, 700):
         left = generator.standard_normal((TALLEST, length)).astype(dtype)
-        right = generator.standard_normal((length, 2 * GROUP)).astype(dtype)
+        right = generator.standard_normal((2 * GROUP, length)).astype(dtype)
         few = np.concatenate([_tall(left[at : at + ROWS], right, 2 * GROUP) for at in range(0, TALLEST, ROWS)])
         for count in (TALLEST, 17):
             if _tall(left[:count], right, 2 * GROUP).tobytes() != few[:count].tobytes():
