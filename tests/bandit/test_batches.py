@@ -131,6 +131,26 @@ def test_a_large_batch_that_remembers_no_probabilities_is_planned_to_the_same_bi
 
 
 @pytest.mark.parametrize("kind", ["additive", "personal"])
+@pytest.mark.parametrize("name", ["ucbbp", "aucbbp"])
+@given(seeds, st.integers(1, 30), st.integers(1, 40), st.integers(1, 100), st.sampled_from([0.0, 0.3, 1.0]))
+@settings(max_examples=20, deadline=None)
+def test_a_batch_that_is_planned_in_parts_gets_the_same_slates(name, kind, seed, arms, count, few, share) -> None:
+    generator = np.random.default_rng(seed)
+    planner = Planner(known_clicks(kind, 3, arms, generator), generator.uniform(0.1, 1, arms), horizon=3)
+    contexts, masked = (
+        generator.normal(size=(count, 3)),
+        planner.masked(excluded_arms(generator, arms, *[share] * count)),
+    )
+    policy = make_policy(name, thresholds=(0.2, 0.2, 0.25))
+    whole = policy.slates(planner, contexts, masked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.bandit.policies.optimistic.REMEMBERED", few)
+        part = policy.slates(planner, contexts, masked)
+    assert np.array_equal(part.arms, whole.arms)
+    assert np.array_equal(part.explored, whole.explored)
+
+
+@pytest.mark.parametrize("kind", ["additive", "personal"])
 @given(seeds, st.integers(1, 70), st.integers(1, 20), st.integers(1, 6), st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_few_rows_are_planned_to_the_bits_of_many(kind, seed, arms, count, horizon, single) -> None:

@@ -305,30 +305,32 @@ class Planner:
             scores: Array = bonus.all_scores(batch.probabilities(0, count, whole), widths, self._rewards, continuations)
             best_columns: Ints = scores.argmax(axis=2).T
             return self.shown.take(best_columns)
-        best = np.full((count, steps), -np.inf, dtype=self.dtype)
         arms = np.full((count, steps), NO_ARM, dtype=np.intp)
+        blocks = list(_slices(len(self.shown), BLOCK))
         per_slice = max(1, ELEMENTS // max(1, min(BLOCK, len(self.shown))) // ROWS) * ROWS
         for start, stop in _slices(count, per_slice):
-            for first, last in _slices(len(self.shown), BLOCK):
+            rows = np.arange(stop - start)
+            found = np.empty((len(blocks), steps, stop - start), dtype=np.intp)  # the best column of each block …
+            top = np.empty(found.shape, dtype=self.dtype)  # … and its score
+            for block, (first, last) in enumerate(blocks):
                 columns = slice(first, last)
                 chances = batch.probabilities(start, stop, columns)
                 widths = batch.widths(start, stop, columns)
                 widths *= beta
                 holes = masked.within(start, stop, first, last) if masked else None
-                only = last - first == len(self.shown) and not holes  # no other block, nothing excluded: an arm for all
                 rates = None if self._answers is None else self._answers[:, columns]
                 steps_ahead = bonus.scores(chances, widths, self._rewards[columns], continuations[start:stop], rates)
                 for h, scores in enumerate(steps_ahead):
                     if holes:
                         scores[holes] = -np.inf
                     here = scores.argmax(axis=1)
-                    if only:
-                        arms[start:stop, h] = self.shown[here]
-                        continue
-                    top = scores[np.arange(stop - start), here]
-                    better = top > best[start:stop, h]
-                    best[start:stop, h][better] = top[better]
-                    arms[start:stop, h][better] = self.shown[first + here[better]]
+                    top[block, h] = scores[rows, here]
+                    np.add(here, first, out=found[block, h])
+            if blocks:
+                best = top.argmax(axis=0)[None]  # of equal scores the first, as within a block
+                chosen = self.shown[np.take_along_axis(found, best, axis=0)[0]]
+                possible = np.take_along_axis(top, best, axis=0)[0] > -np.inf
+                arms[start:stop] = np.where(possible, chosen, NO_ARM).T
         return arms
 
     def slate_values(self, contexts: Floats, arms: Ints) -> Floats:

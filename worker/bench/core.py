@@ -266,11 +266,10 @@ def _personal_closing(size: Size, *, most: float, sessions: int, rounds: int) ->
 
 def _personal_growth(few: Size, many: Size, *, rounds: int) -> Iterator[Figure]:
     """Plan and fold with many arms in a process of its own, to measure its peak memory."""
-    plan, fold, peak = in_process(use_many, many, rounds)
-    base, _, _ = in_process(use_many, few, 10 * rounds)
+    ratio, plan, fold, peak = in_process(use_many, few, many, rounds)
     yield Figure(
         f"planning, personal, K={many.arms:,}, d={many.dim}",
-        plan / many.arms / (base / few.arms),
+        ratio,
         f"× the time per ad of K={few.arms:,}",
         most=1.2,
         detail=f"{plan / BATCH * 1e6:,.0f} µs per session",
@@ -284,16 +283,29 @@ def _personal_growth(few: Size, many: Size, *, rounds: int) -> Iterator[Figure]:
     )
 
 
-def use_many(size: Size, rounds: int) -> tuple[float, float, int]:
-    """Plan a batch and fold an episode by the personal model; return the seconds of both and the peak memory."""
+def use_many(few: Size, many: Size, rounds: int) -> tuple[float, float, float, int]:
+    """Plan a batch and fold an episode by the personal model.
+
+    Return the time per arm to plan many against few, the seconds to plan and to fold with many, and the peak memory.
+    """
+    policy, fold, more = Ucbbp(beta=BETA), 0.0, many.arms // few.arms
     with one_blas_thread():
-        scene, policy = Scene.of(size), Ucbbp(beta=BETA)
-        began = time.process_time()
-        belief = scene.tastes(sessions=10 * size.arms // size.horizon)
-        fold = time.process_time() - began
-        planner, contexts = Planner(belief, scene.world.rewards, horizon=size.horizon), scene.contexts()
-        plan = fastest({"plan": lambda: policy.slates(planner, contexts)}, rounds=rounds)["plan"]
-        return plan, fold, peak_memory()
+        planners, contexts = [], []
+        for size in (few, many):
+            scene = Scene.of(size)
+            began = time.process_time()
+            belief = scene.tastes(sessions=10 * size.arms // size.horizon)
+            fold = time.process_time() - began
+            planners.append(Planner(belief, scene.world.rewards, horizon=size.horizon))
+            contexts.append(scene.contexts())
+        seconds = medians(
+            {
+                "few": lambda: [policy.slates(planners[0], contexts[0]) for _ in range(more)],
+                "many": lambda: policy.slates(planners[1], contexts[1]),
+            },
+            rounds=rounds,
+        )
+        return seconds["many"] / seconds["few"], seconds["many"], fold, peak_memory()
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import CURVE, Bonus
-from worker.bandit.click_model import HeadBatch
+from worker.bandit.heads import REMEMBERED
 from worker.bandit.ordering import greedy_slates, optimistic_slates
-from worker.bandit.planning import GreedyPlan, Masked, Planner
+from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies.policy import Policy, Slates, required
 from worker.errors import InputError
 
@@ -44,12 +44,22 @@ class Ucbbp(Policy):
         if not planner.repeats:
             arms = optimistic_slates(planner, contexts, beta=self.beta, bonus=self.bonus, masked=masked)
             return Slates.certain(arms, True)
-        batch = planner.batch(contexts)
-        return Slates.certain(self.arms(planner, batch, planner.greedy(batch, masked), masked), True)
+        _, exploring = self.both(planner, contexts, masked)
+        return Slates.certain(exploring, True)
 
-    def arms(self, planner: Planner, batch: HeadBatch, plan: GreedyPlan, masked: Masked | None) -> Ints:
-        """Return the optimistic arms beside a greedy plan (with repeats): (n, H)."""
-        return planner.optimistic(batch, plan.continuations, beta=self.beta, bonus=self.bonus, masked=masked)
+    def both(self, planner: Planner, contexts: Floats, masked: Masked | None) -> tuple[Ints, Ints]:
+        """Return the greedy and the optimistic arms (with repeats): (n, H) each."""
+        at_once = max(1, REMEMBERED // max(1, len(planner.shown)))
+        if len(contexts) <= at_once:
+            batch = planner.batch(contexts)
+            plan = planner.greedy(batch, masked)
+            steps = plan.continuations
+            return plan.arms, planner.optimistic(batch, steps, beta=self.beta, bonus=self.bonus, masked=masked)
+        # So few at once that the click probabilities of the greedy plan are still there for the optimistic one.
+        parts = np.array_split(np.arange(len(contexts)), -(-len(contexts) // at_once))
+        plans = [self.both(planner, contexts[rows], masked and masked.select(rows)) for rows in parts]
+        greedy, exploring = zip(*plans, strict=True)
+        return np.concatenate(greedy), np.concatenate(exploring)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +98,7 @@ class Aucbbp(Policy):
             raise InputError(f"{len(self.thresholds)} thresholds for a horizon of {planner.horizon}")
         optimist = Ucbbp(beta=self.beta, bonus=self.bonus)
         if planner.repeats:
-            batch = planner.batch(contexts)
-            plan = planner.greedy(batch, masked)
-            exploring, greedy = optimist.arms(planner, batch, plan, masked), plan.arms
+            greedy, exploring = optimist.both(planner, contexts, masked)
         else:
             exploring = optimist.slates(planner, contexts, masked).arms
             greedy = greedy_slates(planner, contexts, masked)
