@@ -50,6 +50,7 @@ WRONG = {
     "demo --record missing/log.gz": "missing/log.gz: the folder",
     "demo --report missing/deep": "--report missing/deep: the folder",
     "demo --report file": "--report file: is a file",
+    "demo --report /proc/x": "--report /proc/x: this folder cannot be created",
     "demo --state file": "cannot use file as a state folder",
     "demo --partition 3": "unrecognized arguments: --partition 3; did you mean --partitions?",
     "demo --config table.toml": "--config table.toml: there is no command for the table 'wroker'; did you mean worker?",

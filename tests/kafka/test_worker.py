@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import orjson
 import pytest
 
@@ -104,6 +106,11 @@ def test_a_worker_is_alive_at_once_and_ready_when_it_serves(fleet: Fleet) -> Non
     assert "<title>" in worker.ask("/")[1]
     assert worker.ask("/status.json")[0] == 200
     assert worker.ask("/table")[0] == 404
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        written = len(worker.log.read_text(encoding="utf-8"))
+        worker.process.send_signal(number)
+        eventually(lambda before=written: len(worker.log.read_text(encoding="utf-8")) > before, what="it writes stacks")
+        assert worker.ready, "no signal but those that end it disturbs it"
 
 
 def test_secrets_sign_tokens_and_are_in_no_log(fleet: Fleet) -> None:

@@ -46,6 +46,8 @@ SIGNATURES = {
     "faust.stores.base:Store.on_rebalance": "self assigned revoked newly_assigned generation_id",
     "faust.app.base:App.on_rebalance_end": "self",
     "faust.app.base:App._create_directories": "self",
+    "mode.worker:Worker._enter_debugger": "self",
+    "mode.worker:Worker._on_sigusr1": "self",
     "mode.threads:QueueServiceThread.call_thread": "self fun args kwargs",
     "mode.threads:ServiceThread._stopped_set": "self",
     "mode.threads:ServiceThread._stop_children": "self",

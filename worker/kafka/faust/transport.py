@@ -112,6 +112,10 @@ class _FaustProcess(faust.Worker):
         _end_within(cast(WorkerApp, self.app).link.options.stop_timeout)
         super()._flag_as_shutdown_by_signal()
 
+    def _enter_debugger(self) -> None:
+        # At SIGUSR2, mode would wait at the prompt of a debugger, and the worker would serve nobody.
+        self._on_sigusr1()
+
 
 def _end_within(seconds: float) -> None:
     """End the process, whatever hangs: a flush to a broker that is gone waits for ever."""

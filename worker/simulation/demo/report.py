@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -88,11 +89,17 @@ td:last-child { text-align: right; overflow-wrap: anywhere; padding-left: 1rem; 
 
 
 def check_report(path: Path) -> None:
-    """Refuse, before any work, a folder that could not be written."""
+    """Make the folder before any work; refuse one that cannot be written."""
     if path.exists() and not path.is_dir():
         raise InputError(f"--report {path}: is a file, not a folder")
     if not path.exists() and not path.absolute().parent.is_dir():
         raise InputError(f"--report {path}: the folder {path.absolute().parent} does not exist")
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--report {path}: this folder cannot be created: {error.strerror or error}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise InputError(f"--report {path}: this folder may not be written")
 
 
 def can_draw() -> bool:
