@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 import uuid
 from contextlib import closing
 from pathlib import Path
@@ -81,7 +82,9 @@ def test_kill_9_at_random_steps_loses_nothing_and_counts_nothing_twice(world: Wo
         # It dies right before or after a random write, acknowledgement or commit. Keys are new in each life, so that a
         # lost record stays lost.
         worker = world.start(commit_interval=0.02, die_at=chance.randrange(2, 120))
+        deadline = time.monotonic() + 120
         while worker.running:
+            assert time.monotonic() < deadline, worker.tail()
             world.rounds(first, 40, keys=20, base=100 * life)
             first += 40
         assert worker.ended() == -signal.SIGKILL

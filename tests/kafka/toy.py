@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from worker.child import command
 from worker.kafka.connection import Connection
 from worker.kafka.faust.client import Client
 from worker.kafka.faust.link import FaustOptions
@@ -158,7 +159,7 @@ def main(settings: dict[str, Any]) -> int:
         connection=connection,
         topics=topics,
         learner=NO_LEARNER,
-        versions=(sys.executable, "-m", "worker.cli.versions_process", "--broker", servers, "--prefix", topics.prefix),
+        versions=command("worker.cli.versions_process", "--broker", servers, "--prefix", topics.prefix),
         progress_interval=settings.pop("progress_interval"),
     )
     metrics = Metrics()

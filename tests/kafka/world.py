@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -21,6 +20,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from worker.child import command, environment
 from worker.cli.main import main
 from worker.kafka.clients import admin_client, partition_counts, standalone_consumer
 from worker.kafka.connection import Connection
@@ -144,13 +144,15 @@ class CommandLine:
 class WorkerProcess:
     """A worker and its learner process, in a process group: both can be stopped or killed at one moment."""
 
-    def __init__(self, log: Path, *command: str, **environment: str) -> None:
+    def __init__(self, log: Path, *module: str, **variables: str) -> None:
         self.log, self.paused = log, False
+        # In the folder where it runs there is another package of this name, as there may be in a user's.
+        (log.parent / "worker.py").write_text("raise SystemExit('the wrong package')", encoding="utf-8")
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *command],
-                cwd=ROOT,
-                env={**os.environ, **environment},
+                command(*module),
+                cwd=log.parent,
+                env={**environment(), **variables},
                 stdout=output,
                 stderr=output,
                 start_new_session=True,

@@ -9,7 +9,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 
 import aiohttp
 
-ROOT = Path(__file__).parents[2]
+from worker.child import command, environment
+
 DIM, HORIZON = 2, 3
 ARMS = {"hat": 1.0, "coat": 2.5, "shoe": 1.5, "scarf": 0.7}
 
@@ -38,8 +38,10 @@ class ServeProcess:
         catalogue.write_text(json.dumps(ARMS))
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        # In the folder where it runs there is another package of this name, as there may be in a user's.
+        (folder / "worker.py").write_text("raise SystemExit('the wrong package')")
         self._command = [
-            *(sys.executable, "-m", "worker", "serve", "--dim", str(DIM), "--horizon", str(HORIZON)),
+            *(*command("worker", "serve"), "--dim", str(DIM), "--horizon", str(HORIZON)),
             *("--catalog", str(catalogue), "--state", str(self.state), "--port", str(self.port)),
             *("--record", str(self.log), "--log-format", "text", *more),
         ]
@@ -52,7 +54,13 @@ class ServeProcess:
     def start(self) -> None:
         with (self.folder / "output").open("ab") as output:
             self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+                self._command,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self.folder,
+                start_new_session=True,
             )
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.child import command
 from worker.cli import log_format
 from worker.cli.options.brokers import secret
 from worker.cli.options.catalog import CATALOG, read_arms
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         ServeSettings(
             folder=checked.folder,
             learning=checked.learning,
-            learner=(sys.executable, "-m", "worker.cli.serve_learner", *options.arguments),
+            learner=command("worker.cli.serve_learner", *options.arguments),
             api=api,
             host=options.host,
             port=options.port,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from dataclasses import dataclass
 
+from worker.child import command
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.catalog import CATALOG, read_arms
@@ -117,8 +117,8 @@ def run(options: argparse.Namespace) -> int:
         pipelines=PipelineSettings(
             connection=checked.connection,
             topics=checked.topics,
-            learner=(sys.executable, "-m", "worker.cli.learner_process", *options.arguments),
-            versions=(sys.executable, "-m", "worker.cli.versions_process", *options.arguments),
+            learner=command("worker.cli.learner_process", *options.arguments),
+            versions=command("worker.cli.versions_process", *options.arguments),
             progress_interval=options.progress_interval / 1000,
         ),
         learning=checked.learning,

@@ -20,6 +20,7 @@ from time import monotonic
 
 import msgspec
 
+from worker.child import environment
 from worker.kafka.supervision import Pauses, end_process, keep_running
 from worker.metrics.troubles import TroubleLog
 
@@ -153,7 +154,12 @@ class LearnerProcess:
         pipe = asyncio.subprocess.PIPE
         self._heard = monotonic()
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=pipe, stdout=pipe, limit=self.longest, pass_fds=self._files
+            *self._command,
+            env=environment(),
+            stdin=pipe,
+            stdout=pipe,
+            limit=self.longest,
+            pass_fds=self._files,
         )
         assert process.stdout is not None
         try:

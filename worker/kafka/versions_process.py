@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from worker.child import environment
 from worker.errors import ParametersError
 from worker.kafka.channel import Channel
 from worker.kafka.parameters import PublishedParameters, Received, UnfitError
@@ -112,7 +113,7 @@ class VersionsProcess:
         channel = Channel(ours)
         try:
             with theirs:
-                process = await asyncio.create_subprocess_exec(*self._command, stdin=theirs.fileno())
+                process = await asyncio.create_subprocess_exec(*self._command, env=environment(), stdin=theirs.fileno())
             try:
                 await self._serve(channel)
                 raise VersionsEndedError(f"the versions process ended with code {await process.wait()}")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from worker.bench.figures import Figure
 from worker.bench.http.client import CONNECTIONS, DIM, HORIZON, Load
-from worker.bench.http.servers import ServerProcess, idle_connections
-from worker.errors import FailedError
+from worker.bench.http.servers import ServerProcess, idle_connections, played
 from worker.simulation.environments import make_environment
 
 ARMS: Final = 50
@@ -110,9 +106,4 @@ def _serve(folder: Path) -> list[str]:
 
 
 def _load(url: str, seconds: float, rate: float) -> Load:
-    """Run the client in a process of its own."""
-    command = [sys.executable, "-m", "worker.bench.http.load", url, str(seconds), str(rate)]
-    result = subprocess.run(command, capture_output=True, check=False, timeout=seconds + 60)
-    if result.returncode:
-        raise FailedError(f"the client failed: {result.stderr.decode(errors='replace')[-500:]}")
-    return msgspec.json.decode(result.stdout, type=Load)
+    return played(Load, seconds, "worker.bench.http.load", url, str(seconds), str(rate))

@@ -6,8 +6,6 @@ that unpacks nothing. A wait is from sending an arrival to its first decision.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -15,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from worker.bench.figures import Figure
-from worker.bench.http.servers import ServerProcess
+from worker.bench.http.servers import ServerProcess, played
 from worker.bench.http.sessions import TICK, Played
 from worker.bench.kafka.broker import running_broker
 from worker.bench.kafka.comparison import BEFORE, LIVE_SESSIONS
@@ -28,7 +25,6 @@ from worker.bench.kafka.processes import ChildProcess, worker_process
 from worker.bench.kafka.rates import PARTITIONS, WARM
 from worker.bench.kafka.recording import Recording, record
 from worker.bench.kafka.topics import delete, prepare
-from worker.errors import FailedError
 from worker.kafka.clients import run_client
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
@@ -120,9 +116,4 @@ def _gateway(connection: Connection, names: Topics) -> list[str]:
 
 
 def _play(url: str, seconds: float) -> Played:
-    """Run the client in a process of its own."""
-    command = [sys.executable, "-m", "worker.bench.http.sessions", url, str(seconds), str(RATE)]
-    result = subprocess.run(command, capture_output=True, check=False, timeout=seconds + 60)
-    if result.returncode:
-        raise FailedError(f"the client failed: {result.stderr.decode(errors='replace')[-500:]}")
-    return msgspec.json.decode(result.stdout, type=Played)
+    return played(Played, seconds, "worker.bench.http.sessions", url, str(seconds), str(RATE))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from worker.bench.kafka.processes import processor_seconds
+from worker.child import command, environment
 from worker.errors import FailedError
+
+T = TypeVar("T")
 
 _START: Final = 60.0  # seconds for a server to start
 
@@ -24,7 +28,7 @@ class ServerProcess:
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command(*arguments), env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self.url = ""
 
@@ -64,8 +68,8 @@ class ServerProcess:
 @contextmanager
 def idle_connections(url: str, count: int) -> Iterator[int]:
     """Hold connections to a server while the context is open; yield how many the system allows."""
-    command = [sys.executable, "-m", "worker.bench.http.idle", url, str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    idle = command("worker.bench.http.idle", url, str(count))
+    with subprocess.Popen(idle, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -75,3 +79,13 @@ def idle_connections(url: str, count: int) -> Iterator[int]:
             yield int(line)
         finally:
             process.stdin.close()
+
+
+def played(kind: type[T], seconds: float, module: str, *arguments: str) -> T:
+    """Run a client in a process of its own, for so many seconds; return its result."""
+    ended = subprocess.run(
+        command(module, *arguments), env=environment(), capture_output=True, check=False, timeout=seconds + 60
+    )
+    if ended.returncode:
+        raise FailedError(f"the client failed: {ended.stderr.decode(errors='replace')[-500:]}")
+    return msgspec.json.decode(ended.stdout, type=kind)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from worker.bench.kafka.recording import LATENESS, TIMEOUT, WINDOW
 from worker.bench.stream import HORIZON
+from worker.child import command, environment
 from worker.errors import FailedError
 from worker.stream.topology import Topics
 
@@ -23,7 +23,7 @@ class ChildProcess:
         self._log = folder / f"{name.replace(' ', '-')}-{time.monotonic_ns()}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command(*arguments), env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def __enter__(self) -> ChildProcess:
