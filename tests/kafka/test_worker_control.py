@@ -14,6 +14,7 @@ from msgspec.structs import replace as replaced
 from tests.embedded.traffic import ARMS, SECOND, START, arrivals
 from tests.kafka.fleet import Fleet
 from tests.kafka.world import CommandLine, eventually
+from worker.child import environment
 from worker.errors import FailedError
 from worker.kafka.clients import append, run_client
 from worker.stream import sizes
@@ -157,9 +158,10 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     assert re.search(r"the catalogue is too large: 50,000 arms .* 2,\d+ such arms fit", refused.tail())
     assert "Traceback" not in refused.tail()
 
-    (fleet.folder / "sitecustomize.py").write_text(RAISES, encoding="utf-8")
+    (patched := fleet.folder / "patched").mkdir()
+    (patched / "sitecustomize.py").write_text(RAISES, encoding="utf-8")
     fleet.set_clock(START + SECOND)
-    worker = fleet.serving(PYTHONPATH=os.pathsep.join([str(fleet.folder), os.environ.get("PYTHONPATH", "")]))
+    worker = fleet.serving(PYTHONPATH=os.pathsep.join([str(patched), environment()["PYTHONPATH"]]))
 
     def reports(kind: str) -> float:
         return worker.metric(f'adcascade_troubles_total{{kind="{kind}"}}')
