@@ -46,7 +46,7 @@ SMALL = {
     "rising_seconds": 2.0,
     "live_seconds": 1.0,
     "rate_rounds": 1,
-    "rate_share": 0.2,
+    "rate_share": 0.05,
 }
 
 
@@ -447,6 +447,7 @@ def test_bench_kafka_measures_every_figure(monkeypatch, address, tmp_path, capsy
     # Here other tests run beside it, so nobody keeps up.
     for module in ("live", "rates"):
         monkeypatch.setattr(f"worker.bench.kafka.{module}.LONG", 60_000.0)
+    monkeypatch.setattr("worker.bench.kafka.rates.WARM", 0.2)
     measure = comparison.measure
     monkeypatch.setattr(comparison, "measure", lambda given, scale: measure(given, replace(scale, **SMALL)))
     flags = ["--broker", address, "--partitions", "3", "--json", str(tmp_path / "kafka.json")]

@@ -61,7 +61,7 @@ from worker.stream.version_encoding import parameters_document
 from worker.stream.versions import KEPT, should_publish
 from worker.stream.windows import ClosedWindow, OpenWindows, agreed
 
-SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "1600"))
+SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "800"))
 
 # The cheaper model: tens of thousands of folds are made, and what they learn does not matter here.
 SETTINGS = LearningSettings(
@@ -764,8 +764,8 @@ class CommitsFirst(Server):
 
 
 def test_the_model_notices_a_system_that_judges_by_one_plan() -> None:
-    _, half = run(range(SCHEDULES // 12), live=True, stormy=True, server=JudgesByOnePlan)
-    assert half > SCHEDULES // 800
+    _, half = run(range(130), live=True, stormy=True, server=JudgesByOnePlan)
+    assert half > 2
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_the_process_ends_with_its_worker(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         child = subprocess.Popen((*CHILD, str(tmp_path)), stdin=theirs)
-    ours.send(b'{"known":{}}\n')
+    ours.send(b'{"known":{}}\n{"asked":1}\n')
     assert ours.recv(1 << 10), "it runs"
     ours.close()
     assert child.wait(30) == 0
