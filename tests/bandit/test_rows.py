@@ -82,11 +82,13 @@ def test_the_pinned_kernel_makes_tall_products() -> None:
     assert not sums_alike(np.dtype(np.float64))
 
 
-def test_a_kernel_that_sums_in_another_order_is_found_out() -> None:
-    if "avx512dq" not in Path("/proc/cpuinfo").read_text():
+@pytest.mark.parametrize("kernel", ["SkylakeX", "Sandybridge", "Prescott"])
+def test_no_other_kernel_makes_tall_products(kernel) -> None:
+    if not wanted(Path("/proc/cpuinfo")):
+        pytest.skip("this processor is not x86-64-v3: no kernel is pinned")
+    if kernel == "SkylakeX" and "avx512dq" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("the kernel SkylakeX needs AVX-512")
-    assert verdict("SkylakeX") == "False"
-    assert verdict("Haswell") == "True"
+    assert verdict(kernel) == "False"
 
 
 def test_rows_beside_other_edges_would_differ() -> None:
