@@ -6,6 +6,7 @@ import pytest
 from worker.bench import core
 from worker.bench.figures import Figure, busy, figures_table, medians, one_blas_thread, peak_memory
 from worker.cli.main import main
+from worker.errors import FailedError
 
 
 @pytest.fixture
@@ -19,6 +20,7 @@ def test_bench_core_measures_every_figure(quickly, capsys, tmp_path):
     assert main(["bench", "core", "--json", str(tmp_path / "core.json")]) == 0
     result = json.loads((tmp_path / "core.json").read_text())
     assert result["machine"]["blas_threads"] == 1
+    assert result["complete"]
     names = [figure["name"] for figure in result["figures"]]
     assert len(names) == core.FIGURES
     assert names[0] == "planning, d=16 K=50 H=5"
@@ -29,6 +31,21 @@ def test_bench_core_measures_every_figure(quickly, capsys, tmp_path):
     out = capsys.readouterr().out
     assert "on one thread" in out
     assert all(name in out for name in names)
+
+
+@pytest.mark.parametrize(("error", "code"), [(FailedError("it is too slow"), 1), (KeyboardInterrupt(), 130)])
+def test_a_bench_that_fails_shows_what_it_has_measured(error, code, monkeypatch, capsys, tmp_path):
+    def measure():
+        yield Figure("fast", 99.0, "×")
+        raise error
+
+    monkeypatch.setattr(core, "measure", measure)
+    assert main(["bench", "core", "--json", str(tmp_path / "core.json")]) == code
+    result = json.loads((tmp_path / "core.json").read_text())
+    assert ([figure["name"] for figure in result["figures"]], result["complete"]) == (["fast"], False)
+    shown = capsys.readouterr()
+    assert "fast" in shown.out
+    assert str(error) in shown.err
 
 
 def test_bench_needs_an_action_that_exists(capsys):

@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 import numpy as np
 
@@ -77,16 +78,20 @@ class Waits:
         self.records = run.sent.events[-1] / len(run.sent.times)
 
     def quantile(self, kind: str, share: float) -> float | None:
-        """Return the median over the rounds of a quantile; None if it did not keep up in one of them."""
-        found = [None if waits is None else float(np.quantile(waits, share)) for waits in self.rounds[kind]]
-        return statistics.median(one for one in found if one is not None) if None not in found and found else None
+        """Return the median over the rounds of a quantile; None if it did not keep up in half of them."""
+        found = [inf if waits is None else float(np.quantile(waits, share)) for waits in self.rounds[kind]]
+        middle = statistics.median(found) if found else inf
+        return middle if isfinite(middle) else None
 
     def ratio(self, kind: str, other: str, share: float) -> tuple[float, float, float] | None:
-        """Return the median, the lowest and the highest ratio of quantiles, round by round; None without any."""
+        """Return the median, the lowest and the highest ratio of quantiles, round by round; None without any.
+
+        The ratio of a round is infinite if only the other kept up.
+        """
         ratios = [
-            float(np.quantile(mine, share) / np.quantile(theirs, share))
+            inf if mine is None else float(np.quantile(mine, share) / np.quantile(theirs, share))
             for mine, theirs in zip(self.rounds[kind], self.rounds[other], strict=True)
-            if mine is not None and theirs is not None
+            if theirs is not None
         ]
         return (statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
 
@@ -109,6 +114,8 @@ def _figures(rate: Rate, seen: Waits) -> Iterator[Figure]:
     for kind in rate.kinds:
         middle, high = seen.quantile(kind, 0.5), seen.quantile(kind, 0.99)
         rounds = f"medians of {len(seen.rounds[kind])} rounds"
+        if late := sum(waits is None for waits in seen.rounds[kind]):
+            rounds += f", in {late} of which it did not keep up"
         if middle is None or high is None:
             if kind == "worker":
                 raise FailedError(
