@@ -20,7 +20,7 @@ from tests.serve.process import Clients, Seen, ServeProcess
 from worker.cli.main import main
 from worker.logs.format import LogReader
 
-KILLS = int(os.environ.get("ADCASCADE_KILLS", "8"))
+KILLS = int(os.environ.get("ADCASCADE_KILLS", "6"))
 WINDOW, TIMEOUT, LATENESS = 1_000, 20_000, 500
 
 

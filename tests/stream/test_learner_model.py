@@ -61,7 +61,7 @@ from worker.stream.version_encoding import parameters_document
 from worker.stream.versions import KEPT, should_publish
 from worker.stream.windows import ClosedWindow, OpenWindows, agreed
 
-SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "800"))
+SCHEDULES = int(os.environ.get("ADCASCADE_SCHEDULES", "600"))
 
 # The cheaper model: tens of thousands of folds are made, and what they learn does not matter here.
 SETTINGS = LearningSettings(

@@ -18,7 +18,7 @@ from typing import Any, Final
 #: Seconds of the test without hostility: start of broker and workers, recovery, judgement.
 CALM: Final = 55.0
 LEAST: Final = 20.0
-DEFAULT_SECONDS: Final = 120.0
+DEFAULT_SECONDS: Final = 90.0
 #: Mean seconds between two acts.
 PACE: Final = 2.0
 
