@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from worker.bench.kafka.overload import FIGURES, WINDOW, Overload, figures
+import pytest
+
+from worker.bench.kafka.overload import FIGURES, WINDOW, Overload, _slow_down, figures
 from worker.stream.budget import Shares
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -40,3 +48,21 @@ def test_what_is_behind_or_unanswered_misses_its_target() -> None:
     assert set(a_run([0, 90_000, 400_000, 900_000], -1)) == {"highest lag of the journal in the second half"}
     assert set(a_run([0, 0], 1)) == {"of these published after they were to serve"}
     assert set(a_run([0, 0], -1, undecided=3)) == {"arrivals without an answer"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_learner_stays_stopped() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as learner:
+        status = Path(f"/proc/{learner.pid}/status")
+        worker: Any = SimpleNamespace(children=lambda name: [learner.pid])
+
+        async def for_a_moment() -> None:
+            slow = asyncio.create_task(_slow_down(worker))
+            await asyncio.to_thread(os.waitid, os.P_PID, learner.pid, os.WSTOPPED)
+            slow.cancel()
+            await asyncio.wait([slow])
+
+        asyncio.run(for_a_moment())
+        state = status.read_text()
+        learner.kill()
+        assert "(stopped)" not in state

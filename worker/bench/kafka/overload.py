@@ -92,6 +92,7 @@ async def _run(connection: Connection, names: Topics, folder: Path, count: int, 
                 lags = await _watch(worker, traffic, port, seconds)
             finally:
                 slow.cancel()
+                await asyncio.wait([slow])
         async with end_offsets(connection) as look:
             facts = await look.count(partitions(names.journal, 1))
     versions = await _versions(connection, names)
@@ -112,13 +113,21 @@ async def _ready(worker: ChildProcess, port: int) -> None:
 
 
 async def _slow_down(worker: ChildProcess) -> None:
-    """Stop and continue the learner process of the worker in turns; it ends with its parent."""
-    while True:
-        for signum, pause in ((signal.SIGSTOP, STOPPED), (signal.SIGCONT, RUNNING)):
-            for child in worker.children("worker.cli.learner_process"):
-                with suppress(ProcessLookupError):
-                    os.kill(child, signum)
-            await asyncio.sleep(pause)
+    """Stop and continue the learner process of the worker in turns, until cancelled."""
+
+    def send(signum: int) -> None:
+        for child in worker.children("worker.cli.learner_process"):
+            with suppress(ProcessLookupError):
+                os.kill(child, signum)
+
+    try:
+        while True:
+            send(signal.SIGSTOP)
+            await asyncio.sleep(STOPPED)
+            send(signal.SIGCONT)
+            await asyncio.sleep(RUNNING)
+    finally:
+        send(signal.SIGCONT)  # it ends with its parent, unless it is stopped
 
 
 async def _watch(worker: ChildProcess, traffic: ChildProcess, port: int, seconds: int) -> list[int]:
