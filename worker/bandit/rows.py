@@ -83,8 +83,9 @@ def sums_alike(dtype: DTypeLike) -> bool:
 
     Another kernel may pass the trial, and differ elsewhere.
     """
-    kernels = {library.get("architecture") for library in threadpool_info() if library["user_api"] == "blas"}
-    if np.dtype(dtype) != np.float32 or kernels != {"Haswell"}:
+    if np.dtype(dtype) != np.float32:
+        return False
+    if {library.get("architecture") for library in threadpool_info() if library["user_api"] == "blas"} != {"Haswell"}:
         return False
     generator = np.random.default_rng(0)
     for length in (33, 700):

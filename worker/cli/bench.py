@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.console import check_writable, note, progress, write_result
-from worker.errors import AdcascadeError, InputError
+from worker.errors import InputError
 
 
 def _show(name: str, measured: Iterator[Figure | str], total: int, json: str | None) -> int:
@@ -22,9 +22,9 @@ def _show(name: str, measured: Iterator[Figure | str], total: int, json: str | N
     crowd = busy()
     with one_blas_thread() as blas:
         where = {**machine(), "blas": blas, "blas_threads": 1}
-    failure: AdcascadeError | KeyboardInterrupt | None = None
-    with progress(f"bench {name}", total) as bar:
-        try:
+    complete = False
+    try:
+        with progress(f"bench {name}", total) as bar:
             for figure in measured:
                 if isinstance(figure, str):
                     bar.describe(figure)
@@ -32,23 +32,15 @@ def _show(name: str, measured: Iterator[Figure | str], total: int, json: str | N
                 figures.append(figure)
                 bar.describe(figure.name)
                 bar.advance()
-        except (AdcascadeError, KeyboardInterrupt) as error:
-            failure = error
-    if failure is not None and not figures:
-        raise failure
-    if crowd:
-        note(crowd)
-    record = {
-        "bench": name,
-        "machine": where,
-        "busy": crowd,
-        "complete": failure is None,
-        "figures": [one.record() for one in figures],
-    }
-    title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
-    write_result(json, record, f"{title}\n\n{figures_table(figures)}")
-    if failure is not None:
-        raise failure
+        complete = True
+    finally:
+        if figures:
+            if crowd:
+                note(crowd)
+            records = [one.record() for one in figures]
+            record = {"bench": name, "machine": where, "busy": crowd, "complete": complete, "figures": records}
+            title = f"{where['cpu']}, Python {where['python']}, numpy {where['numpy']}, {blas} on one thread"
+            write_result(json, record, f"{title}\n\n{figures_table(figures)}")
     return 0
 
 
