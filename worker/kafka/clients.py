@@ -1,157 +1,239 @@
-"""Kafka clients outside of any consumer group: ask for metadata, read topics, append a record.
+"""Kafka clients outside of any consumer group: ask for metadata and offsets, read topics, append a record.
 
-`run_client` runs them for a command and turns errors into one line.
+All of it blocks: commands, the learner process and threads use it. Errors become one line in `readable_errors`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from time import monotonic
+from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
-from aiokafka.structs import TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec, TopicMetadata
 
 from worker.errors import FailedError
-from worker.kafka.connection import Connection
-from worker.kafka.fetch_sessions import install
-from worker.kafka.records import plain
+from worker.kafka.connection import Connection, reason_of
 from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Record
 
-T = TypeVar("T")
+#: Seconds that the brokers may take to answer a request.
+REQUEST_TIMEOUT: Final = 10.0
+#: librdkafka wants a name of a group also where none is joined.
+NO_GROUP: Final = "adcascade-reader"
 
-#: Milliseconds that a broker may take to answer a request.
-REQUEST_TIMEOUT = 10_000
-
-
-def run_client(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that uses Kafka; raise `FailedError` with one line if the brokers are unreachable or refuse."""
-    with readable_errors(connection):
-        return asyncio.run(work)
+BEGINNING: Final = OffsetSpec.earliest()
+END: Final = OffsetSpec.latest()
 
 
 @contextmanager
 def readable_errors(connection: Connection) -> Iterator[None]:
-    """Raise `FailedError` with one line where Kafka cannot be used; meanwhile aiokafka logs nothing."""
-    with _captured_log() as messages:
-        try:
-            yield
-        except (KafkaError, OSError) as error:
-            # aiokafka logs the cause per broker; its error has only the fact that no broker could be used.
-            reason = messages[-1] if messages else f"{type(error).__name__} {error}".strip()
-            raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason}") from None
-
-
-@contextmanager
-def _captured_log() -> Iterator[list[str]]:
-    """Collect the log messages of aiokafka instead of showing them."""
-
-    class Capture(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            messages.append(record.getMessage())
-
-    messages: list[str] = []
-    logger, capture = logging.getLogger("aiokafka"), Capture(logging.WARNING)
-    propagated, logger.propagate = logger.propagate, False
-    logger.addHandler(capture)
+    """Raise `FailedError` with one line where Kafka cannot be used."""
     try:
-        yield messages
-    finally:
-        logger.removeHandler(capture)
-        logger.propagate = propagated
+        yield
+    except KafkaException as error:
+        # librdkafka reports the cause per broker; its exception only says that no broker could be used.
+        cause = connection.errors[-1] if connection.errors else error
+        raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason_of(cause)}") from None
 
 
 # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@asynccontextmanager
-async def admin_client(connection: Connection) -> AsyncIterator[AIOKafkaAdminClient]:
-    """Yield a client that describes and creates topics."""
-    admin = AIOKafkaAdminClient(**connection.arguments(), request_timeout_ms=REQUEST_TIMEOUT)
-    await admin.start()
-    try:
-        yield admin
-    finally:
-        await admin.close()
+def admin_client(connection: Connection) -> AdminClient:
+    """Return a client that describes and creates topics."""
+    return AdminClient(connection.configuration())
 
 
-@asynccontextmanager
-async def standalone_consumer(connection: Connection, **settings: Any) -> AsyncIterator[AIOKafkaConsumer]:
-    """Yield a consumer outside of any group. It commits nothing and reads committed records only.
+def durable_producer(connection: Connection, **settings: Any) -> Producer:
+    """Return a producer that writes each record once, in order, to all replicas, up to the size of a version.
 
-    `settings` override those of the aiokafka consumer.
+    `settings` are librdkafka's, with ``_`` for ``.``.
     """
-    defaults: dict[str, Any] = {
-        "enable_auto_commit": False,
-        "auto_offset_reset": "earliest",
-        "isolation_level": "read_committed",
-        "fetch_max_wait_ms": 500,
-        # A record may be larger: then the broker sends it alone.
-        "max_partition_fetch_bytes": 8 << 20,
-    }
-    install()
-    consumer = AIOKafkaConsumer(**connection.arguments(), group_id=None, **{**defaults, **settings})
-    try:
-        await consumer.start()
-        yield consumer
-    finally:
-        await consumer.stop()
+    return Producer(
+        connection.configuration(
+            **{
+                "acks": "all",
+                "enable_idempotence": True,
+                "linger_ms": 0,
+                "message_max_bytes": VERSION_BYTES,
+                "queue_buffering_max_kbytes": 4 * VERSION_BYTES // 1024,
+                **settings,
+            }
+        )
+    )
+
+
+@contextmanager
+def topic_reader(connection: Connection, **settings: Any) -> Iterator[TopicReader]:
+    """Yield a reader outside of any group; `settings` are librdkafka's, with ``_`` for ``.``."""
+    reader = TopicReader(connection, **settings)
+    with closing(reader):
+        yield reader
 
 
 # ── metadata ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def partitions_of(admin: AIOKafkaAdminClient, topics: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the partitions of those of the topics that exist."""
+def existing_topics(admin: AdminClient, topics: Collection[str]) -> dict[str, TopicMetadata]:
+    """Return those of the topics that exist."""
     # All topics: a broker with auto.create.topics.enable creates those that are asked for by name.
-    everything = await admin.describe_topics()
-    return {topic["topic"]: topic["partitions"] for topic in everything if topic["topic"] in set(topics)}
+    try:
+        known = admin.list_topics(timeout=REQUEST_TIMEOUT).topics
+    except KafkaException:
+        admin.poll(0)  # collects the cause
+        raise
+    return {name: known[name] for name in topics if name in known and known[name].error is None}
 
 
-async def partition_counts(connection: Connection, *topics: str) -> dict[str, int]:
+def partition_counts(connection: Connection, *topics: str) -> dict[str, int]:
     """Return the partition counts of topics, in the order given; raise `FailedError` if one does not exist."""
-    async with admin_client(connection) as admin:
-        found = await partitions_of(admin, topics)
+    with readable_errors(connection):
+        found = existing_topics(admin_client(connection), topics)
     for topic in topics:
         if topic not in found:
             raise FailedError(f"no topic {topic}: create it first (adcascade topics create), or give another --prefix")
-    return {topic: len(found[topic]) for topic in topics}
+    return {topic: len(found[topic].partitions) for topic in topics}
+
+
+def offsets_of(
+    admin: AdminClient, partitions: Iterable[TopicPartition], spec: OffsetSpec
+) -> dict[tuple[str, int], int]:
+    """Return an offset of each partition, by topic and number: `BEGINNING`, `END` or that of a time.
+
+    The end is that of the committed records. After the last record of a time there is none: the offset is -1 then.
+    """
+    wanted = dict.fromkeys(partitions, spec)
+    if not wanted:
+        return {}
+    futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT)
+    return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def read_to_end(consumer: AIOKafkaConsumer, topic: str, start: int = 0) -> list[Record]:
-    """Return all records of a topic with one partition, from an offset on."""
-    tp = TopicPartition(topic, ONLY_PARTITION)
-    if tp not in consumer.assignment():
-        consumer.assign([tp])
-    first = (await consumer.beginning_offsets([tp]))[tp]
-    end = (await consumer.end_offsets([tp]))[tp]
-    consumer.seek(tp, min(max(start, first), end))
-    records: list[Record] = []
-    while await consumer.position(tp) < end:
-        fetched = await consumer.getmany(tp, timeout_ms=200)
-        records += [plain(record) for record in fetched.get(tp, ())]
-    return records
-
-
-async def append(connection: Connection, topic: str, value: bytes) -> int:
-    """Append a record without a key to a topic with one partition; return its offset when all replicas have it."""
-    producer = AIOKafkaProducer(
-        **connection.arguments(),
-        acks="all",
-        enable_idempotence=True,
-        request_timeout_ms=REQUEST_TIMEOUT,
-        max_request_size=VERSION_BYTES,  # an order may hold a version
+def record_of(message: Message) -> Record:
+    """Return a message of librdkafka as a `Record`; its time is -1 where it has none."""
+    return Record(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        message.timestamp()[1],
+        message.key(),
+        message.value(),
     )
-    try:
-        await producer.start()
-        return int((await producer.send_and_wait(topic, value, partition=ONLY_PARTITION)).offset)
-    finally:
-        await producer.stop()
+
+
+class TopicReader:
+    """Reads partitions outside of any group. It commits nothing and reads committed records only.
+
+    `positions` has the offset that comes next, by topic and number. It also moves over what is no record: deleted ones
+    and the marks of transactions.
+    """
+
+    def __init__(self, connection: Connection, **settings: Any) -> None:
+        self._connection = connection
+        self._consumer = Consumer(
+            connection.configuration(
+                **{
+                    "group_id": NO_GROUP,
+                    "enable_auto_commit": False,
+                    "enable_partition_eof": True,
+                    "auto_offset_reset": "earliest",
+                    "isolation_level": "read_committed",
+                    # A record may be larger: then the broker sends it alone.
+                    "fetch_message_max_bytes": 8 << 20,
+                    **settings,
+                }
+            )
+        )
+        self._admin: AdminClient | None = None
+        self.positions: dict[tuple[str, int], int] = {}
+
+    @property
+    def admin(self) -> AdminClient:
+        """A client for offsets and metadata."""
+        if self._admin is None:
+            self._admin = admin_client(self._connection)
+        return self._admin
+
+    def bounds(self, topic: str, partition: int = ONLY_PARTITION) -> tuple[int, int]:
+        """Return the offset of the first record of a partition, and the offset after the last."""
+        tp = TopicPartition(topic, partition)
+        first, end = (offsets_of(self.admin, [tp], spec)[topic, partition] for spec in (BEGINNING, END))
+        return first, end
+
+    def read_from(self, positions: Mapping[tuple[str, int], int]) -> None:
+        """Read these partitions from now on, and no others."""
+        self.positions = dict(positions)
+        self._consumer.assign([TopicPartition(*tp, offset) for tp, offset in positions.items()])
+
+    def poll(self, seconds: float, most: int = 10_000) -> list[Message]:
+        """Return the next records; wait for the first of them.
+
+        An error of a broker is left to librdkafka, which tries again. Raises `KafkaException` for one that does not
+        pass.
+        """
+        messages = self._consumer.consume(1, seconds)
+        if messages and most > 1:
+            messages += self._consumer.consume(most - 1, 0)
+        records = []
+        for message in messages:
+            place = message.topic(), message.partition()
+            if (error := message.error()) is None:
+                self.positions[place] = message.offset() + 1
+                records.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self.positions[place] = message.offset()
+            elif not error.retriable():
+                raise KafkaException(error)
+        return records
+
+    def read_to(self, topic: str, start: int, end: int) -> Iterator[Record]:
+        """Yield the records of a topic with one partition, with offsets from `start` to below `end`."""
+        place = topic, ONLY_PARTITION
+        if start >= end:
+            return
+        self.read_from({place: start})
+        waiting_since = monotonic()
+        while self.positions[place] < end:
+            messages = self.poll(0.2)
+            for message in messages:
+                if message.offset() < end:
+                    yield record_of(message)
+            if messages:
+                waiting_since = monotonic()
+            elif monotonic() - waiting_since > 3 * REQUEST_TIMEOUT:
+                raise FailedError(f"{topic} cannot be read: no record for {3 * REQUEST_TIMEOUT:.0f} s before its end")
+
+    def read_to_end(self, topic: str, start: int = 0) -> list[Record]:
+        """Return all records of a topic with one partition, from an offset on."""
+        first, end = self.bounds(topic)
+        return list(self.read_to(topic, min(max(start, first), end), end))
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._consumer.close()
+
+
+def write(producer: Producer, topic: str, value: bytes | None, key: bytes | None = None) -> Message:
+    """Append a record to a topic with one partition; return its delivery report when all replicas have it."""
+    reports: list[tuple[KafkaError | None, Message]] = []
+    producer.produce(
+        topic, value, key, ONLY_PARTITION, on_delivery=lambda error, message: reports.append((error, message))
+    )
+    while not reports:
+        producer.poll(0.1)
+    error, message = reports[0]
+    if error is not None:
+        raise KafkaException(error)
+    return message
+
+
+def append(connection: Connection, topic: str, value: bytes) -> int:
+    """Append a record without a key to a topic with one partition; return its offset when all replicas have it."""
+    producer = durable_producer(connection, message_timeout_ms=int(1000 * REQUEST_TIMEOUT))
+    with closing(producer):
+        return int(write(producer, topic, value).offset())

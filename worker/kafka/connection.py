@@ -1,35 +1,93 @@
-"""The brokers and the credentials that every Kafka client of a worker uses."""
+"""The brokers, and the settings that every Kafka client of this program shares.
+
+The settings are librdkafka's own names and values (its CONFIGURATION.md), passed through. So TLS, SASL, OAUTHBEARER and
+static membership are what the documentation of librdkafka says they are.
+"""
 
 from __future__ import annotations
 
-import ssl
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from time import monotonic
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from worker.errors import InputError
 
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+#: Settings that carry a guarantee of adcascade, or have an option of their own.
+RESERVED: Final = {
+    "bootstrap.servers": "--broker sets it",
+    "metadata.broker.list": "--broker sets it",
+    "group.id": "--group sets it",
+    "session.timeout.ms": "--member-timeout sets it",
+    "acks": "every write is acknowledged by all replicas",
+    "request.required.acks": "every write is acknowledged by all replicas",
+    "enable.idempotence": "writes are idempotent where that matters",
+    "transactional.id": "adcascade uses no transactions",
+    "enable.auto.commit": "offsets are committed when their results are durable",
+    "enable.auto.offset.store": "offsets are committed when their results are durable",
+    "auto.offset.reset": "a lost position is reported and handled",
+    "isolation.level": "only committed records are read",
+    "enable.partition.eof": "the ends of partitions are needed",
+    "partition.assignment.strategy": "the partitions of all inputs must stay together",
+    "delivery.report.only.error": "all reports are needed",
+}
+
+_CALLBACKS: Final = ("error_cb", "log_cb", "oauth_cb", "stats_cb", "throttle_cb", "on_delivery", "logger")
+
+
+class _LibraryFilter(logging.Filter):
+    """Drops what librdkafka repeats, as it does while a broker is down, and its remarks on settings.
+
+    All clients share their settings, so that it finds those of producers in consumers and the reverse.
+    """
+
+    interval = 30.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        kind = text.translate(_NO_DIGITS)
+        now = monotonic()
+        if "CONFWARN" in text or now < self._logged.get(kind, -inf) + self.interval:
+            return False
+        self._logged = {**{one: at for one, at in self._logged.items() if now < at + self.interval}, kind: now}
+        return True
+
+
+_NO_DIGITS: Final = str.maketrans("", "", "0123456789")
+
+#: Log of librdkafka. Commands without a log show none of it: their errors have the cause.
+LIBRARY_LOG: Final = logging.getLogger("worker.kafka.librdkafka")
+LIBRARY_LOG.addFilter(_LibraryFilter())
+LIBRARY_LOG.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Brokers and credentials.
+    """Brokers and client settings.
 
-    Credentials need TLS: aiokafka (and Faust) would send them in clear without a warning. `clear_credentials` allows
-    that, for a network that is private in another way.
+    Credentials need TLS: librdkafka would send them in clear without a warning. `clear_credentials` allows that, for a
+    network that is private in another way.
 
-    >>> Connection(servers=("kafka:9092",), username="me", password="secret")
+    >>> Connection(servers=("kafka:9092",), settings={"sasl.username": "me", "sasl.password": "secret"})
     Traceback (most recent call last):
     ...
     worker.errors.InputError: credentials would go over the network in clear: turn on TLS, or allow it expressly
     """
 
     servers: tuple[str, ...]
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
-    mechanism: str = "SCRAM-SHA-512"
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
     clear_credentials: bool = False
+    #: The last errors that clients of this connection reported; they say why a request failed.
+    errors: deque[KafkaError] = field(default_factory=lambda: deque(maxlen=8), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -38,30 +96,60 @@ class Connection:
             host, colon, port = server.rpartition(":")
             if not colon or not host or not port.isdigit():
                 raise InputError(f"{server!r} is not a broker address such as 127.0.0.1:9092")
-        if (self.username is None) != (self.password is None):
-            raise InputError("a user name needs a password, and a password a user name")
-        if self.mechanism not in _MECHANISMS:
-            raise InputError(f"unknown SASL mechanism {self.mechanism!r}; one of {', '.join(_MECHANISMS)}")
-        if self.username is not None and self.tls is None and not self.clear_credentials:
+        for name in self.settings:
+            if name in RESERVED:
+                raise InputError(f"the Kafka setting {name} cannot be changed: {RESERVED[name]}")
+            if name in _CALLBACKS:
+                raise InputError(f"{name} is no setting of librdkafka")
+        protocol = self.settings.get("security.protocol", "plaintext").lower()
+        secret = any(name.startswith("sasl.") and is_secret(name) for name in self.settings)
+        if (secret or protocol == "sasl_plaintext") and not protocol.endswith("ssl") and not self.clear_credentials:
             raise InputError("credentials would go over the network in clear: turn on TLS, or allow it expressly")
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of an aiokafka client.
+    @property
+    def secrets(self) -> list[str]:
+        """The values that no log may show."""
+        return [value for name, value in self.settings.items() if is_secret(name)]
 
-        >>> Connection(servers=("127.0.0.1:9092",)).arguments()
-        {'bootstrap_servers': ['127.0.0.1:9092'], 'security_protocol': 'PLAINTEXT', 'ssl_context': None}
+    def configuration(self, **own: Any) -> dict[str, Any]:
+        """Return the configuration of a client: the settings, and its own with ``_`` for ``.``, which come first.
+
+        >>> made = Connection(servers=("127.0.0.1:9092",)).configuration(group_id="ads")
+        >>> made["bootstrap.servers"], made["group.id"]
+        ('127.0.0.1:9092', 'ads')
         """
-        channel = "PLAINTEXT" if self.tls is None else "SSL"
-        arguments: dict[str, Any] = {
-            "bootstrap_servers": list(self.servers),
-            "security_protocol": channel,
-            "ssl_context": self.tls,
+        report: Callable[[KafkaError], None] = self.errors.append
+        return {
+            # A broker that has just started does not know its topics yet: ask again soon.
+            "topic.metadata.refresh.interval.ms": 10_000,
+            # A broker that comes back is used within a second.
+            "reconnect.backoff.max.ms": 1_000,
+            **self.settings,
+            "bootstrap.servers": ",".join(self.servers),
+            "error_cb": report,
+            "logger": LIBRARY_LOG,
+            **{name.replace("_", "."): value for name, value in own.items()},
         }
-        if self.username is not None:
-            arguments |= {
-                "security_protocol": f"SASL_{channel}",
-                "sasl_mechanism": self.mechanism,
-                "sasl_plain_username": self.username,
-                "sasl_plain_password": self.password,
-            }
-        return arguments
+
+    def check(self) -> None:
+        """Raise `InputError` if librdkafka does not know a setting, or refuses its value. Connects to nobody."""
+        try:
+            Producer(self.configuration()).close()
+        except (KafkaException, ValueError, TypeError) as error:
+            raise InputError(f"Kafka settings: {reason_of(error)}") from None
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the value of a setting is a secret.
+
+    >>> is_secret("sasl.password"), is_secret("sasl.oauthbearer.client.secret"), is_secret("sasl.username")
+    (True, True, False)
+    """
+    return name.endswith(("password", "secret", ".pem", "passphrase", "sasl.jaas.config"))
+
+
+def reason_of(error: BaseException | KafkaError) -> str:
+    """Return what went wrong in one line, without the names of codes."""
+    inner = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    text = inner.str() if isinstance(inner, KafkaError) else f"{type(error).__name__} {error}".strip()
+    return " ".join(text.split())
