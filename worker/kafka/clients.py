@@ -104,11 +104,18 @@ def offsets_of(
 
     The end is that of the committed records. After the last record of a time there is none: the offset is -1 then.
     """
+    found = start_offsets(admin, partitions, spec)
+    return {(tp.topic, tp.partition): future.result().offset for tp, future in found.items()}
+
+
+def start_offsets(
+    admin: AdminClient, partitions: Iterable[TopicPartition], spec: OffsetSpec
+) -> dict[TopicPartition, Any]:
+    """Ask for an offset of each partition; return the futures of the answers."""
     wanted = dict.fromkeys(partitions, spec)
     if not wanted:
         return {}
-    futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT)
-    return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+    return admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT)
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
