@@ -77,7 +77,6 @@ def worker_app(
 
     # acks=False: Faust's ack happens when an iteration ends, also by an exception, and would lose the poll.
     inputs = app.topic(topics.arrivals, topics.clicks, schema=PollSchema(), acks=False, maxsize=2)
-    journal = app.topic(topics.journal, schema=PollSchema(), acks=False)
     changelog = app.topic(
         topics.changelog,
         schema=PollSchema(),
@@ -106,7 +105,6 @@ def worker_app(
         """Run the learner where the journal's only partition is assigned."""
         learner.assign(TP(topics.journal, ONLY_PARTITION) in assigned)
 
-    app.topics.add(journal)  # so that the group assigns it; it is not read here
     for work in (learner.run, *background):
         app.run_beside(work)
     return app
@@ -131,8 +129,8 @@ class WorkerApp(faust.App):
 
     @property
     def serves(self) -> bool:
-        """Whether records are read, and not only changelogs."""
-        return self.failure is None and bool(self.driver.starts) and not self.rebalancing
+        """Whether the group has assigned partitions, if only none, and their sessions are recovered."""
+        return self.failure is None and self.rebalancing_count > 0 and not self.rebalancing
 
     def run_beside(self, work: Background) -> None:
         """Run a coroutine from the start to the end of the app; its failure is that of the app."""
@@ -141,6 +139,8 @@ class WorkerApp(faust.App):
     async def on_start(self) -> None:
         """Start what runs in the background: nothing is served before the parameters are read."""
         await super().on_start()
+        # So that the group assigns the journal. It is not read here.
+        self.topics.add(self.topic(self.options.topics.journal, schema=PollSchema(), acks=False))
         self.partitions.connect(self.driver, cast(driver.Producer, self.producer))
         self.running = [asyncio.create_task(self._guard(work)) for work in self.background]
 

@@ -191,6 +191,8 @@ class Consumer(base.Consumer):
     async def on_assigned(self, assigned: set[TP]) -> None:
         """Let Faust recover the table and begin."""
         async with self._rebalance_lock:
+            if not self.app.rebalancing:
+                self.app.on_rebalance_start()  # the first time nothing is revoked before
             self._assigned = assigned
             self.app.consumer_generation_id += 1
             await self.on_partitions_assigned(assigned, self.app.consumer_generation_id)

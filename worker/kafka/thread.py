@@ -88,7 +88,7 @@ class ClientThread(threading.Thread):
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._positions: dict[tuple[str, int], int] = {}
         self._generation = self._number = 0
-        self._is_over = False
+        self._is_over = self._is_revoking = False
         self._polls: deque[Poll] = deque()  # shared with the loop: appended here, taken there
         self._arrived: asyncio.Future[None] | None = None  # of the loop
 
@@ -255,7 +255,9 @@ class ClientThread(threading.Thread):
         self._assign()
 
     def _assign(self) -> None:
-        self._consumer.assign([TopicPartition(*tp, offset) for tp, offset in self._positions.items()])
+        # In a revocation librdkafka waits for `unassign`, and takes nothing else for it.
+        if not self._is_revoking:
+            self._consumer.assign([TopicPartition(*tp, offset) for tp, offset in self._positions.items()])
 
     # ── rebalances, in the thread ────────────────────────────────────────────────────────────────────────────────────
 
@@ -271,17 +273,14 @@ class ClientThread(threading.Thread):
         self._finish(self._rebalanced.on_lost(_tps(partitions)))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> Future[None] | None:
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._event_loop)
-        except RuntimeError:
-            work.close()  # the loop is closed
+        if self._is_over:
+            work.close()
             return None
+        return asyncio.run_coroutine_threadsafe(work, self._event_loop)
 
     def _finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for the loop, but not for ever: the group waits for this member."""
-        if self._is_over:
-            work.close()
-            return
+        self._is_revoking = True
         started, deadline = self._start(work), monotonic() + self._drain
         while started is not None and not started.done():
             if monotonic() > deadline:
@@ -289,7 +288,8 @@ class ClientThread(threading.Thread):
                 break
             self._wait_for_call()
             self._report()
-        self._positions = {}
+        self._is_revoking, self._positions = False, {}
+        self._consumer.unassign()
 
 
 def _tps(partitions: Iterable[TopicPartition]) -> set[TP]:
