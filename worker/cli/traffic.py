@@ -74,11 +74,11 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
         return _write_arms(settings, options.write_arms)
-    from worker.kafka.clients import run_client
+    from worker.kafka.clients import readable_errors
     from worker.kafka.parameters import published_versions
 
     reached, topics = connection(options), Topics(options.prefix)
-    versions = run_client(reached, published_versions(reached, topic_names(options)))
+    versions = published_versions(reached, topic_names(options))
     if versions:
         check_fits(settings, versions[-1])
     else:
@@ -88,7 +88,8 @@ def run(options: argparse.Namespace) -> int:
     traffic = Traffic(settings, now=time.time_ns())
     began = time.perf_counter()
     try:
-        stopped = run_client(reached, _run(reached, topics, traffic, options.metrics_port))
+        with readable_errors(reached):
+            stopped = asyncio.run(_run(reached, topics, traffic, options.metrics_port))
     finally:
         if traffic.counts.sessions:  # also if the connection to the brokers was lost
             traffic.settle(time.time_ns())
