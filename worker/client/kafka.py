@@ -18,8 +18,10 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
 
@@ -166,7 +168,7 @@ class KafkaTransport:
 
     def _run(self) -> None:
         """Poll until the transport is stopped and everything sent is delivered or given up."""
-        while not self._stopping.is_set() or len(self._producer):
+        while not (self._stopping.is_set() or self._loop.is_closed()) or len(self._producer):
             try:
                 self._poll()
                 self._extend()
@@ -198,11 +200,9 @@ class KafkaTransport:
             self._reader.read_from(positions | added)
             self._in_loop(partial(setattr, self, "partitions", found))
 
-    def _in_loop(self, function: Any) -> None:
-        try:
+    def _in_loop(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # the loop is closed
-            self._stopping.set()
 
     # ── brokers and partitions, in the loop ──────────────────────────────────────────────────────────────────────────
 
