@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     # Remembered sessions live for a minute and hold no cycles; a search among a hundred thousand takes as long as some
     # answers may.
     gc.set_threshold(100_000, 50, 100)
-    log_format.configure(format=options.log_format, level=options.log_level, secrets=[reached.password or ""])
+    log_format.configure(format=options.log_format, level=options.log_level, secrets=reached.secrets)
 
     async def serve() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -82,15 +81,15 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--live records until Ctrl-C: --until contradicts it")
     if options.json == "-" and options.file == "-":
         raise InputError("the log and --json cannot both go to standard output")
-    from worker.kafka.clients import partition_counts, run_client
+    from worker.kafka.clients import partition_counts
 
     check_writable(options.file, options.json)
     reached, topics = connection(options), Topics(options.prefix)
     # Fail before a log of the same name is overwritten.
-    run_client(reached, partition_counts(reached, *full_names(topics, options.topics)))
+    partition_counts(reached, *full_names(topics, options.topics))
     began = time.perf_counter()
     with LogWriter(options.file) as log:
-        recorded, stopped = run_client(reached, _record(reached, topics, options, log))
+        recorded, stopped = _record(reached, topics, options, log)
     seconds = time.perf_counter() - began
     write_json(options.json, as_json(recorded, seconds, topics, stopped=bool(stopped)))
     (note if "-" in (options.file, options.json) else say)(summary(log.name, recorded, seconds))
@@ -105,15 +104,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _record(
-    reached: Connection, topics: Topics, options: argparse.Namespace, log: LogWriter
-) -> tuple[Recorded, int]:
+def _record(reached: Connection, topics: Topics, options: argparse.Namespace, log: LogWriter) -> tuple[Recorded, int]:
     from worker.logs.record import Recorder
 
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     bar: ProgressBar | None = None
     with ExitStack() as stack:
-        came = stack.enter_context(stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)))
+        came = stack.enter_context(stops_on_signals())
 
         def report(total: int | None, written: int) -> None:
             nonlocal bar
@@ -123,7 +119,7 @@ async def _record(
         recorder = Recorder(
             reached, topics, options.topics, span_of(options), write=log, report=report, flush=log.flush
         )
-        return await recorder.run(stop), came[0] if came else 0
+        return recorder.run(lambda: bool(came)), came[0] if came else 0
 
 
 def span_of(options: argparse.Namespace) -> Span:

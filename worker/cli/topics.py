@@ -33,7 +33,6 @@ OPTIONS = (
 
 def _run(options: argparse.Namespace, action: str) -> int:
     from worker.kafka import topics
-    from worker.kafka.clients import run_client
 
     check_writable(options.json)
     layout = topics.TopicLayout(
@@ -42,9 +41,8 @@ def _run(options: argparse.Namespace, action: str) -> int:
         retention=None if options.retention is None else int(options.retention),
         journal_retention=int(options.journal_retention),
     )
-    brokers = connection(options)
     act = {"create": topics.create, "check": topics.check}[action]
-    findings = run_client(brokers, act(brokers, topic_names(options), layout))
+    findings = act(connection(options), topic_names(options), layout)
     right = all(finding.state in ("right", "created") for finding in findings)
     write_json(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]})
     if options.json != "-":

@@ -85,7 +85,7 @@ def read(options: argparse.Namespace) -> WorkerOptions:
 
 def configure_log(options: argparse.Namespace, brokers: Connection, signing: Secret | None) -> None:
     """Configure logging, which hides the secrets."""
-    secrets = [brokers.password or "", signing.reveal().decode() if signing is not None else ""]
+    secrets = [*brokers.secrets, signing.reveal().decode() if signing is not None else ""]
     log_format.configure(format=options.log_format, level=options.log_level, secrets=secrets)
 
 

@@ -24,9 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from aiokafka.errors import KafkaError
-
-from worker.client.transport import Keyed, Transport, UndeliveredError
+from worker.client.transport import Keyed, Transport
 from worker.stream.decoding import Rejected, decode_decision
 from worker.stream.events import Decision
 from worker.stream.topology import Record
@@ -234,9 +232,8 @@ class Exchange:
         acknowledged = self.transport.send(record)
         place.hold()
         acknowledged.add_done_callback(place.release)
-        if acknowledged not in self._unacknowledged:  # the future of a batch is that of all its records
-            self._unacknowledged.add(acknowledged)
-            acknowledged.add_done_callback(self._settle)
+        self._unacknowledged.add(acknowledged)
+        acknowledged.add_done_callback(self._settle)
         return acknowledged
 
     def _settle(self, acknowledged: asyncio.Future[Any]) -> None:
@@ -329,9 +326,5 @@ def _give_up(answer: asyncio.Future[Known | None]) -> None:
 
 
 async def delivered(acknowledged: asyncio.Future[Any]) -> None:
-    """Wait for an acknowledgement. Raises `UndeliveredError` if the record was given up."""
-    try:
-        await asyncio.shield(acknowledged)
-    except KafkaError as error:
-        reason = f"{type(error).__name__} {error}".strip()
-        raise UndeliveredError(f"no broker took the record ({reason}); send it again") from None
+    """Wait for an acknowledgement; a cancelled wait does not cancel it. Raises `UndeliveredError`."""
+    await asyncio.shield(acknowledged)

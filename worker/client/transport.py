@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from worker.errors import FailedError
 from worker.stream.topology import Record
@@ -43,11 +43,8 @@ class Transport(Protocol):
     async def start(self, receive: Receive) -> None:
         """Connect; from the return on, `receive` is called with every new decision. Raises `FailedError`."""
 
-    def send(self, record: Keyed) -> asyncio.Future[Any]:
-        """Send a record at once; the future resolves when all replicas have it. Others may wait for the same future."""
-
-    def send_all(self, records: Iterable[Keyed]) -> list[asyncio.Future[Any]]:
-        """Send records together; return the futures of the batches that they are in."""
+    def send(self, record: Keyed) -> asyncio.Future[None]:
+        """Send a record immediately; the future resolves when all replicas have it, or raises `UndeliveredError`."""
 
     async def stop(self) -> None:
-        """Send what is left, and disconnect."""
+        """Wait until everything sent is delivered or given up, and disconnect."""

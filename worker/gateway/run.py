@@ -17,8 +17,6 @@ from worker.gateway.model import PublishedModel
 from worker.gateway.service import KafkaAdService
 from worker.http.api import ApiSettings
 from worker.http.server import http_server
-from worker.kafka import protocol
-from worker.kafka.clients import readable_errors
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
@@ -45,7 +43,6 @@ class GatewaySettings:
 
 async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises `FailedError` if Kafka or the port cannot be used at the start."""
-    protocol.install()
     connection, topics = settings.connection, settings.topics
     exchange = Exchange(
         KafkaTransport(connection, topics),
@@ -62,11 +59,10 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(GatewayMetrics(exchange, model))
     service = KafkaAdService(exchange, model, settings.limits)
-    with readable_errors(connection):
-        await model.check()
+    await asyncio.to_thread(model.check)
     async with (
         _started(exchange),
-        _following(model),
+        model.following(),
         http_server(service, settings.api, host=settings.host, port=settings.port, registry=registry) as url,
     ):
         brokers = ",".join(connection.servers)
@@ -83,14 +79,3 @@ async def _started(exchange: Exchange) -> AsyncIterator[None]:
         yield
     finally:
         await exchange.transport.stop()
-
-
-@contextlib.asynccontextmanager
-async def _following(model: PublishedModel) -> AsyncIterator[None]:
-    following = asyncio.create_task(model.follow())
-    try:
-        yield
-    finally:
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following

@@ -20,6 +20,8 @@ from worker.stream.topology import ONLY_PARTITION, Record
 
 #: Seconds that the brokers may take to answer a request.
 REQUEST_TIMEOUT: Final = 10.0
+#: Seconds without a record before the end of a topic, after which reading fails.
+_PATIENCE: Final = 30.0
 #: librdkafka wants a name of a group also where none is joined.
 NO_GROUP: Final = "adcascade-reader"
 
@@ -33,17 +35,34 @@ def readable_errors(connection: Connection) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        # librdkafka reports the cause per broker; its exception only says that no broker could be used.
-        cause = connection.errors[-1] if connection.errors else error
+        cause: KafkaException | KafkaError = error
+        if error.args and error.args[0].code() in _NO_BROKER:
+            # librdkafka reports the cause per broker; its exception only says that no broker could be used.
+            cause = next((one for one in reversed(connection.errors) if one.code() != _ALL_DOWN), cause)
         raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason_of(cause)}") from None
+
+
+_ALL_DOWN: Final = KafkaError._ALL_BROKERS_DOWN
+#: Errors that only say that no broker answered.
+_NO_BROKER: Final = (_ALL_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT)
 
 
 # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def admin_client(connection: Connection) -> AdminClient:
-    """Return a client that describes and creates topics."""
-    return AdminClient(connection.configuration())
+    """Return a client that describes and creates topics; raise `KafkaException` if no broker can be reached."""
+    admin = AdminClient(connection.configuration())
+    deadline = monotonic() + REQUEST_TIMEOUT
+    while True:
+        try:
+            admin.list_topics(timeout=1.0)
+        except KafkaException:
+            admin.poll(0)  # collects the errors of the brokers
+            if connection.errors or monotonic() > deadline:
+                raise
+        else:
+            return admin
 
 
 def durable_producer(connection: Connection, **settings: Any) -> Producer:
@@ -79,11 +98,7 @@ def topic_reader(connection: Connection, **settings: Any) -> Iterator[TopicReade
 def existing_topics(admin: AdminClient, topics: Collection[str]) -> dict[str, TopicMetadata]:
     """Return those of the topics that exist."""
     # All topics: a broker with auto.create.topics.enable creates those that are asked for by name.
-    try:
-        known = admin.list_topics(timeout=REQUEST_TIMEOUT).topics
-    except KafkaException:
-        admin.poll(0)  # collects the cause
-        raise
+    known = admin.list_topics(timeout=REQUEST_TIMEOUT).topics
     return {name: known[name] for name in topics if name in known and known[name].error is None}
 
 
@@ -137,7 +152,7 @@ class TopicReader:
     """Reads partitions outside of any group. It commits nothing and reads committed records only.
 
     `positions` has the offset that comes next, by topic and number. It also moves over what is no record: deleted ones
-    and the marks of transactions.
+    and the marks of transactions. `at_end` has the partitions that were read to their end.
     """
 
     def __init__(self, connection: Connection, **settings: Any) -> None:
@@ -158,6 +173,7 @@ class TopicReader:
         )
         self._admin: AdminClient | None = None
         self.positions: dict[tuple[str, int], int] = {}
+        self.at_end: set[tuple[str, int]] = set()
 
     @property
     def admin(self) -> AdminClient:
@@ -174,8 +190,16 @@ class TopicReader:
 
     def read_from(self, positions: Mapping[tuple[str, int], int]) -> None:
         """Read these partitions from now on, and no others."""
-        self.positions = dict(positions)
+        self.positions, self.at_end = dict(positions), set()
         self._consumer.assign([TopicPartition(*tp, offset) for tp, offset in positions.items()])
+
+    def pause(self, topic: str, partition: int) -> None:
+        """Return no further records of a partition."""
+        self._consumer.pause([TopicPartition(topic, partition)])
+
+    def resume(self, topic: str, partition: int) -> None:
+        """Go on with a paused partition."""
+        self._consumer.resume([TopicPartition(topic, partition)])
 
     def poll(self, seconds: float, most: int = 10_000) -> list[Message]:
         """Return the next records; wait for the first of them.
@@ -191,9 +215,11 @@ class TopicReader:
             place = message.topic(), message.partition()
             if (error := message.error()) is None:
                 self.positions[place] = message.offset() + 1
+                self.at_end.discard(place)
                 records.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.positions[place] = message.offset()
+                self.at_end.add(place)
             elif not error.retriable():
                 raise KafkaException(error)
         return records
@@ -204,16 +230,20 @@ class TopicReader:
         if start >= end:
             return
         self.read_from({place: start})
-        waiting_since = monotonic()
-        while self.positions[place] < end:
-            messages = self.poll(0.2)
-            for message in messages:
-                if message.offset() < end:
-                    yield record_of(message)
-            if messages:
-                waiting_since = monotonic()
-            elif monotonic() - waiting_since > 3 * REQUEST_TIMEOUT:
-                raise FailedError(f"{topic} cannot be read: no record for {3 * REQUEST_TIMEOUT:.0f} s before its end")
+        mine, waiting_since = self.positions, monotonic()
+        try:
+            while self.positions[place] < end:
+                messages = self.poll(0.2)
+                for message in messages:
+                    if message.offset() < end:
+                        yield record_of(message)
+                if messages:
+                    waiting_since = monotonic()
+                elif monotonic() - waiting_since > _PATIENCE:
+                    raise FailedError(f"{topic} cannot be read: no record for {_PATIENCE:.0f} s before its end")
+        finally:
+            if self.positions is mine:
+                self.read_from({})  # later records are not fetched
 
     def read_to_end(self, topic: str, start: int = 0) -> list[Record]:
         """Return all records of a topic with one partition, from an offset on."""

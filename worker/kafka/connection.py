@@ -136,7 +136,10 @@ class Connection:
         try:
             Producer(self.configuration()).close()
         except (KafkaException, ValueError, TypeError) as error:
-            raise InputError(f"Kafka settings: {reason_of(error)}") from None
+            reason = reason_of(error)
+            for secret in filter(None, self.secrets):
+                reason = reason.replace(secret, "…")
+            raise InputError(f"Kafka settings: {reason}") from None
 
 
 def is_secret(name: str) -> bool:

@@ -7,14 +7,14 @@ order that would be refused, or would change nothing, is reported at once and no
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from worker.console import progress
 from worker.errors import FailedError, InputError
-from worker.kafka.clients import append, partition_counts, read_to_end, run_client, standalone_consumer
+from worker.kafka.clients import append, partition_counts, readable_errors, topic_reader
 from worker.kafka.connection import Connection
 from worker.kafka.history import HistoryReader
 from worker.kafka.parameters import decoded, published_versions
@@ -47,80 +47,81 @@ class KafkaControl:
 
     def history(self) -> list[Parameters]:
         """Return the versions kept, oldest first."""
-        versions = run_client(self._connection, published_versions(self._connection, self._names))
+        versions = published_versions(self._connection, self._names)
         if not versions:
             raise InputError(f"{self._names.parameters} holds no parameters yet: has a worker been started?")
         return versions
 
     def slots(self) -> dict[str, KeptVersion]:
         """Return the versions in the history, by slot."""
-
-        async def read(reader: HistoryReader) -> dict[str, KeptVersion]:
+        with self._history() as reader:
             return reader.held
-
-        return run_client(self._connection, self._with_history(read))
 
     def load(self, slot: str) -> Parameters | None:
         """Return the version in a slot of the history."""
-        return run_client(self._connection, self._with_history(lambda reader: reader.find(slot)))
+        with self._history() as reader:
+            return reader.find(slot)
 
-    async def _with_history(self, use: Callable[[HistoryReader], Awaitable[_T]]) -> _T:
+    @contextmanager
+    def _history(self) -> Iterator[HistoryReader]:
         topic = self._names.parameters_history
-        await partition_counts(self._connection, topic)
-        async with standalone_consumer(self._connection) as consumer:
-            reader = HistoryReader(consumer, topic)
-            await reader.refresh()
-            return await use(reader)
+        partition_counts(self._connection, topic)
+        with readable_errors(self._connection), topic_reader(self._connection) as topics:
+            reader = HistoryReader(topics, topic)
+            reader.refresh()
+            yield reader
 
     def order(self, event: Order) -> Parameters:
         """Append the order to the journal and wait for the version that it makes, or for its tag in the history."""
         history = self.history()
         newest = history[-1]
         if isinstance(event, Tag):
-            run_client(self._connection, self._with_history(lambda reader: self._send_tag(event, reader)))
+            with self._history() as reader:
+                self._send_tag(event, reader)
             return newest
         outcome = _expected(newest, event, history)
         if isinstance(outcome, Refusal):
             raise FailedError(f"refused: {outcome.reason}")
         if outcome is None:
             return newest
-        return run_client(self._connection, self._send(event, newest.version))
+        with readable_errors(self._connection):
+            return self._send(event, newest.version)
 
-    async def _append(self, event: Order) -> int:
+    def _append(self, event: Order) -> int:
         value = encode_journal(event)
         if len(value) > LARGE_BYTES - _OVERHEAD:
             raise InputError(f"the order has {len(value):,} bytes, more than {self._names.journal} takes")
-        return await append(self._connection, self._names.journal, value)
+        return append(self._connection, self._names.journal, value)
 
-    async def _send(self, event: Order, known: int) -> Parameters:
+    def _send(self, event: Order, known: int) -> Parameters:
         start, versions = 0, dict[int, Parameters]()
-        async with standalone_consumer(self._connection) as consumer:
+        with topic_reader(self._connection) as reader:
 
-            async def look(offset: int) -> Parameters | None:
+            def look(offset: int) -> Parameters | None:
                 nonlocal start
-                records = await read_to_end(consumer, self._names.parameters, start)
+                records = reader.read_to_end(self._names.parameters, start)
                 start = records[-1].offset + 1 if records else start
                 versions.update({parameters.version: parameters for parameters in decoded(records)})
                 return _answer(versions, event, offset, known)
 
-            return await self._answered(event, look)
+            return self._answered(event, look)
 
-    async def _send_tag(self, tag: Tag, reader: HistoryReader) -> None:
-        async def look(_: int) -> bool | None:
-            await reader.refresh()
+    def _send_tag(self, tag: Tag, reader: HistoryReader) -> None:
+        def look(_: int) -> bool | None:
+            reader.refresh()
             return True if tags(reader.held).get(tag.name) == tag.version else None
 
-        await self._answered(tag, look)
+        self._answered(tag, look)
 
-    async def _answered(self, event: Order, look: Callable[[int], Awaitable[_T | None]]) -> _T:
+    def _answered(self, event: Order, look: Callable[[int], _T | None]) -> _T:
         """Append an order; return what `look`, called with its offset, finds within the timeout."""
-        offset = await self._append(event)
+        offset = self._append(event)
         deadline = time.monotonic() + self._timeout
         with progress("waiting for the learner", None):
             while time.monotonic() < deadline:
-                if (answer := await look(offset)) is not None:
+                if (answer := look(offset)) is not None:
                     return answer
-                await asyncio.sleep(_PAUSE)
+                time.sleep(_PAUSE)
         raise FailedError(
             f"no learner answered within {self._timeout:g} s; the order is in the journal (offset {offset}), and the "
             "next learner there carries it out or refuses it. Is a worker running, and what does its /readyz say?"

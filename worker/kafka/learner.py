@@ -9,34 +9,26 @@ standard input does, that is with its worker, however that ends. It shares the w
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from operator import attrgetter
+from contextlib import closing
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import Final
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
-from aiokafka.structs import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from worker.child import end_with_parent, report
 from worker.errors import AdcascadeError, FailedError
 from worker.kafka import parameters as parameters_topic
-from worker.kafka import protocol
-from worker.kafka.clients import read_to_end, run_client, standalone_consumer
-from worker.kafka.connection import Connection
+from worker.kafka.clients import TopicReader, durable_producer, readable_errors, topic_reader, write
+from worker.kafka.connection import Connection, reason_of
 from worker.kafka.history import HistoryWriter
 from worker.kafka.learner_process import LearnerStatus
 from worker.kafka.memory import collect_garbage_rarely, reuse_memory
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
-from worker.kafka.records import next_records
 from worker.metrics import Metrics
 from worker.stream.encoding import encode_episode
 from worker.stream.events import Tag
@@ -52,13 +44,15 @@ log = logging.getLogger(__name__)
 
 #: How much lower the priority of the learner is: users wait for decisions, not for versions. Small, because a process
 #: gets a share of a busy core that falls by a fifth with every step: 39 % with 2, 10 % with 10.
-NICE = 2
-#: The same for the thread that folds while the learner keeps up: its share of a core does not matter then.
-CALM_NICE = 10
+NICE: Final = 2
 #: Seconds without records after which the process reports all the same.
-REPORT_INTERVAL = 5.0
-
-_T = TypeVar("_T")
+REPORT_INTERVAL: Final = 5.0
+#: Records that are folded in one go.
+MOST_RECORDS: Final = 5000
+#: The broker waits for this much of the journal, or this long: a round trip for a few records is expensive, and
+#: versions are not urgent. But the records of a longer wait are folded in one go, and serving on the same cores waits
+#: meanwhile: with 250 ms the p99 of decisions was 87 instead of 52 ms (27,500 events/s on two cores).
+BATCHING: Final = {"fetch_min_bytes": 256 << 10, "fetch_wait_max_ms": 80}
 
 
 def run_learner(
@@ -68,14 +62,14 @@ def run_learner(
     logging.getLogger(parameters_topic.__name__).setLevel(logging.WARNING)  # the worker logs the versions
     os.nice(NICE)
     end_with_parent()
-    protocol.install()
     collect_garbage_rarely()
     reuse_memory()
     try:
-        history = run_client(connection, published_versions(connection, topics))
+        history = published_versions(connection, topics)
         learning = with_dimension(learning, dim, history)
         published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
-        asyncio.run(_learn(connection, topics, published, lambda: Learner(learning, arms, published.history)))
+        with readable_errors(connection):
+            _learn(connection, topics, published, lambda: Learner(learning, arms, published.history))
     except AdcascadeError as error:
         report(LearnerStatus(failure=str(error)))
     except Exception as error:
@@ -84,54 +78,20 @@ def run_learner(
     return 1
 
 
-_journal_record = attrgetter("offset", "value", "timestamp")
-
-
-class Do(Protocol):
-    """Runs a call in a thread, calmly in one of lower priority."""
-
-    async def __call__(self, call: Callable[[], Outcome], *, calmly: bool = False) -> Outcome:
-        """Return what the call returns."""
-
-
-def _calm_down() -> None:
-    """Lower the priority of this thread, where threads have one of their own (Linux)."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), CALM_NICE)
-
-
-async def _learn(
+def _learn(
     connection: Connection, topics: Topics, published: PublishedParameters, make_learner: Callable[[], Learner]
 ) -> None:
-    producer = AIOKafkaProducer(
-        **connection.arguments(), enable_idempotence=True, acks="all", max_request_size=VERSION_BYTES
-    )
-    async with (
-        producer,
-        standalone_consumer(
-            connection, auto_offset_reset="none", fetch_max_wait_ms=500, max_partition_fetch_bytes=4 << 20
-        ) as journal,
-        standalone_consumer(connection) as parameters,
-        standalone_consumer(connection) as history,
+    with (
+        closing(durable_producer(connection)) as producer,
+        topic_reader(connection, auto_offset_reset="error", fetch_message_max_bytes=4 << 20, **BATCHING) as journal,
+        topic_reader(connection) as versions,
     ):
-        publisher = JournalPublisher(
-            topics,
-            published,
-            journal=journal,
-            parameters=parameters,
-            history=HistoryWriter(topics.parameters_history, consumer=history, producer=producer),
-            producer=producer,
-        )
-        await publisher.run(make_learner)
+        JournalPublisher(topics, published, journal=journal, versions=versions, producer=producer).run(make_learner)
 
 
 class JournalPublisher:
     """Folds the journal from the resume offset of the newest version, and publishes the results."""
 
-    #: Seconds to wait after fewer than so many records: a round trip for a few records is expensive, and versions are
-    #: not urgent. But the records of a longer pause are folded in one go, and serving on the same cores waits
-    #: meanwhile: with 0.25 s the p99 of decisions was 87 instead of 52 ms (27,500 events/s on two cores).
-    pause, worthwhile = 0.08, 1000
     #: Seconds from a version to its record in the history, which nobody waits for. Meanwhile workers read the version:
     #: while the history was written just then, the p50 of decisions was 28 ms, two seconds later 10.
     history_delay = 2.0
@@ -141,79 +101,63 @@ class JournalPublisher:
         topics: Topics,
         published: PublishedParameters,
         *,
-        journal: AIOKafkaConsumer,
-        parameters: AIOKafkaConsumer,
-        history: HistoryWriter,
-        producer: AIOKafkaProducer,
+        journal: TopicReader,
+        versions: TopicReader,
+        producer: Producer,
     ) -> None:
         self._topics = topics
-        self._tp = TopicPartition(topics.journal, ONLY_PARTITION)
         self._published = published
         self._journal = journal
-        self._parameters = parameters
-        self._history = history
+        self._versions = versions
+        self._history = HistoryWriter(topics.parameters_history, reader=versions, producer=producer)
         self._producer = producer
         self._parameters_position = 0
         self._reported = monotonic()
         self._unkept_since: float | None = None  # a version that is not in the history yet
-        self._calm: Executor | None = None  # a thread of lower priority, while this runs
 
-    async def run(self, make_learner: Callable[[], Learner]) -> None:
-        """Fold and publish until cancelled; `make_learner` starts from the published versions."""
-        await self._read_parameters()
-        # In a thread: during a long fold, the loop fetches the next records and answers the brokers. Of two, because a
-        # thread without privileges cannot raise its priority again.
-        with (
-            ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner") as thread,
-            ThreadPoolExecutor(max_workers=1, thread_name_prefix="calm-learner", initializer=_calm_down) as calm,
-        ):
-            self._calm = calm
-
-            async def do(call: Callable[[], _T], *, calmly: bool = False) -> _T:
-                return await asyncio.get_running_loop().run_in_executor(calm if calmly else thread, call)
-
-            while True:
-                learner = await do(make_learner)
-                try:
-                    await self._fold(learner, do)
-                except RoundedError as error:
-                    log.info("the learner continues from the published version: %s", error)
-                    report(LearnerStatus(rounded=1))
-
-    async def _fold(self, learner: Learner, do: Do) -> None:
-        position = await self._seek(learner)
-        begun = await do(learner.begin)
-        if self._published.history:
-            await self._keep(begun.troubles)  # what the learner before this one has not written
-        await self.publish(begun, learner, position)
+    def run(self, make_learner: Callable[[], Learner]) -> None:
+        """Fold and publish for ever; `make_learner` starts from the published versions."""
+        self.read_parameters()
         while True:
-            fetched = await next_records(self._journal, seconds=0.5, most=5000)
-            records = fetched.get(self._tp, [])
+            learner = make_learner()
+            try:
+                self._fold(learner)
+            except RoundedError as error:
+                log.info("the learner continues from the published version: %s", error)
+                report(LearnerStatus(rounded=1))
+
+    def _fold(self, learner: Learner) -> None:
+        learner.check_start(*self._journal.bounds(self._topics.journal))
+        position = learner.resume_offset
+        self._journal.read_from({(self._topics.journal, ONLY_PARTITION): position})
+        begun = learner.begin()
+        if self._published.history:
+            self.keep(begun.troubles)  # what the learner before this one has not written
+        self.publish(begun, learner, position)
+        while True:
+            records = self._next_records(position)
             if records:
-                outcome = await do(
-                    lambda: learner.handle(map(_journal_record, records)),  # noqa: B023
-                    calmly=len(records) < self.worthwhile,
-                )
-                position = records[-1].offset + 1
-                await self.publish(outcome, learner, position)
+                outcome = learner.handle(map(_journal_record, records))
+                position = records[-1].offset() + 1
+                self.publish(outcome, learner, position)
             elif monotonic() - self._reported > REPORT_INTERVAL:
                 self._report(learner, position, Outcome())
             if self._unkept_since is not None and monotonic() - self._unkept_since > self.history_delay:
                 outcome = Outcome()
-                await self._keep(outcome.troubles)
+                self.keep(outcome.troubles)
                 self._report(learner, position, outcome)
-            if len(records) < self.worthwhile:
-                await asyncio.sleep(self.pause)
 
-    async def _seek(self, learner: Learner) -> int:
-        journal, tp = self._journal, self._tp
-        journal.assign([tp])
-        first = (await journal.beginning_offsets([tp]))[tp]
-        learner.check_start(first, (await journal.end_offsets([tp]))[tp])
-        journal.seek(tp, learner.resume_offset)
-        return learner.resume_offset
+    def _next_records(self, position: int) -> list[Message]:
+        try:
+            return self._journal.poll(0.5, MOST_RECORDS)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._AUTO_OFFSET_RESET:
+                raise
+            raise FailedError(
+                f"{self._topics.journal} was trimmed while it was read: offset {position} is gone"
+            ) from None
 
-    async def publish(self, outcome: Outcome, learner: Learner, position: int) -> None:
+    def publish(self, outcome: Outcome, learner: Learner, position: int) -> None:
         """Write episodes, versions and their history, and report to the worker."""
         for refusal in outcome.refusals:
             log.warning("an order was refused: %s", refusal.reason)
@@ -224,46 +168,48 @@ class JournalPublisher:
             if episode.rejected is not None:
                 log.error("the window to %d gave no version: %s", episode.window_end, episode.rejected)
             episodes.append(encode_episode(episode))
-            await self._producer.send_and_wait(self._topics.episodes, episodes[-1], key=b"%d" % episode.version)
+            write(self._producer, self._topics.episodes, episodes[-1], b"%d" % episode.version)
         tags = deque(outcome.tags)
         for version in outcome.versions:
             # A learner that resumes from this version does not read the tags before it again.
             while tags and tags[0][0] < version.journal_offset:
-                await self._tag(tags.popleft()[1], outcome.troubles)
-            await self._read_parameters()
+                self._tag(tags.popleft()[1], outcome.troubles)
+            self.read_parameters()
             if not self._published.wants(version):
                 log.info("version %d is published already", version.version)
                 continue
             if self._unkept_since is not None:  # at most one waits: however fast versions come, none is left out
-                await self._keep(outcome.troubles)
-            await self._write(version)
+                self.keep(outcome.troubles)
+            self._write(version)
             self._unkept_since = monotonic()
             first = self._published.content(version.version)
             if first is not None and first.sha256 != version.sha256:
                 # Another learner was faster. Of the records with one key, compaction keeps the last: let it be the
                 # first content, which all workers serve by.
-                await self._write(first)
+                self._write(first)
                 self._published.wants(version)  # raises
         for _, tag in tags:
-            await self._tag(tag, outcome.troubles)
+            self._tag(tag, outcome.troubles)
         self._report(learner, position, outcome, episodes)
 
-    async def _write(self, version: Parameters) -> None:
+    def _write(self, version: Parameters) -> None:
         """Write a version, and take all that is in the topic by then."""
         topic, key = self._topics.parameters, version_key(version.version)
-        value = await asyncio.get_running_loop().run_in_executor(self._calm, self._published.encode, version)
+        value = self._published.encode(version)
         try:
-            written = await self._producer.send_and_wait(topic, value, key=key)
-        except MessageSizeTooLargeError:
+            written = write(self._producer, topic, value, key)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                raise
             raise FailedError(
                 f"{topic} does not take version {version.version}, which has {len(value):,} bytes: set its "
                 f"max.message.bytes to {VERSION_BYTES} (adcascade topics check)"
             ) from None
-        if written.offset != self._parameters_position:
-            await self._read_parameters()  # another learner has written, too
+        if written.offset() != self._parameters_position:
+            self.read_parameters()  # another learner has written, too
             return
         # What is read back would be these bytes, and a version can have several megabytes.
-        record = Record(topic, ONLY_PARTITION, written.offset, written.timestamp, key, value)
+        record = Record(topic, ONLY_PARTITION, written.offset(), written.timestamp()[1], key, value)
         self._parameters_position += 1
         self._published.handle([record])
 
@@ -281,26 +227,30 @@ class JournalPublisher:
             )
         )
 
-    async def _keep(self, troubles: Troubles) -> None:
+    def keep(self, troubles: Troubles) -> None:
         """Add the last versions to the history. A failure delays it and nothing else: the next version repeats it."""
         versions, self._unkept_since = self._published.history, None
         try:
-            await self._history.keep(versions)
-        except KafkaError as error:
-            troubles.add("history", f"versions up to {versions[-1].version}: {error!r}")
+            self._history.keep(versions)
+        except KafkaException as error:
+            troubles.add("history", f"versions up to {versions[-1].version}: {reason_of(error)}")
 
-    async def _tag(self, tag: Tag, troubles: Troubles) -> None:
-        await self._read_parameters()
+    def _tag(self, tag: Tag, troubles: Troubles) -> None:
+        self.read_parameters()
         if self._unkept_since is not None:
-            await self._keep(troubles)
+            self.keep(troubles)
         try:
-            await self._history.tag(tag, self._published.history)
-        except KafkaError as error:
-            troubles.add("history", f"tag {tag.name}: {error!r}")
+            self._history.tag(tag, self._published.history)
+        except KafkaException as error:
+            troubles.add("history", f"tag {tag.name}: {reason_of(error)}")
 
-    async def _read_parameters(self) -> None:
+    def read_parameters(self) -> None:
         """Take all versions that are in the topic now."""
-        records = await read_to_end(self._parameters, self._topics.parameters, self._parameters_position)
+        records = self._versions.read_to_end(self._topics.parameters, self._parameters_position)
         if records:
             self._parameters_position = records[-1].offset + 1
             self._published.handle(records)
+
+
+def _journal_record(message: Message) -> tuple[int, bytes | None, int]:
+    return message.offset(), message.value(), message.timestamp()[1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from worker.errors import AdcascadeError, FailedError, InputError, ParametersError
-from worker.kafka.clients import partition_counts, read_to_end, standalone_consumer
+from worker.kafka.clients import partition_counts, readable_errors, topic_reader
 from worker.kafka.connection import Connection
 from worker.metrics import Metrics
 from worker.stream.parameters import Parameters
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 _ANOTHER_TIME = 86_400_000
 
 
-async def published_versions(connection: Connection, topics: Topics) -> list[Parameters]:
+def published_versions(connection: Connection, topics: Topics) -> list[Parameters]:
     """Return the last versions of the parameters topic, oldest first."""
-    await partition_counts(connection, topics.parameters)
-    async with standalone_consumer(connection) as consumer:
-        return last_versions(decoded(await read_to_end(consumer, topics.parameters)))
+    partition_counts(connection, topics.parameters)
+    with readable_errors(connection), topic_reader(connection) as reader:
+        return last_versions(decoded(reader.read_to_end(topics.parameters)))
 
 
 def decoded(records: Iterable[Record]) -> list[Parameters]:

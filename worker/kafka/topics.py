@@ -6,19 +6,18 @@ decides what is deleted. Both are the operator's to change.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import for_code
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from worker.errors import FailedError
-from worker.kafka.clients import admin_client, partitions_of
-from worker.kafka.connection import Connection
+from worker.kafka.clients import REQUEST_TIMEOUT, admin_client, existing_topics, readable_errors
+from worker.kafka.connection import Connection, reason_of
 from worker.stream.events import MOST_PARTITIONS
 from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import LEAST_BYTES, MOST_BYTES, Topics
@@ -35,8 +34,13 @@ MOST_REPLICAS = 3
 DEFAULT_BYTES = 1_048_588
 LARGE_BYTES = VERSION_BYTES
 
+SIZE = "max.message.bytes"
+
 TIMESTAMPS = "message.timestamp.type"
 BROKER_TIME = "LogAppendTime"
+
+COMPRESSION = "compression.type"
+UNCOMPRESSED = "uncompressed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,8 @@ class WantedTopic:
 
     A new topic gets all of it. An existing one must have the same policy and at least these `message_bytes`; its
     `retention` (milliseconds) is its owner's business, unless `checked`. With `broker_time`, the broker sets the
-    timestamps of records, so that no client and no worker can set them.
+    timestamps of records, so that no client and no worker can set them. With `uncompressed`, the broker unpacks every
+    batch, and refuses one that is larger than `message_bytes` then: a small batch cannot fill the memory of a worker.
     """
 
     name: str
@@ -55,16 +60,19 @@ class WantedTopic:
     checked: bool = False
     message_bytes: int = DEFAULT_BYTES
     broker_time: bool = False
+    uncompressed: bool = False
     extra: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, str]:
         """The settings of a new topic."""
-        settings = {"cleanup.policy": self.policy, "max.message.bytes": str(self.message_bytes), **self.extra}
+        settings = {"cleanup.policy": self.policy, SIZE: str(self.message_bytes), **self.extra}
         if self.policy == "delete":
             settings["retention.ms"] = str(self.retention)
         if self.broker_time:
             settings[TIMESTAMPS] = BROKER_TIME
+        if self.uncompressed:
+            settings[COMPRESSION] = UNCOMPRESSED
         return settings
 
     def differences(self, found: FoundTopic) -> list[str]:
@@ -74,15 +82,18 @@ class WantedTopic:
             lines.append(f"has {found.partitions} partitions, not {self.partitions}")
         if found.settings.get("cleanup.policy") != self.policy:
             lines.append(f"cleanup.policy is {found.settings.get('cleanup.policy')}, not {self.policy}")
-        size = int(found.settings.get("max.message.bytes", DEFAULT_BYTES))
+        size = int(found.settings.get(SIZE, DEFAULT_BYTES))
         if size < self.message_bytes:
-            lines.append(f"max.message.bytes is {size}, less than {self.message_bytes}")
+            lines.append(f"{SIZE} is {size}, less than {self.message_bytes}")
         kept = int(found.settings.get("retention.ms", -1))
         if self.checked and 0 <= kept < self.retention:
             lines.append(f"retention.ms is {kept}, less than {self.retention}")
         timestamps = found.settings.get(TIMESTAMPS)
         if self.broker_time and timestamps != BROKER_TIME:
             lines.append(f"{TIMESTAMPS} is {timestamps}, not {BROKER_TIME}")
+        compression = found.settings.get(COMPRESSION)
+        if self.uncompressed and compression != UNCOMPRESSED:
+            lines.append(f"{COMPRESSION} is {compression}, not {UNCOMPRESSED}")
         return lines
 
 
@@ -106,7 +117,7 @@ class TopicLayout:
     journal_retention: int = 30 * DAY
 
     def topics(self, names: Topics, partitions: int) -> tuple[WantedTopic, ...]:
-        """Return all topics, where the inputs have so many partitions."""
+        """Return all topics, with the partition count of the inputs."""
         traffic: dict[str, Any] = {
             "partitions": partitions,
             "retention": DEFAULT_RETENTION if self.retention is None else self.retention,
@@ -114,8 +125,8 @@ class TopicLayout:
         }
         long: dict[str, Any] = {"partitions": 1, "retention": self.journal_retention}
         return (
-            WantedTopic(name=names.arrivals, broker_time=True, **traffic),
-            WantedTopic(name=names.clicks, broker_time=True, **traffic),
+            WantedTopic(name=names.arrivals, broker_time=True, uncompressed=True, **traffic),
+            WantedTopic(name=names.clicks, broker_time=True, uncompressed=True, **traffic),
             WantedTopic(name=names.decisions, **traffic),
             # If it is trimmed before it is folded, that feedback is lost to the learner. Its timestamps show workers
             # whose clock is wrong.
@@ -153,29 +164,30 @@ class Finding:
     differences: tuple[str, ...] = ()
 
 
-async def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
+def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
     """Create the missing topics; compare the others."""
-    async with admin_client(connection) as admin:
-        found = await _find(admin, names)
+    with readable_errors(connection):
+        admin = admin_client(connection)
+        found = _find(admin, names)
         wanted = layout.topics(names, _partitions(layout, names, found))
         missing = [topic for topic in wanted if topic.name not in found]
-        replicas = layout.replication or min(MOST_REPLICAS, len((await admin.describe_cluster())["brokers"]))
+        replicas = layout.replication or min(MOST_REPLICAS, len(admin.list_topics(timeout=REQUEST_TIMEOUT).brokers))
         if missing:
-            await _create(admin, missing, replicas)
-            await wait_for_topics(admin, [topic.name for topic in missing])
-        created = {topic.name for topic in missing}
-        return [
-            Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
-            if topic.name in created
-            else _compare(topic, found[topic.name], layout.replication)
-            for topic in wanted
-        ]
+            _create(admin, missing, replicas)
+            wait_for_topics(admin, [topic.name for topic in missing])
+    created = {topic.name for topic in missing}
+    return [
+        Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
+        if topic.name in created
+        else _compare(topic, found[topic.name], layout.replication)
+        for topic in wanted
+    ]
 
 
-async def check(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
+def check(connection: Connection, names: Topics, layout: TopicLayout) -> list[Finding]:
     """Compare every topic with its wanted configuration."""
-    async with admin_client(connection) as admin:
-        found = await _find(admin, names)
+    with readable_errors(connection):
+        found = _find(admin_client(connection), names)
     return [
         _compare(topic, found[topic.name], layout.replication)
         if topic.name in found
@@ -205,106 +217,65 @@ def _compare(wanted: WantedTopic, found: FoundTopic, replication: int | None) ->
     )
 
 
-async def _find(admin: AIOKafkaAdminClient, names: Topics) -> dict[str, FoundTopic]:
-    topics = [topic.name for topic in TopicLayout().topics(names, 1)]
-    partitions = await partitions_of(admin, topics)
-    settings, errors = await _settings_of(admin, partitions)
+def _find(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
+    topics = existing_topics(admin, [topic.name for topic in TopicLayout().topics(names, 1)])
+    settings, errors = _settings_of(admin, topics)
     for name, error in errors.items():
         raise FailedError(f"the settings of {name} cannot be read: {error}")
     return {
         name: FoundTopic(
             name=name,
-            partitions=len(parts),
-            replicas=min((len(part["replicas"]) for part in parts), default=0),
+            partitions=len(topic.partitions),
+            replicas=min((len(partition.replicas) for partition in topic.partitions.values()), default=0),
             settings=settings[name],
         )
-        for name, parts in partitions.items()
+        for name, topic in topics.items()
     }
 
 
-async def _settings_of(
-    admin: AIOKafkaAdminClient, topics: Collection[str]
-) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+def _settings_of(admin: AdminClient, topics: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return the settings of topics, and, for those that cannot be read, why."""
     settings: dict[str, dict[str, str]] = {}
     errors: dict[str, str] = {}
-    if not topics:
-        return settings, errors
-    for answer in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]):
-        for code, message, _, name, entries in answer.resources:
-            if code:
-                errors[name] = message or for_code(code).__name__
-            else:
-                settings[name] = {entry[0]: entry[1] for entry in entries}
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    answers = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT) if resources else {}
+    for resource, future in answers.items():
+        try:
+            settings[resource.name] = {name: entry.value for name, entry in future.result().items()}
+        except KafkaException as error:
+            errors[resource.name] = reason_of(error)
     return settings, errors
 
 
-async def _message_bytes(connection: Connection, topics: Sequence[str], assumed: int) -> dict[str, int]:
-    """Return `max.message.bytes` of the topics that exist and can be read."""
-    async with admin_client(connection) as admin:
-        settings, errors = await _settings_of(admin, await partitions_of(admin, topics))
-    for name, error in errors.items():
-        log.warning("max.message.bytes of %s cannot be read, %d is assumed: %s", name, assumed, error)
-    return {name: int(found.get("max.message.bytes", assumed)) for name, found in settings.items()}
-
-
-async def largest_record(connection: Connection, names: Topics) -> int:
-    """Return the bytes of the largest record, or batch, that every output topic takes; at most `MOST_BYTES`.
-
-    Raise `FailedError` if that is less than a worker needs.
-    """
-    outputs = (names.journal, names.dead_letters, names.changelog, names.decisions)
-    taken = await _message_bytes(connection, outputs, DEFAULT_BYTES)
-    for name, size in taken.items():
-        if size < LEAST_BYTES:
-            raise FailedError(f"{name}: max.message.bytes is {size}, less than {LEAST_BYTES}; raise it")
-        if size < MOST_BYTES:
-            log.warning("%s: max.message.bytes is %d; larger outputs become dead letters of their input", name, size)
-    return min([MOST_BYTES, *taken.values()])
-
-
-async def largest_version(connection: Connection, names: Topics) -> int:
-    """Return the bytes of the largest version that the parameters topic takes; at most `VERSION_BYTES`."""
-    sizes = await _message_bytes(connection, (names.parameters,), VERSION_BYTES)
-    taken = sizes.get(names.parameters, VERSION_BYTES)
-    if taken < VERSION_BYTES:
-        log.warning(
-            "%s: max.message.bytes is %d; a version that is larger cannot be published. Set it to %d",
-            *(names.parameters, taken, VERSION_BYTES),
-        )
-    return min(VERSION_BYTES, taken)
-
-
-async def _create(admin: AIOKafkaAdminClient, topics: Iterable[WantedTopic], replicas: int) -> None:
+def _create(admin: AdminClient, topics: Sequence[WantedTopic], replicas: int) -> None:
     # With a spare replica, an acknowledged write survives a broker and a broker's absence stops nothing.
     durable = {"min.insync.replicas": "2"} if replicas >= MOST_REPLICAS else {}
-    answer = await admin.create_topics(
-        [
-            NewTopic(topic.name, topic.partitions, replicas, topic_configs={**topic.settings, **durable})
-            for topic in topics
-        ]
-    )
-    for name, code, *message in answer.topic_errors:
-        if code:
-            reason = (message and message[0]) or for_code(code).__name__
-            raise FailedError(f"{name} could not be created: {reason}")
+    new = [NewTopic(topic.name, topic.partitions, replicas, config={**topic.settings, **durable}) for topic in topics]
+    for name, future in admin.create_topics(new, request_timeout=REQUEST_TIMEOUT).items():
+        try:
+            future.result()
+        except KafkaException as error:
+            raise FailedError(f"{name} could not be created: {reason_of(error)}") from None
 
 
-async def wait_for_topics(admin: AIOKafkaAdminClient, topics: Sequence[str], *, seconds: float = 10.0) -> None:
+def wait_for_topics(admin: AdminClient, topics: Collection[str], *, seconds: float = 10.0) -> None:
     """Wait until the brokers know new topics: a worker started right away must find them."""
-    try:
-        async with asyncio.timeout(seconds):
-            while len(await partitions_of(admin, topics)) < len(topics):  # noqa: ASYNC110 (there is no event)
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise FailedError(f"the topics are created, but not known to all brokers after {seconds:g} s") from None
+    deadline = time.monotonic() + seconds
+    while len(existing_topics(admin, topics)) < len(topics):
+        if time.monotonic() > deadline:
+            raise FailedError(f"the topics are created, but not known to all brokers after {seconds:g} s")
+        time.sleep(0.05)
 
 
-async def input_partitions(connection: Connection, names: Topics) -> int:
+# ── at the start of a worker ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def input_partitions(connection: Connection, names: Topics) -> int:
     """Return the partition count of the inputs; raise `FailedError` if a topic is missing or has a wrong count."""
     wanted = {topic.name: topic for topic in TopicLayout().topics(names, 0)}
-    async with admin_client(connection) as admin:
-        counts = {name: len(parts) for name, parts in (await partitions_of(admin, list(wanted))).items()}
+    with readable_errors(connection):
+        topics = existing_topics(admin_client(connection), wanted)
+    counts = {name: len(topic.partitions) for name, topic in topics.items()}
     # Faust creates the changelog if it is missing.
     missing = [name for name in wanted if name not in counts and name != names.changelog]
     if missing:
@@ -321,3 +292,54 @@ async def input_partitions(connection: Connection, names: Topics) -> int:
         if counts[name] != 1:
             raise FailedError(f"{name} has {counts[name]} partitions: it must have one, for a total order")
     return count
+
+
+def compressed_inputs(connection: Connection, names: Topics) -> list[str]:
+    """Return a warning for each input topic whose broker does not bound what a batch unpacks to."""
+    inputs = (names.arrivals, names.clicks)
+    return [
+        f"{name}: {COMPRESSION} is {compression}: set it to {UNCOMPRESSED}, so that the broker refuses a small batch "
+        "that unpacks to more than the memory of a worker (adcascade topics check)"
+        for name, compression in _read_setting(connection, inputs, COMPRESSION, UNCOMPRESSED).items()
+        if compression != UNCOMPRESSED
+    ]
+
+
+def largest_record(connection: Connection, names: Topics) -> int:
+    """Return the bytes of the largest record, or batch, that every output topic takes; at most `MOST_BYTES`.
+
+    Raise `FailedError` if that is less than a worker needs.
+    """
+    outputs = (names.journal, names.dead_letters, names.changelog, names.decisions)
+    sizes = _largest(connection, outputs, DEFAULT_BYTES)
+    for name, size in sizes.items():
+        if size < LEAST_BYTES:
+            raise FailedError(f"{name}: {SIZE} is {size}, less than {LEAST_BYTES}; raise it")
+        if size < MOST_BYTES:
+            log.warning("%s: %s is %d; larger outputs become dead letters of their input", name, SIZE, size)
+    return min([MOST_BYTES, *sizes.values()])
+
+
+def largest_version(connection: Connection, names: Topics) -> int:
+    """Return the bytes of the largest version that the parameters topic takes; at most `VERSION_BYTES`."""
+    size = _largest(connection, (names.parameters,), VERSION_BYTES).get(names.parameters, VERSION_BYTES)
+    if size < VERSION_BYTES:
+        log.warning(
+            "%s: %s is %d; a version that is larger cannot be published. Set it to %d",
+            *(names.parameters, SIZE, size, VERSION_BYTES),
+        )
+    return min(VERSION_BYTES, size)
+
+
+def _largest(connection: Connection, topics: Sequence[str], default: int) -> dict[str, int]:
+    return {name: int(text) for name, text in _read_setting(connection, topics, SIZE, str(default)).items()}
+
+
+def _read_setting(connection: Connection, topics: Sequence[str], setting: str, default: str) -> dict[str, str]:
+    """Return a setting of the topics that exist and can be read; log a warning for the others."""
+    with readable_errors(connection):
+        admin = admin_client(connection)
+        settings, errors = _settings_of(admin, existing_topics(admin, topics))
+    for name, error in errors.items():
+        log.warning("%s of %s cannot be read, %s is assumed: %s", setting, name, default, error)
+    return {name: values.get(setting, default) for name, values in settings.items()}

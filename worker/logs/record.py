@@ -10,16 +10,24 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeAlias
 
-from aiokafka import AIOKafkaConsumer
-from aiokafka.structs import TopicPartition
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from worker.errors import FailedError
-from worker.kafka.clients import partition_counts, standalone_consumer
+from worker.kafka.clients import (
+    BEGINNING,
+    END,
+    TopicReader,
+    offsets_of,
+    partition_counts,
+    readable_errors,
+    record_of,
+    topic_reader,
+)
 from worker.kafka.connection import Connection
 from worker.logs.format import NO_TIMESTAMP, Headers
 from worker.logs.merge import TimeMerge
@@ -30,10 +38,12 @@ HOLD: Final = 500  # milliseconds that a live record waits for earlier records o
 PATIENCE: Final = 30.0  # seconds without a record before the end offsets, after which recording fails
 MEMORY: Final = 256 << 20  # bytes of records held for sorting
 _LEAST_SHARE: Final = 2 << 20
-_OVERHEAD: Final = 400  # bytes of a record in memory beside key and value
-_POLL_MS: Final = 100
+_OVERHEAD: Final = 400  # bytes of a record in memory without key and value
+_POLL: Final = 0.1  # seconds
 
 Write: TypeAlias = Callable[[Record, Headers], None]
+#: A partition: topic and number.
+Place: TypeAlias = tuple[str, int]
 
 
 class Recorder:
@@ -61,43 +71,47 @@ class Recorder:
         self._from_beginning = frozenset((topics.parameters, topics.parameters_history))
         self._span = span
         self._write, self._report, self._flush, self._clock = write, report, flush, clock
-        self._tps: list[TopicPartition] = []
-        self._starts: dict[TopicPartition, int] = {}
-        self._limits: dict[TopicPartition, int] | None = None
-        self._ended: set[TopicPartition] = set()
+        self._places: list[Place] = []
+        self._starts: dict[Place, int] = {}
+        self._limits: dict[Place, int] | None = None
+        self._ended: set[Place] = set()
+        self._paused: set[Place] = set()
         self._total: int | None = None
         self.result = Recorded()
 
-    async def run(self, stop: asyncio.Event) -> Recorded:
-        """Record; when `stop` is set, end at the current end of the topics."""
-        counts = await partition_counts(self._connection, *self._topics)
-        self._tps = [TopicPartition(topic, p) for topic in self._topics for p in range(counts[topic])]
-        async with standalone_consumer(self._connection, max_partition_fetch_bytes=1 << 20) as consumer:
-            await self._record(consumer, stop)
+    def run(self, stopped: Callable[[], bool]) -> Recorded:
+        """Record; once `stopped` returns true, end at the current end of the topics."""
+        counts = partition_counts(self._connection, *self._topics)
+        self._places = [(topic, partition) for topic in self._topics for partition in range(counts[topic])]
+        with (
+            readable_errors(self._connection),
+            topic_reader(self._connection, fetch_message_max_bytes=1 << 20) as reader,
+        ):
+            self._record(reader, stopped)
         return self.result
 
     # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _find_starts(self, consumer: AIOKafkaConsumer) -> dict[TopicPartition, int]:
-        span, tps = self._span, self._tps
-        starts: dict[TopicPartition, int] = dict(await consumer.beginning_offsets(tps))
-        timed = [tp for tp in tps if tp.topic not in self._from_beginning]
+    def _find_starts(self, admin: AdminClient) -> dict[Place, int]:
+        span = self._span
+        starts = _offsets(admin, self._places, BEGINNING)
+        timed = [place for place in self._places if place[0] not in self._from_beginning]
         if span.start is not None:
-            ends = await consumer.end_offsets(timed)
-            starts |= {tp: min(max(starts[tp], span.start), ends[tp]) for tp in timed}
+            ends = _offsets(admin, timed, END)
+            starts |= {place: min(max(starts[place], span.start), ends[place]) for place in timed}
         elif span.since is not None:
-            starts |= await _offsets_at(consumer, timed, span.since)
+            starts |= _offsets_at(admin, timed, span.since)
         return starts
 
-    async def _find_limits(self, consumer: AIOKafkaConsumer, stopped: bool) -> dict[TopicPartition, int]:
+    def _find_limits(self, admin: AdminClient, stopped: bool) -> dict[Place, int]:
         until = self._span.until
-        limits: dict[TopicPartition, int] = {}
+        limits: dict[Place, int] = {}
         for topic in self._topics:  # in the order of MADE_FIRST
-            tps = [tp for tp in self._tps if tp.topic == topic]
+            places = [place for place in self._places if place[0] == topic]
             if until is None or stopped:
-                limits |= await consumer.end_offsets(tps)
+                limits |= _offsets(admin, places, END)
             else:
-                limits |= await _offsets_at(consumer, tps, until)
+                limits |= _offsets_at(admin, places, until)
         return limits
 
     def _is_due(self) -> bool:
@@ -107,74 +121,66 @@ class Recorder:
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _record(self, consumer: AIOKafkaConsumer, stop: asyncio.Event) -> None:
-        consumer.assign(self._tps)
-        self._starts = await self._find_starts(consumer)
-        for tp, start in self._starts.items():
-            consumer.seek(tp, start)
-        merge = TimeMerge[TopicPartition, Any](self._tps)
-        share = max(_LEAST_SHARE, MEMORY // max(1, len(self._tps)))
+    def _record(self, reader: TopicReader, stopped: Callable[[], bool]) -> None:
+        self._starts = self._find_starts(reader.admin)
+        reader.read_from(self._starts)
+        merge = TimeMerge[Place, tuple[Record, Headers]](self._places)
         moved = flushed = time.monotonic()
         while True:
-            if self._limits is None and (stop.is_set() or self._is_due()):
-                self._set_limits(await self._find_limits(consumer, stop.is_set()))
-            exhausted = await self._exhausted(consumer)
-            self._write_ordered(merge, exhausted)
-            if len(self._ended) == len(self._tps):
+            if self._limits is None and ((stop := stopped()) or self._is_due()):
+                self._set_limits(self._find_limits(reader.admin, stop))
+            self._write_ordered(merge, self._exhausted(reader))
+            if len(self._ended) == len(self._places):
                 break
-            for tp in self._tps:
-                if tp not in self._ended:
-                    (consumer.pause if merge.weights[tp] > share else consumer.resume)(tp)
-            fetched: Mapping[TopicPartition, list[Any]] = await consumer.getmany(timeout_ms=_POLL_MS)
+            self._pause(reader, merge)
+            messages = reader.poll(_POLL)
             now = time.monotonic()
-            for tp, records in fetched.items():
-                merge.put(tp, [(record.timestamp, _size(record), record) for record in records])
-            if fetched:
+            for message in messages:
+                record, headers = record_of(message), tuple(message.headers() or ())
+                merge.put((record.topic, record.partition), [(record.timestamp, _size(record), (record, headers))])
+            if messages:
                 moved = now
             elif self._limits is not None and now - moved > PATIENCE:
-                raise FailedError(await self._stuck(consumer))
+                raise FailedError(self._stuck(reader))
             if self._span.live and now - flushed > 1.0:
                 self._flush()
                 flushed = now
         self._count_gone()
 
-    def _set_limits(self, limits: dict[TopicPartition, int]) -> None:
+    def _pause(self, reader: TopicReader, merge: TimeMerge[Place, tuple[Record, Headers]]) -> None:
+        """Pause the partitions that are far ahead, and those that have ended."""
+        share = max(_LEAST_SHARE, MEMORY // len(self._places))
+        paused = {place for place in self._places if merge.weights[place] > share} | self._ended
+        for place in paused - self._paused:
+            reader.pause(*place)
+        for place in self._paused - paused:
+            reader.resume(*place)
+        self._paused = paused
+
+    def _set_limits(self, limits: dict[Place, int]) -> None:
         """Set the offsets at which to end."""
         self._limits = limits
-        self._total = sum(max(0, limits[tp] - start) for tp, start in self._starts.items())
+        self._total = sum(max(0, limits[place] - start) for place, start in self._starts.items())
         self._report(self._total, 0)
 
-    async def _exhausted(self, consumer: AIOKafkaConsumer) -> set[TopicPartition]:
+    def _exhausted(self, reader: TopicReader) -> set[Place]:
         """Return the partitions without further records; with limits, mark those that have reached theirs."""
-        exhausted = set(self._ended)
-        for tp in self._tps:
-            if tp in self._ended:
-                continue
-            position = await consumer.position(tp)
-            if self._limits is not None:
-                if position >= self._limits[tp]:
-                    self._ended.add(tp)
-                    exhausted.add(tp)
-                    consumer.pause(tp)
-            else:
-                # Records beyond may belong to a transaction that is not committed.
-                end = consumer.last_stable_offset(tp)
-                if end is not None and position >= end:
-                    exhausted.add(tp)
-        return exhausted
+        if self._limits is None:
+            return reader.at_end
+        self._ended |= {place for place, position in reader.positions.items() if position >= self._limits[place]}
+        return self._ended
 
-    def _write_ordered(self, merge: TimeMerge[TopicPartition, Any], exhausted: set[TopicPartition]) -> None:
+    def _write_ordered(self, merge: TimeMerge[Place, tuple[Record, Headers]], exhausted: set[Place]) -> None:
         """Write the records whose order is certain."""
         result, limits, write = self.result, self._limits, self._write
         written = 0
         before = float("inf") if limits is not None else float(self._clock() - HOLD)
-        for found in merge.take(exhausted, before):
-            if limits is not None and found.offset >= limits[found.topic, found.partition]:
+        for record, headers in merge.take(exhausted, before):
+            if limits is not None and record.offset >= limits[record.topic, record.partition]:
                 continue
-            stamp = NO_TIMESTAMP if found.timestamp is None else found.timestamp
-            write(Record(found.topic, found.partition, found.offset, stamp, found.key, found.value), found.headers)
-            result.counts[found.topic] += 1
-            if stamp != NO_TIMESTAMP:
+            write(record, headers)
+            result.counts[record.topic] += 1
+            if (stamp := record.timestamp) != NO_TIMESTAMP:
                 result.first = stamp if result.first is None else min(result.first, stamp)
                 result.last = stamp if result.last is None else max(result.last, stamp)
             written += 1
@@ -184,27 +190,28 @@ class Recorder:
     def _count_gone(self) -> None:
         """Count the versions that were removed from the topic."""
         if self._limits is not None and self._parameters in self._topics:
-            tp = TopicPartition(self._parameters, ONLY_PARTITION)
-            self.result.gone = self._limits[tp] - self.result.counts[self._parameters]
+            limit = self._limits[self._parameters, ONLY_PARTITION]
+            self.result.gone = limit - self.result.counts[self._parameters]
 
-    async def _stuck(self, consumer: AIOKafkaConsumer) -> str:
+    def _stuck(self, reader: TopicReader) -> str:
         limits = self._limits or {}
-        for tp in self._tps:
-            position = await consumer.position(tp)
-            if position < limits.get(tp, 0):
-                where = f"{tp.topic}, partition {tp.partition}, from offset {position} to {limits[tp]}"
+        for place, position in reader.positions.items():
+            if position < limits.get(place, 0):
+                where = f"{place[0]}, partition {place[1]}, from offset {position} to {limits[place]}"
                 return f"no record for {PATIENCE:.0f} s of {where}: is a transaction open, or a broker down?"
         return f"no record for {PATIENCE:.0f} s"
 
 
-async def _offsets_at(
-    consumer: AIOKafkaConsumer, tps: Sequence[TopicPartition], moment: int
-) -> dict[TopicPartition, int]:
+def _offsets(admin: AdminClient, places: Collection[Place], spec: OffsetSpec) -> dict[Place, int]:
+    return offsets_of(admin, [TopicPartition(*place) for place in places], spec)
+
+
+def _offsets_at(admin: AdminClient, places: Collection[Place], moment: int) -> dict[Place, int]:
     """Return the first offsets at or after a time, else the end offsets."""
-    found = await consumer.offsets_for_times(dict.fromkeys(tps, moment))
-    ends = await consumer.end_offsets(list(tps))
-    return {tp: ends[tp] if found.get(tp) is None else found[tp].offset for tp in tps}
+    ends = _offsets(admin, places, END)
+    offsets = _offsets(admin, places, OffsetSpec.for_timestamp(moment))
+    return {place: ends[place] if offset < 0 else offset for place, offset in offsets.items()}
 
 
-def _size(record: Any) -> int:
+def _size(record: Record) -> int:
     return len(record.value or b"") + len(record.key or b"") + _OVERHEAD

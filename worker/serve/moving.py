@@ -12,24 +12,31 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.structs import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from worker.embedded.state import FolderLock, StateFolder, StateView
 from worker.embedded.steps import StepReader
 from worker.errors import FailedError, InputError
-from worker.kafka.clients import partition_counts, run_client, standalone_consumer
+from worker.kafka.clients import (
+    END,
+    admin_client,
+    durable_producer,
+    offsets_of,
+    partition_counts,
+    readable_errors,
+    write,
+)
 from worker.kafka.connection import Connection
 from worker.serve.learner import MOVED, RUNNER, SERVE, STEPS, StateKeeper
 from worker.stream.history import INDEX_KEY, HistoryIndex, KeptVersion, encode_index
 from worker.stream.parameters import Parameters
 from worker.stream.partitioning import murmur2_partition
-from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.stream.version_decoding import decode_parameters
 from worker.stream.version_encoding import encode_parameters
@@ -37,8 +44,6 @@ from worker.stream.versions import version_key
 
 #: Seconds to wait for the processes of a server that was killed.
 _LOCK_PATIENCE: Final = 3.0
-#: Records that are sent before the next ones wait for them.
-_TOGETHER: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +66,8 @@ def move(folder: Path, connection: Connection, topics: Topics) -> Moved:
         if runner != SERVE:
             raise InputError(f"{folder} does not hold the state of `adcascade serve`")
         newest = _finish(folder, state)
-        moved = run_client(connection, _write(state, newest, connection, topics))
+        with readable_errors(connection):
+            moved = _write(state, newest, connection, topics)
         state.set_meta(RUNNER, MOVED)
         state.commit()
     return moved
@@ -81,71 +87,65 @@ def _finish(folder: Path, state: StateFolder) -> Parameters:
     return decode_parameters(state.parameters()[-1])
 
 
-async def _write(state: StateFolder, newest: Parameters, connection: Connection, topics: Topics) -> Moved:
+def _write(state: StateFolder, newest: Parameters, connection: Connection, topics: Topics) -> Moved:
     written = (topics.journal, topics.parameters, topics.parameters_history, topics.changelog)
-    counts = await partition_counts(connection, *written, topics.arrivals)
-    async with standalone_consumer(connection) as consumer:
-        await _check_empty(consumer, {topic: counts[topic] for topic in written})
-    producer = AIOKafkaProducer(
-        **connection.arguments(), enable_idempotence=True, acks="all", max_request_size=VERSION_BYTES
-    )
-    async with producer:
-        sessions = await _send(
+    counts = partition_counts(connection, *written, topics.arrivals)
+    _check_empty(connection, {topic: counts[topic] for topic in written})
+    with closing(durable_producer(connection)) as producer:
+        sessions = _send(
             producer,
             topics.changelog,
             ((key, value, murmur2_partition(key, counts[topics.changelog])) for key, value in state.sessions()),
         )
-        kept = await _write_history(producer, topics.parameters_history, state)
+        kept = _write_history(producer, topics.parameters_history, state)
         start = newest.resume_offset
-        journal = await _send(
-            producer, topics.journal, ((None, value, ONLY_PARTITION) for _, value in state.journal(start))
-        )
+        journal = _send(producer, topics.journal, ((None, value, ONLY_PARTITION) for _, value in state.journal(start)))
         # Last: a worker serves when there is a version.
         moved = replace(newest, resume_offset=0, journal_offset=newest.journal_offset - start)
-        await producer.send_and_wait(
-            topics.parameters, encode_parameters(moved), key=version_key(moved.version), partition=ONLY_PARTITION
-        )
+        write(producer, topics.parameters, encode_parameters(moved), version_key(moved.version))
     return Moved(version=newest.version, sessions=sessions, journal=journal, kept_versions=kept)
 
 
-async def _check_empty(consumer: AIOKafkaConsumer, counts: dict[str, int]) -> None:
+def _check_empty(connection: Connection, counts: dict[str, int]) -> None:
     places = [TopicPartition(topic, partition) for topic, count in counts.items() for partition in range(count)]
-    for place, end in (await consumer.end_offsets(places)).items():
+    for (topic, _), end in offsets_of(admin_client(connection), places, END).items():
         if end:
             raise FailedError(
-                f"{place.topic} is not empty: a state folder is taken to new topics, before a worker starts "
+                f"{topic} is not empty: a state folder is taken to new topics, before a worker starts "
                 "(adcascade topics create --prefix …)"
             )
 
 
-async def _send(producer: AIOKafkaProducer, topic: str, records: Iterable[tuple[bytes | None, bytes, int]]) -> int:
-    """Send records in their order; return how many there are."""
-    count, waiting = 0, []
+def _send(producer: Producer, topic: str, records: Iterable[tuple[bytes | None, bytes, int]]) -> int:
+    """Write records in their order, and wait until all replicas have them; return how many there are."""
+    count, errors = 0, list[KafkaError]()
+
+    def on_delivery(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            errors.append(error)
+
     for key, value, partition in records:
-        waiting.append(await producer.send(topic, value, key=key, partition=partition))
         count += 1
-        if len(waiting) >= _TOGETHER:
-            await _acknowledged(waiting)
-            waiting = []
-    await _acknowledged(waiting)
+        try:
+            producer.produce(topic, value, key, partition, on_delivery=on_delivery)
+        except BufferError:  # its queue is full
+            producer.flush()
+            producer.produce(topic, value, key, partition, on_delivery=on_delivery)
+    producer.flush()
+    if errors:
+        raise KafkaException(errors[0])
     return count
 
 
-async def _acknowledged(futures: Sequence[object]) -> None:
-    for future in futures:
-        await future  # type: ignore[misc]
-
-
-async def _write_history(producer: AIOKafkaProducer, topic: str, state: StateFolder) -> int:
+def _write_history(producer: Producer, topic: str, state: StateFolder) -> int:
     """Write the history and its index; return how many versions it has."""
     held: dict[str, KeptVersion] = {}
     for slot, kept in state.slots().items():
         value = state.in_slot(slot)
         if value is not None:
-            written = await producer.send_and_wait(topic, value, key=slot.encode(), partition=ONLY_PARTITION)
-            held[slot] = kept._replace(offset=written.offset)
+            held[slot] = kept._replace(offset=write(producer, topic, value, slot.encode()).offset())
     if held:
         through = max(kept.offset for kept in held.values()) + 1
         index = encode_index(HistoryIndex(through=through, slots=held))
-        await producer.send_and_wait(topic, index, key=INDEX_KEY, partition=ONLY_PARTITION)
+        write(producer, topic, index, INDEX_KEY)
     return len({kept.version for kept in held.values()})

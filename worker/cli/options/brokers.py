@@ -1,5 +1,7 @@
 """The options of a connection to Kafka.
 
+All settings of librdkafka pass through (`--kafka`). The flags of TLS and SASL are short forms of the usual ones.
+
 A secret is never a flag, because flags are visible in the list of processes. It comes from the environment, from a file
 that the environment or a flag names, or from the configuration file.
 """
@@ -8,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import ssl
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 from worker.cli.options.parser import Option, grouped
 from worker.console import read_file
 from worker.errors import InputError
-from worker.kafka.connection import Connection
+from worker.kafka.connection import Connection, is_secret
 from worker.secret import Secret
 from worker.stream.topology import Topics
 
@@ -29,6 +31,13 @@ PREFIX = Option(
 
 SECURITY = grouped(
     KAFKA,
+    Option(
+        "kafka",
+        "setting of librdkafka, such as fetch.wait.max.ms=50; repeatable",
+        pairs=True,
+        hidden=is_secret,
+        metavar="NAME=VALUE",
+    ),
     Option("tls", "TLS; implied by the other --tls options", flag=True, default=False),
     Option("tls-ca", "trusted certificates, PEM (default: those of the system)", metavar="FILE"),
     Option("tls-cert", "client certificate, PEM", metavar="FILE"),
@@ -51,30 +60,22 @@ CONNECTION = (BROKER, PREFIX, *SECURITY)
 def connection(options: argparse.Namespace) -> Connection:
     """Return the connection of the options.
 
-    Raises `InputError` if they contradict each other, or if credentials would cross the network in clear text.
+    Raises `InputError` if they contradict each other, if librdkafka refuses a setting, or if credentials would cross
+    the network in clear text.
     """
-    password = secret(options, "sasl-password")
-    if options.sasl_username is None and password is not None:
-        raise InputError("--sasl-username is missing: a SASL password is given without a user name")
-    if options.sasl_username is not None and password is None:
-        raise InputError(
-            f"--sasl-username {options.sasl_username} needs a password: set ADCASCADE_SASL_PASSWORD, or name a file "
-            "with ADCASCADE_SASL_PASSWORD_FILE"
-        )
-    tls = _tls(options)
-    if options.sasl_username is not None and tls is None and not options.allow_plaintext_credentials:
-        raise InputError(
-            "the password would cross the network in clear text: add --tls (or --tls-ca FILE), "
-            "or allow it with --allow-plaintext-credentials"
-        )
-    return Connection(
+    # librdkafka has two names for one setting.
+    settings = {"sasl.mechanism" if name == "sasl.mechanisms" else name: value for name, value in options.kafka.items()}
+    for flag, name, value in (*_tls(options), *_sasl(options)):
+        if name in settings:
+            raise InputError(f"{flag} and the Kafka setting {name} are both given: remove one of them")
+        settings[name] = value
+    made = Connection(
         servers=tuple(server.strip() for server in options.broker.split(",") if server.strip()),
-        tls=tls,
-        mechanism=options.sasl_mechanism,
-        username=options.sasl_username,
-        password=None if password is None else password.reveal().decode(),
+        settings=settings,
         clear_credentials=options.allow_plaintext_credentials,
     )
+    made.check()
+    return made
 
 
 def topic_names(options: argparse.Namespace) -> Topics:
@@ -100,22 +101,61 @@ def secret(options: argparse.Namespace, name: str) -> Secret | None:
     return given
 
 
-def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+#: A short form: its flag, and the setting of librdkafka with its value.
+_Short: TypeAlias = tuple[str, str, str]
+
+
+def _sasl(options: argparse.Namespace) -> list[_Short]:
+    user, password = options.sasl_username, secret(options, "sasl-password")
+    if user is None and password is None:
+        return []
+    if user is None:
+        raise InputError("--sasl-username is missing: a SASL password is given without a user name")
+    if password is None:
+        raise InputError(
+            f"--sasl-username {user} needs a password: set ADCASCADE_SASL_PASSWORD, or name a file with "
+            "ADCASCADE_SASL_PASSWORD_FILE"
+        )
+    tls = _wants_tls(options)
+    if not tls and not options.allow_plaintext_credentials:
+        raise InputError(
+            "the password would cross the network in clear text: add --tls (or --tls-ca FILE), "
+            "or allow it with --allow-plaintext-credentials"
+        )
+    return [
+        ("--sasl-username", "security.protocol", "sasl_ssl" if tls else "sasl_plaintext"),
+        ("--sasl-mechanism", "sasl.mechanism", options.sasl_mechanism),
+        ("--sasl-username", "sasl.username", user),
+        ("ADCASCADE_SASL_PASSWORD", "sasl.password", password.reveal().decode()),
+    ]
+
+
+def _wants_tls(options: argparse.Namespace) -> bool:
+    return bool(options.tls or options.tls_ca or options.tls_cert)
+
+
+def _tls(options: argparse.Namespace) -> list[_Short]:
     ca, cert, key = options.tls_ca, options.tls_cert, options.tls_key
     if key is not None and cert is None:
         raise InputError("--tls-key is given, but --tls-cert is missing")
-    if not (options.tls or ca or cert):
-        return None
+    if not _wants_tls(options):
+        return []
+    # Python's errors name what is wrong with a file; those of librdkafka do not.
     try:
         context = ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise InputError(f"--tls-ca {ca}: {_reason(error)}") from None
+    settings = [("--tls", "security.protocol", "ssl")] if options.sasl_username is None else []
+    if ca is not None:
+        settings.append(("--tls-ca", "ssl.ca.location", ca))
     if cert is not None:
         try:
             context.load_cert_chain(cert, key, password=_no_passphrase)
         except (OSError, ssl.SSLError) as error:
             raise InputError(f"--tls-cert {cert}, --tls-key {key or cert}: {_reason(error)}") from None
-    return context
+        settings.append(("--tls-cert", "ssl.certificate.location", cert))
+        settings.append(("--tls-key", "ssl.key.location", key or cert))
+    return settings
 
 
 def _no_passphrase() -> NoReturn:

@@ -12,7 +12,7 @@ import argparse
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -31,7 +31,10 @@ class Option:
     turns text into the value and raises `ValueError` with a reason. A `flag` takes no text (``--no-repeats`` turns it
     off); a `repeatable` option collects a tuple; a `positional` one has no dashes and no variable. A `secret` is never
     shown, and comes from the environment or a file only. A `table` is a table of the TOML file, and nothing else; its
-    `parse` takes the table. `group` is the heading in the help.
+    `parse` takes the table. With `pairs`, the value is a dictionary of texts: the flag is repeated (``--kafka a.b=1``),
+    the variable separates pairs with commas, the TOML file has a table (``[kafka]``), and a name that is in several
+    places is taken from the first of them. A name for which `hidden` is true has a secret value, and is refused as a
+    flag. `group` is the heading in the help.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Option:
     optional: bool = False
     secret: bool = False
     table: bool = False
+    pairs: bool = False
+    hidden: Callable[[str], bool] = lambda name: False
     group: str = "options"
 
     @property
@@ -245,10 +250,11 @@ def _add(group: Any, option: Option) -> None:
         shown = option.default if isinstance(option.default, tuple) else ["on" if option.flag else option.default]
         between = ", " if option.repeatable else ","  # as it is typed
         text += f" (default: {between.join(map(str, shown))})"
-    how: dict[str, Any] = {"action": "append" if option.repeatable else "store", "metavar": _metavar(option)}
+    several = option.repeatable or option.pairs
+    how: dict[str, Any] = {"action": "append" if several else "store", "metavar": _metavar(option)}
     if option.flag:
         how = {"action": argparse.BooleanOptionalAction}
-    default = None if option.repeatable else _UNSET
+    default = None if several else _UNSET
     group.add_argument(f"--{option.name}", dest=option.attribute, help=text, default=default, **how)
 
 
@@ -281,6 +287,11 @@ def resolve(
         if option.table:
             values[option.attribute] = _parse_table(option, file)
             continue
+        if option.pairs:
+            flags = getattr(parsed, option.attribute) or ()
+            variable = environ.get(option.variable, "")
+            values[option.attribute] = _parse_pairs(option, flags, variable, file.get(option.attribute, {}))
+            continue
         given = getattr(parsed, option.attribute, _UNSET)
         if given is not _UNSET and given is not None:
             where = _metavar(option) if option.positional else f"--{option.name}"
@@ -309,6 +320,45 @@ def _parse_table(option: Option, file: Mapping[str, Any]) -> Any:
         return option.parse(file[option.attribute])
     except InputError as error:
         raise InputError(f"{error} (in the config file)") from None
+
+
+def _parse_pairs(option: Option, flags: Iterable[str], variable: str, table: Any) -> dict[str, str]:
+    """Return the pairs of the file, the variable and the flags. No error shows a value: it may be a secret."""
+    if not isinstance(table, Mapping):
+        raise InputError(f"{option.attribute} in the config file must be a table [{option.attribute}]")
+    pairs = dict(_flat(table, option.attribute))
+    pairs |= dict(_pair(text, option.variable) for text in _NEXT_PAIR.split(variable) if text.strip())
+    for name, value in (_pair(text, f"--{option.name}") for text in flags):
+        if option.hidden(name):
+            raise InputError(
+                f"--{option.name} {name}: the list of processes would show its value; put it into {option.variable}, "
+                f"or into the table [{option.attribute}] of the --config file"
+            )
+        pairs[name] = value
+    return pairs
+
+
+#: A comma before the next pair. Values may have commas, too.
+_NEXT_PAIR = re.compile(r"\s*,\s*(?=[\w.]+=)")
+
+
+def _pair(text: str, where: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name.strip():
+        raise InputError(f"{where}: must be NAME=VALUE")
+    return name.strip(), value
+
+
+def _flat(table: Mapping[str, Any], place: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield names and texts of a table; a nested one, of unquoted names with dots, is part of the name."""
+    for key, value in table.items():
+        name = prefix + key
+        if isinstance(value, Mapping):
+            yield from _flat(value, place, f"{name}.")
+        elif isinstance(value, str | int | float):
+            yield name, str(value).lower() if isinstance(value, bool) else str(value)
+        else:
+            raise InputError(f"{name} in [{place}] of the config file must be a text, a number, true or false")
 
 
 def _parse(option: Option, given: Any, where: str) -> Any:
@@ -360,7 +410,7 @@ def _config(
 
 
 def _names(command: CommandSpec) -> list[str]:
-    return [option.attribute for option in command.options if not option.positional and not option.table]
+    return [option.attribute for option in command.options if not (option.positional or option.table or option.pairs)]
 
 
 def _variables(command: CommandSpec) -> set[str]:
@@ -368,7 +418,7 @@ def _variables(command: CommandSpec) -> set[str]:
 
 
 def _tables(command: CommandSpec) -> list[Option]:
-    return [option for option in command.options if option.table]
+    return [option for option in command.options if option.table or option.pairs]
 
 
 def _values(table: Mapping[str, Any]) -> dict[str, Any]:
