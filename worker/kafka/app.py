@@ -24,7 +24,6 @@ from worker.kafka import driver, store
 from worker.kafka.driver import Assignor, DriverOptions
 from worker.kafka.learner_process import LearnerProcess
 from worker.kafka.partitions import Partitions
-from worker.kafka.polls import Flight
 from worker.kafka.supervision import Background
 from worker.stream.topology import ONLY_PARTITION
 
@@ -92,7 +91,7 @@ def worker_app(
     app.Table("sessions", changelog_topic=changelog, partitions=count, recovery_buffer_size=2)
 
     @app.agent(inputs, name="serve")
-    async def serve(polls: faust.StreamT[Any]) -> None:
+    async def serve(polls: Any) -> None:
         """Answer arrivals and join clicks. An event is a poll: the new records of all partitions."""
         async for event in polls.noack().events():
             try:
@@ -101,19 +100,18 @@ def worker_app(
                 app.fail(error)  # an agent that raises would lose the poll and go on with the next one
 
     @app.on_partitions_assigned.connect
-    async def elect(_: Any, assigned: set[TP], **__: Any) -> None:
+    async def elect(_: Any, *assigned: Any, **__: Any) -> None:
         """Run the learner where the journal's only partition is assigned."""
-        learner.assign(TP(topics.journal, ONLY_PARTITION) in assigned)
+        learner.assign(TP(topics.journal, ONLY_PARTITION) in assigned[0])
 
     for work in (learner.run, *background):
         app.run_beside(work)
     return app
 
 
-class WorkerApp(faust.App):
+class WorkerApp(driver.DriverApp):
     """A Faust app that ends with the first failure. Made by `worker_app`."""
 
-    options: DriverOptions
     partitions: Partitions
     failure: BaseException | None = None
 
@@ -164,19 +162,19 @@ class WorkerApp(faust.App):
     def _create_directories(self) -> None:
         """Make none: nothing is kept on disk."""
 
-    def on_landed(self, flight: Flight) -> None:
-        """Take a flight whose writes are all durable; called by the driver."""
-        self.partitions.on_landed(flight)
-
     def fail(self, error: BaseException) -> None:
         """End the process with an error and commit nothing."""
-        if self.failure is not None or self.should_stop:
-            return
-        self.failure = error
-        log.critical("the worker ends: %s", error, exc_info=None if isinstance(error, AdcascadeError) else error)
-        self.driver.flights.forget()
-        _end_within(STOP_TIMEOUT)
         self.add_future(self.crash(error))
+
+    async def crash(self, reason: BaseException) -> None:
+        """End the process with an error and commit nothing."""
+        if self.failure is None and not self.should_stop:
+            self.failure = reason
+            expected = isinstance(reason, AdcascadeError)
+            log.critical("the worker ends: %s", reason, exc_info=None if expected else reason)
+            self.driver.flights.forget()
+            _end_within(STOP_TIMEOUT)
+        await super().crash(reason)
 
 
 class PollSchema(Schema):  # type: ignore[type-arg]

@@ -130,7 +130,10 @@ def start_offsets(
     wanted = dict.fromkeys(partitions, spec)
     if not wanted:
         return {}
-    return admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT)
+    futures: dict[TopicPartition, Any] = admin.list_offsets(
+        wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT
+    )
+    return futures
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────

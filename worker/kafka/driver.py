@@ -21,6 +21,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar, cast
 
 import confluent_kafka
+import faust
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from faust.transport import base
@@ -30,7 +31,7 @@ from faust.types.assignor import HostToPartitionMap, PartitionAssignorT
 from yarl import URL
 
 from worker.errors import FailedError
-from worker.kafka.clients import BEGINNING, END, REQUEST_TIMEOUT, admin_client, durable_producer, existing_topics
+from worker.kafka.clients import BEGINNING, END, REQUEST_TIMEOUT, durable_producer, existing_topics
 from worker.kafka.clients import start_offsets as start_listing
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.polls import Flight, Flights, Poll, RecordList
@@ -88,6 +89,12 @@ class DriverOptions:
         )
 
 
+class DriverApp(faust.App):
+    """A Faust app on this driver."""
+
+    options: DriverOptions
+
+
 class Assignor(PartitionAssignorT):
     """Tells Faust what librdkafka has assigned; Faust's own assignor talks to aiokafka."""
 
@@ -100,7 +107,7 @@ class Assignor(PartitionAssignorT):
 
     def assigned_actives(self) -> set[TP]:
         """Return the assigned partitions."""
-        return cast(set[TP], self.app.consumer.assignment())
+        return self.app.consumer.assignment()
 
     def assigned_standbys(self) -> set[TP]:
         """Return none: the changelog is read in a second."""
@@ -130,12 +137,12 @@ class Assignor(PartitionAssignorT):
 class Consumer(base.Consumer):
     """The Faust side of the consumer: what is assigned, read and committed."""
 
-    consumer_stopped_errors = ()
+    app: DriverApp
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.options: DriverOptions = self.app.options
-        self.flights = Flights(self.app.on_landed, self._on_write_error)
+        self.options = self.app.options
+        self.flights = Flights(self._on_write_error)
         #: What is read now: a new generation begins with every rebalance, and with every seek to committed offsets.
         self.generation = 0
         #: Where this generation began to read each input, and where that ended then.
@@ -143,36 +150,36 @@ class Consumer(base.Consumer):
         self.ends: dict[TP, int] = {}
         #: Whether everything was durable when the last rebalance began.
         self.was_drained = False
-        self._client: ClientThread | None = None
-        self._admin_client: AdminClient | None = None
-        self._assigned: set[TP] = set()
+        self._polling: ClientThread | None = None
+        self._admin_made: AdminClient | None = None
+        self._owned: set[TP] = set()
         self._reading: set[TP] = set()
         self._offsets: dict[TP, int] = {}
         self._rebalance_lock = asyncio.Lock()
 
     @property
     def _kafka(self) -> ClientThread:
-        assert self._client is not None, "the consumer is not started"
-        return self._client
+        assert self._polling is not None, "the consumer is not started"
+        return self._polling
 
     @property
-    def _admin(self) -> AdminClient:
-        if self._admin_client is None:
-            self._admin_client = admin_client(self.options.connection)
-        return self._admin_client
+    def _offset_admin(self) -> AdminClient:
+        if self._admin_made is None:
+            self._admin_made = AdminClient(self.options.connection.configuration())
+        return self._admin_made
 
     async def on_start(self) -> None:
         """Start the client thread."""
         await super().on_start()
         producer = cast(Producer, self.app.producer)
-        self._client = ClientThread(
+        self._polling = ClientThread(
             confluent_kafka.Consumer(self.options.consumer_settings()),
             self,
             serve_reports=producer.serve_reports,
             on_reports=self.flights.advance,
             drain=self.options.drain_timeout,
         )
-        self._client.start()
+        self._polling.start()
 
     async def on_stop(self) -> None:
         """Finish what is in flight, commit it, and leave the group."""
@@ -184,7 +191,7 @@ class Consumer(base.Consumer):
         await self._kafka.subscribe(topics)
 
     def _on_write_error(self, error: KafkaError) -> None:
-        self.app.fail(FailedError(f"a write was not acknowledged: {error.str()}"))
+        self.add_future(self.app.crash(FailedError(f"a write was not acknowledged: {error.str()}")))
 
     # ── rebalances ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +200,7 @@ class Consumer(base.Consumer):
         async with self._rebalance_lock:
             if not self.app.rebalancing:
                 self.app.on_rebalance_start()  # the first time nothing is revoked before
-            self._assigned = assigned
+            self._owned = assigned
             self.app.consumer_generation_id += 1
             await self.on_partitions_assigned(assigned, self.app.consumer_generation_id)
 
@@ -202,7 +209,7 @@ class Consumer(base.Consumer):
         async with self._rebalance_lock:
             self.app.on_rebalance_start()
             await self.on_partitions_revoked(revoked)
-            self._assigned = set()
+            self._owned = set()
 
     async def on_lost(self, lost: set[TP]) -> None:
         """Drop everything and commit nothing: other workers own the partitions."""
@@ -213,7 +220,7 @@ class Consumer(base.Consumer):
 
     def assignment(self) -> set[TP]:
         """Return the assigned partitions."""
-        return self._assigned
+        return self._owned
 
     # ── flow ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -240,9 +247,9 @@ class Consumer(base.Consumer):
 
     def _read(self) -> None:
         """Tell the thread what is read now. Faust resumes partitions before it seeks: those have no position yet."""
-        if self._client is not None:
+        if self._polling is not None:
             positions = {tp: self._offsets[tp] for tp in self._reading if tp in self._offsets}
-            self._client.read(positions, self.generation)
+            self._polling.read(positions, self.generation)
 
     async def _seek(self, partition: TP, offset: int) -> None:
         await self.seek_wait({partition: offset})
@@ -254,15 +261,15 @@ class Consumer(base.Consumer):
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
         """Begin a generation: read the inputs from their committed offsets, or where there is none, from the first."""
-        inputs = [tp for tp in self._assigned if tp.topic in self.options.topics.inputs]
+        inputs = [tp for tp in self._owned if tp.topic in self.options.topics.inputs]
         wanted = [TopicPartition(*tp) for tp in inputs]
-        committed, first, last = {}, {}, {}
+        committed: dict[TP, int] = {}
         if inputs:
             found = await self._patiently(
                 lambda: self._kafka.call(lambda consumer: consumer.committed(wanted, timeout=REQUEST_TIMEOUT))
             )
             committed = {TP(one.topic, one.partition): one.offset for one in found}
-            first, last = await self.earliest_offsets(*inputs), await self.highwaters(*inputs)
+        first, last = await self.earliest_offsets(*inputs), await self.highwaters(*inputs)
         starts = {}
         for tp in inputs:
             start = committed[tp] if committed[tp] >= 0 else first[tp]
@@ -362,7 +369,7 @@ class Consumer(base.Consumer):
         wanted = [TopicPartition(*tp) for tp in partitions]
 
         async def ask() -> dict[TP, int]:
-            futures = start_listing(self._admin, wanted, spec)
+            futures = start_listing(self._offset_admin, wanted, spec)
             found = await asyncio.gather(*map(asyncio.wrap_future, futures.values()))
             return {TP(tp.topic, tp.partition): info.offset for tp, info in zip(futures, found, strict=True)}
 
@@ -376,7 +383,9 @@ class Consumer(base.Consumer):
                 return await ask()
             except KafkaException as error:
                 if monotonic() > deadline:
-                    raise FailedError(f"the brokers have not answered for {PATIENCE:.0f} s: {reason_of(error)}") from None
+                    raise FailedError(
+                        f"the brokers have not answered for {PATIENCE:.0f} s: {reason_of(error)}"
+                    ) from None
                 log.warning("Kafka: %s; trying again", reason_of(error))
                 await asyncio.sleep(_PAUSE)
 
@@ -390,7 +399,7 @@ class Consumer(base.Consumer):
 
     def topic_partitions(self, topic: str) -> int | None:
         """Return the number of partitions of the inputs."""
-        return cast(int, self.app.conf.topic_partitions)
+        return self.app.conf.topic_partitions
 
     def key_partition(self, topic: str, key: bytes | None, partition: int | None = None) -> int | None:
         """Return the given partition: outputs have explicit ones."""
@@ -404,12 +413,13 @@ class Consumer(base.Consumer):
 class Producer(base.Producer):
     """Writes each record once, in order, to all replicas."""
 
+    app: DriverApp
     _librdkafka: confluent_kafka.Producer | None = None
 
     @property
     def _kafka(self) -> confluent_kafka.Producer:
         if self._librdkafka is None:
-            options: DriverOptions = self.app.options
+            options = self.app.options
             self._librdkafka = durable_producer(
                 options.connection, message_timeout_ms=int(1000 * options.write_timeout)
             )
@@ -492,10 +502,12 @@ class Producer(base.Producer):
         self, topic: str, partitions: int, replication: int, *, config: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
         """Create a topic if it does not exist."""
-        admin = admin_client(self.app.options.connection)
+        admin = AdminClient(self.app.options.connection.configuration())
         if await asyncio.to_thread(existing_topics, admin, [topic]):
             return
-        new = NewTopic(topic, partitions, replication, config={key: str(value) for key, value in (config or {}).items()})
+        new = NewTopic(
+            topic, partitions, replication, config={key: str(value) for key, value in (config or {}).items()}
+        )
         await asyncio.wrap_future(admin.create_topics([new])[topic])
 
     def key_partition(self, topic: str, key: bytes) -> TP:

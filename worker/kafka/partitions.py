@@ -61,7 +61,6 @@ class Partitions:
         self._topics = topics
         self._know_versions = know_versions
         self._most_bytes = most_bytes
-        self._changelog_ends: dict[int, int] = {}  # the last changelog offset that the sessions contain
         self._generation = self._next_number = -1
         self._consumer: Consumer
         self._producer: Producer
@@ -78,7 +77,7 @@ class Partitions:
         `changelogs` has the end offset of the changelog of each assigned partition. Return the last offset of those
         that are kept.
         """
-        drained, ends = self._consumer.was_drained, self._changelog_ends
+        drained, ends = self._consumer.was_drained, self._consumer.flights.changelog
         kept = {p for p in self.servings if drained and changelogs.get(p) == ends[p] + 1}
         for partition in self.servings.keys() - kept:
             self._processors.release(self.servings.pop(partition))
@@ -95,7 +94,7 @@ class Partitions:
                 self._processors.restore(serving, some)
                 await asyncio.sleep(0)
             self.servings[partition] = serving
-            self._changelog_ends[partition] = ends.get(partition, -1)
+            self._consumer.flights.changelog[partition] = ends.get(partition, -1)
 
     async def _begin(self, generation: int) -> None:
         """Begin a generation: with all versions that the last owners of the partitions knew."""
@@ -128,7 +127,8 @@ class Partitions:
         for partition, emitted in zip(work, emits, strict=True):
             self._write(partition, emitted, flight)
         flights.launch(flight)
-        self._processors.measure(poll, began, time.monotonic())
+        self._processors.measure(poll, began, time.monotonic(), flights.durations)
+        flights.durations.clear()
 
     def _by_partition(self, lists: Sequence[RecordList]) -> dict[int, list[Record]]:
         """Return the records by partition, arrivals first: feedback before its arrival has to be parked."""
@@ -177,15 +177,6 @@ class Partitions:
             producer.write(topics.changelog, partition, emits.changelog, flight, is_changelog=True)
         if emits.decisions:
             producer.write(topics.decisions, partition, emits.decisions, flight)
-
-    def on_landed(self, flight: Flight) -> None:
-        """Note what is durable now."""
-        ends = self._changelog_ends
-        for partition, offset in flight.changelog.items():
-            if partition in ends:
-                ends[partition] = max(ends[partition], offset)
-        if flight.size:
-            self._processors.measure_write(time.monotonic() - flight.since)
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

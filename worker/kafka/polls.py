@@ -18,12 +18,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import KafkaError, Message
 from faust.types import TP
 
 from worker.stream.topology import Record
+
+K = TypeVar("K")
 
 
 class RecordList(NamedTuple):
@@ -52,7 +54,7 @@ class Poll(NamedTuple):
 class Flight:
     """The results of a poll, or of a deletion, on their way to the broker."""
 
-    __slots__ = ("_reports", "changelog", "ends", "error", "size", "since", "writes")
+    __slots__ = ("_reported", "changelog", "ends", "error", "since", "size", "writes")
 
     def __init__(self, ends: Mapping[TP, int], size: int) -> None:
         self.ends, self.size = ends, size
@@ -61,13 +63,13 @@ class Flight:
         #: The last changelog offset of each partition that it wrote to.
         self.changelog: dict[int, int] = {}
         self.error: KafkaError | None = None
-        self._reports = 0
+        self._reported = 0
 
     def on_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Take a delivery report, in the client thread."""
         if error is not None:
             self.error = error
-        self._reports += 1
+        self._reported += 1
 
     def on_changelog_delivery(self, error: KafkaError | None, message: Message) -> None:
         """Take the delivery report of a changelog record, in the client thread."""
@@ -78,26 +80,27 @@ class Flight:
     @property
     def is_durable(self) -> bool:
         """Whether all of its writes are acknowledged."""
-        return self._reports == self.writes and self.error is None
+        return self._reported == self.writes and self.error is None
 
 
 class Flights:
     """The flights of a worker, in order, and the positions before which everything is acknowledged.
 
-    Parameters
-    ----------
-    on_landed : called with each flight that is durable, in order
-    on_error : called when a write has failed
+    `fail` is called when a write has failed.
     """
 
-    def __init__(self, on_landed: Callable[[Flight], None], on_error: Callable[[KafkaError], None]) -> None:
-        self._on_landed, self._on_error = on_landed, on_error
+    def __init__(self, fail: Callable[[KafkaError], None]) -> None:
+        self._fail = fail
         self._flying: deque[Flight] = deque()
         self._waits: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         #: Everything before these positions is acknowledged.
         self.acknowledged: dict[TP, int] = {}
+        #: The last durable changelog offset of each partition that is served.
+        self.changelog: dict[int, int] = {}
         #: The records whose results are not durable yet.
         self.size = 0
+        #: The seconds that flights took, since this was cleared.
+        self.durations: list[float] = []
 
     @property
     def are_idle(self) -> bool:
@@ -120,12 +123,11 @@ class Flights:
         while flying and flying[0].is_durable:
             flight = flying.popleft()
             self.size -= flight.size
-            for tp, end in flight.ends.items():
-                if end > self.acknowledged.get(tp, end):
-                    self.acknowledged[tp] = end
-            self._on_landed(flight)
+            self.durations.append(monotonic() - flight.since)
+            _raise_to(self.acknowledged, flight.ends)
+            _raise_to(self.changelog, flight.changelog)
         if flying and flying[0].error is not None:
-            self._on_error(flying[0].error)
+            self._fail(flying[0].error)
         if self._waits:
             self._waits = [wait for wait in self._waits if not _settled(*wait)]
 
@@ -146,6 +148,13 @@ class Flights:
     def reached(self, ends: Mapping[TP, int]) -> asyncio.Future[None]:
         """Return a future that resolves when everything before these positions is acknowledged."""
         return self.until(lambda: all(self.acknowledged.get(tp, -1) >= end for tp, end in ends.items()))
+
+
+def _raise_to(numbers: dict[K, int], higher: Mapping[K, int]) -> None:
+    """Raise the numbers that are there."""
+    for key, number in higher.items():
+        if number > numbers.get(key, number):
+            numbers[key] = number
 
 
 def _settled(condition: Callable[[], bool], future: asyncio.Future[None]) -> bool:

@@ -54,7 +54,6 @@ class StreamProcessors:
         self._survey = None if partitions is None else PartitionSurvey(topics, partitions)
         self._bounds = OutputBounds(most_bytes)
         self._servings: list[Serving] = []
-        self._written: list[tuple[str, float]] = []  # stages of writing that are not reported yet
 
     # ── partitions ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -127,20 +126,19 @@ class StreamProcessors:
             for records in lists
         ]
 
-    def measure(self, poll: Poll, began: float, ended: float) -> None:
-        """Count the seconds that the lists of a poll spent in stages; times are of the monotonic clock."""
+    def measure(self, poll: Poll, began: float, ended: float, written: Iterable[float]) -> None:
+        """Count the seconds that the lists of a poll spent in stages, and the writes of earlier polls.
+
+        Times are of the monotonic clock.
+        """
         wall = time.time() - (time.monotonic() - began)
-        spent, self._written = self._written, []
         queued = began - poll.fetched
+        spent = [("write", seconds) for seconds in written]
         for taken in poll.lists:
             if taken.records:
                 waited = wall - queued - abs(taken.records[0].timestamp) / 1000
                 spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
         self._metrics.stages(spent)
-
-    def measure_write(self, seconds: float) -> None:
-        """Count the seconds from the writes of a poll to their acknowledgement, with the next poll."""
-        self._written.append(("write", seconds))
 
     def on_learner_status(self, status: LearnerStatus) -> None:
         """Count episodes, late records and troubles, and note the watermark."""

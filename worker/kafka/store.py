@@ -8,13 +8,16 @@ takes half a second, and again at every rebalance for all partitions, also for t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from faust.stores import STORES, memory
 from faust.types import TP, EventT
 
 from worker.kafka.polls import RecordList
 from worker.stream.topology import Record
+
+if TYPE_CHECKING:
+    from worker.kafka.app import WorkerApp
 
 #: The scheme of store addresses that selects this store.
 SCHEME: Final = "sessions"
@@ -23,6 +26,8 @@ STORES.aliases[SCHEME] = f"{__name__}:SessionStore"
 
 class SessionStore(memory.Store):  # type: ignore[type-arg]
     """Table contents by partition, during a recovery."""
+
+    app: WorkerApp
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -80,7 +80,7 @@ class ClientThread(threading.Thread):
         drain: float,
     ) -> None:
         super().__init__(name="kafka-client", daemon=True)
-        self._consumer = consumer
+        self._group_consumer = consumer
         self._rebalanced = rebalanced
         self._serve_reports, self._on_reports = serve_reports, on_reports
         self._drain = drain
@@ -100,7 +100,7 @@ class ClientThread(threading.Thread):
 
         def run() -> None:
             try:
-                result.set_result(function(self._consumer))
+                result.set_result(function(self._group_consumer))
             except BaseException as error:
                 result.set_exception(error)
 
@@ -112,7 +112,7 @@ class ClientThread(threading.Thread):
         names = list(topics)
         return self.call(
             lambda consumer: consumer.subscribe(
-                names, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+                names, on_assign=self._take_assignment, on_revoke=self._take_revocation, on_lost=self._take_loss
             )
         )
 
@@ -127,7 +127,7 @@ class ClientThread(threading.Thread):
                 self._generation, self._number = generation, 0
                 self._positions = {}
             self._positions = {tp: self._positions.get(tp, offset) for tp, offset in positions.items()}
-            self._assign()
+            self._apply_positions()
 
         return self.call(read)
 
@@ -168,7 +168,7 @@ class ClientThread(threading.Thread):
                 self._report()
             except Exception:
                 log.exception("the client thread goes on after an error")
-        self._consumer.close()
+        self._group_consumer.close()
         self._report()
 
     def _poll(self) -> None:
@@ -177,9 +177,9 @@ class ClientThread(threading.Thread):
             return
         if not self._positions:
             self._wait_for_call()
-        first = self._consumer.poll(POLL_WAIT if self._positions else 0)
+        first = self._group_consumer.poll(POLL_WAIT if self._positions else 0)
         if first is not None:
-            self._hand_over([first, *self._consumer.consume(MOST_RECORDS - 1, 0)])
+            self._hand_over([first, *self._group_consumer.consume(MOST_RECORDS - 1, 0)])
 
     def _run_calls(self) -> None:
         while not self._calls.empty():
@@ -208,7 +208,7 @@ class ClientThread(threading.Thread):
             tp = message.topic(), message.partition()
             expected, error = positions.get(tp), message.error()
             if error is not None:
-                self._on_error(tp, expected, message, error, lists)
+                self._take_error(tp, expected, message, error, lists)
             elif expected is not None and message.offset() >= expected:
                 record = record_of(message)
                 positions[tp] = record.offset + 1
@@ -222,7 +222,7 @@ class ClientThread(threading.Thread):
             self._number += 1
             self._in_loop(self._on_poll)
 
-    def _on_error(
+    def _take_error(
         self,
         tp: tuple[str, int],
         expected: int | None,
@@ -245,43 +245,43 @@ class ClientThread(threading.Thread):
     def _restart(self, tp: tuple[str, int], expected: int) -> None:
         """Continue at the first record that there is: the ones expected were deleted, or the topic was made anew."""
         try:
-            first, end = self._consumer.get_watermark_offsets(TopicPartition(*tp), timeout=10.0)
+            first, end = self._group_consumer.get_watermark_offsets(TopicPartition(*tp), timeout=10.0)
         except KafkaException as error:
             log.warning("%s-%d: %s; trying again", *tp, reason_of(error))
         else:
             last = end - 1
             log.error("%s-%d: no record %d, there are %d to %d (retention, or a new topic)", *tp, expected, first, last)
             self._positions[tp] = first
-        self._assign()
+        self._apply_positions()
 
-    def _assign(self) -> None:
+    def _apply_positions(self) -> None:
         # In a revocation librdkafka waits for `unassign`, and takes nothing else for it.
         if not self._is_revoking:
-            self._consumer.assign([TopicPartition(*tp, offset) for tp, offset in self._positions.items()])
+            self._group_consumer.assign([TopicPartition(*tp, offset) for tp, offset in self._positions.items()])
 
     # ── rebalances, in the thread ────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _take_assignment(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._positions = {}
         consumer.assign([])
-        self._start(self._rebalanced.on_assigned(_tps(partitions)))
+        self._begin(self._rebalanced.on_assigned(_tps(partitions)))
 
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._finish(self._rebalanced.on_revoked(_tps(partitions)))
+    def _take_revocation(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(self._rebalanced.on_revoked(_tps(partitions)))
 
-    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._finish(self._rebalanced.on_lost(_tps(partitions)))
+    def _take_loss(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(self._rebalanced.on_lost(_tps(partitions)))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> Future[None] | None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None] | None:
         if self._is_over:
             work.close()
             return None
         return asyncio.run_coroutine_threadsafe(work, self._event_loop)
 
-    def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+    def _give_up(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for the loop, but not for ever: the group waits for this member."""
         self._is_revoking = True
-        started, deadline = self._start(work), monotonic() + self._drain
+        started, deadline = self._begin(work), monotonic() + self._drain
         while started is not None and not started.done():
             if monotonic() > deadline:
                 log.warning("not all records were written in time; they will be read and written again")
@@ -289,7 +289,7 @@ class ClientThread(threading.Thread):
             self._wait_for_call()
             self._report()
         self._is_revoking, self._positions = False, {}
-        self._consumer.unassign()
+        self._group_consumer.unassign()
 
 
 def _tps(partitions: Iterable[TopicPartition]) -> set[TP]:

@@ -175,8 +175,8 @@ class Worker:
 
 def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence[Parameters]) -> None:
     """Log settings that may surprise."""
-    for line in compressed_inputs(settings.connection, settings.topics):
-        log.warning(line)
+    for compressed in compressed_inputs(settings.connection, settings.topics):
+        log.warning(compressed)
     newest = history[-1] if history else None
     if newest is not None and (changed := different(learning, newest.settings)):
         log.warning(

@@ -188,3 +188,10 @@ def _modes(mode: Mode | None, explored: int, length: int) -> tuple[Mode, ...]:
     if mode is not None:
         return (mode,) * length
     return tuple("explore" if explored >> position & 1 else "exploit" for position in range(length))
+
+
+def prepared(parameters: Parameters) -> SlatePlanner:
+    """Return the planner of a version."""
+    planner = SlatePlanner(parameters)
+    planner.prepare()
+    return planner
