@@ -9,11 +9,11 @@ from pathlib import Path
 
 import orjson
 import pytest
+from worker.kafka.unpacking import MOST_UNPACKED
 
 from tests.embedded.traffic import START, arrivals
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.world import eventually
-from worker.kafka.unpacking import MOST_UNPACKED
 from worker.stream.topology import CUT_BYTES, LEAST_BYTES
 
 pytestmark = pytest.mark.slow
