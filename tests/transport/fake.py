@@ -1,4 +1,4 @@
-"""The driver and the app of a worker without Faust, threads and a broker: a test decides what becomes durable, and when."""
+"""The driver of a worker without Faust, threads and a broker: a test decides what becomes durable, and when."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ async def settle() -> None:
     """Let the loop run all callbacks."""
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object], within: float = 30.0) -> None:
+    """Wait for a condition that other threads change."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 (there is no event)
+            await asyncio.sleep(0.002)
 
 
 class Write(NamedTuple):

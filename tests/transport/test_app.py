@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from tests.embedded.traffic import ARMS, START, arrivals, settings
-from tests.transport.fake import in_loop
+from tests.transport.fake import in_loop, until
 from tests.transport.memory import Cluster, FakeAdmin, FakeConsumer, FakeProducer
 from worker.errors import FailedError
 from worker.kafka import app as app_module
@@ -28,7 +28,6 @@ from worker.stream.topology import Topics
 
 TOPICS = Topics("t")
 COUNT = 4
-DEADLINE = 30.0
 
 
 class NoLearner:
@@ -89,12 +88,6 @@ async def worker(group: str = "g") -> AsyncIterator[Running]:
     finally:
         await app.stop()
         await asyncio.wait([starting])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def send(cluster: Cluster, users: int, first: int = 0) -> set[str]:

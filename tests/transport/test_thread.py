@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from confluent_kafka import KafkaError
 from faust.types import TP
 
-from tests.transport.fake import in_loop
+from tests.transport.fake import in_loop, until
 from tests.transport.memory import Cluster, FakeConsumer, FakeMessage
 from worker.kafka.polls import Poll
 from worker.kafka.thread import MOST_POLLS, ClientThread
@@ -51,12 +51,6 @@ async def running(cluster: Cluster, drain: float = 5.0) -> AsyncIterator[tuple[C
         yield thread, loop, consumer
     finally:
         await thread.close()
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # type: ignore[operator]
-            await asyncio.sleep(0.002)
 
 
 async def offsets(thread: ClientThread, generation: int, count: int) -> list[tuple[int, int]]:

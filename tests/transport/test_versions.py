@@ -12,9 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from tests.embedded.traffic import ARMS, settings
-from tests.transport.fake import in_loop
+from tests.transport.fake import in_loop, until
 from tests.transport.memory import FakeMessage
-from tests.transport.test_app import until
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import PublishedParameters, UnfitError
 from worker.kafka.supervision import Pauses
@@ -96,8 +95,9 @@ async def test_versions_come_with_prepared_planners(monkeypatch: pytest.MonkeyPa
     async with reading(topic, monkeypatch) as (reader, published, _):
         await until(lambda: reader.ready)
         topic.append(version(1))
-        topic.append(version(1, made_at=5))  # published again
         await until(lambda: published.version == 1)
+        topic.append(version(1, made_at=5))  # published again
+        await reader.catch_up()
     assert made == [0, 1]
 
 
