@@ -25,7 +25,6 @@ from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import Opened, Progress
 from worker.stream.journal import JournalRecord
 from worker.stream.learner import Learner, Outcome
-from worker.stream.topology import UnreadableBatch
 from worker.stream.version_encoding import encode_parameters
 from worker.stream.windows import OpenWindows
 
@@ -50,7 +49,6 @@ ODD: tuple[bytes | None, ...] = (
     b"",
     b"null",
     None,
-    UnreadableBatch(FACT, last_offset=3, error="as a test"),
 )
 
 

@@ -13,7 +13,7 @@ import pickle
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +101,8 @@ Display = tuple[int, str, bool]  # position, arm, clicked
 class Journal:
     """The facts of the journal, each with the offset at which it stood first."""
 
-    slates: dict[Session, dict[tuple[str, ...], int]] = field(default_factory=lambda: defaultdict(dict))
+    #: `opened` by session, as JSON
+    opened: dict[Session, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     contexts: dict[Session, set[tuple[float, ...]]] = field(default_factory=lambda: defaultdict(set))
     answers: dict[str, dict[Answer, int]] = field(default_factory=lambda: defaultdict(dict))
     #: (offset, partition, partitions, time)
@@ -114,7 +115,7 @@ class Journal:
             fact = record.body
             if fact["kind"] == "opened":
                 session = fact["session_id"], fact["arrived_at"]
-                journal.slates[session].setdefault(tuple(fact["slate"]), record.offset)
+                journal.opened[session].setdefault(json.dumps(fact, sort_keys=True), record.offset)
                 journal.contexts[session].add(tuple(fact["context"]))
             elif fact["kind"] == "feedback":
                 answer = fact["occurred_at"], fact["position"], fact["arm"], fact["clicked"]
@@ -149,16 +150,14 @@ def displays_of(slate: tuple[str, ...], answers: Iterable[Answer]) -> set[Displa
     return {(position, slate[position - 1], position == click) for position in range(1, last + 1)}
 
 
-def displays_of_session(slates: Iterable[tuple[str, ...]], answers: Iterable[Answer]) -> set[Display]:
-    """Return the displays that count where a session has several slates.
+def is_uncertain(opened: Collection[str]) -> bool:
+    """Whether the user may have seen another slate: a fact says so, or the facts differ."""
+    return len(opened) > 1 or any(json.loads(fact).get("uncertain") for fact in opened)
 
-    Those slates are kept that match the most reported arms. A display counts if all of these have it.
-    """
-    slates, answers = list(slates), list(answers)
-    reported = {(position, arm) for _, position, arm, _ in answers}
-    matches = {slate: len(reported & set(enumerate(slate, start=1))) for slate in slates}
-    kept = [slate for slate in slates if matches[slate] == max(matches.values())]
-    return set.intersection(*(displays_of(slate, answers) for slate in kept))
+
+def displays_of_session(opened: Collection[str], answers: Iterable[Answer]) -> set[Display]:
+    """Return the displays of a session that count: none if it is uncertain."""
+    return set() if is_uncertain(opened) else displays_of(tuple(json.loads(next(iter(opened)))["slate"]), answers)
 
 
 @dataclass(slots=True)
@@ -197,14 +196,14 @@ def closed_windows(topics: dict[str, list[Raw]], journal: Journal, session_timeo
         window = Window(said["version"], said["window_start"], said["window_end"], made_at[said["version"]], said)
         windows.setdefault((window.version, window.start), window)
     ordered = sorted(windows.values(), key=lambda window: (window.version, window.start))
-    left, closed_until = dict(journal.slates), 0
+    left, closed_until = dict(journal.opened), 0
     for window in ordered:
         first = max(window.start, closed_until)
         for session in [one for one in left if first <= one[1] < window.end]:
-            slates = [slate for slate, offset in left[session].items() if offset <= window.closed_at]
-            if slates:
+            opened = [fact for fact, offset in left[session].items() if offset <= window.closed_at]
+            if opened:
                 answers = in_time(journal, session, window.closed_at, session_timeout)
-                window.sessions[session] = displays_of_session(slates, answers)
+                window.sessions[session] = displays_of_session(opened, answers)
                 del left[session]
         closed_until = max(closed_until, window.end)
     return ordered
