@@ -300,8 +300,10 @@ class Consumer(base.Consumer):
             yield tp, self._to_message(tp, polled)
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:  # noqa: ASYNC109 (Faust's)
-        # Nothing waits by the clock: Faust cancels the fetcher when it stops, and a rebalance drops the poll.
-        poll = await self._kafka.next_poll(self.generation)
+        # Nothing waits by the clock: Faust cancels the fetcher when it stops. What was read before a rebalance or a seek
+        # is dropped here: a recovery that sees later records of a changelog first would skip the earlier ones.
+        while (poll := await self._kafka.next_poll()).generation != self.generation:
+            pass
         inputs = [one for one in poll.lists if one.tp.topic in self.options.topics.inputs]
         found: dict[TP, Poll | RecordList] = {one.tp: one for one in poll.lists if one not in inputs}
         if inputs:
