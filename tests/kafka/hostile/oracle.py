@@ -6,21 +6,14 @@ session with every feedback record of its id. docs/design.md §4 has the rules.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import pickle
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 TOPICS: Final = ("arrivals", "clicks", "decisions", "journal", "parameters", "episodes", "dead-letters")
 #: Values longer than this are not kept, only their hashes.
@@ -47,47 +40,28 @@ class Raw:
 
 
 def read_topics(address: str, prefix: str) -> dict[str, list[Raw]]:
-    """Return all records of all topics, by name without prefix, in the order of each partition.
-
-    In a process of its own: in this one, the worker's code may have replaced parts of the Kafka client.
-    """
-    script = "import sys; from tests.kafka.hostile import oracle; oracle.write_topics(*sys.argv[1:])"
-    command = [sys.executable, "-c", script, address, prefix]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, check=True, timeout=300)
-    found: dict[str, list[Raw]] = pickle.loads(ended.stdout)
-    return found
-
-
-def write_topics(address: str, prefix: str) -> None:
-    """Write all records to the standard output."""
-    sys.stdout.buffer.write(pickle.dumps(asyncio.run(_read(address, prefix))))
-
-
-async def _read(address: str, prefix: str) -> dict[str, list[Raw]]:
+    """Return all records of all topics, by name without prefix, in the order of each partition."""
     found: dict[str, list[Raw]] = {name: [] for name in TOPICS}
-    admin = AIOKafkaAdminClient(bootstrap_servers=address)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(admin.close)
-        await admin.start()
-        described = await admin.describe_topics([f"{prefix}.{name}" for name in TOPICS])
-    places = [TopicPartition(one["topic"], part["partition"]) for one in described for part in one["partitions"]]
-    async with AIOKafkaConsumer(bootstrap_servers=address, enable_auto_commit=False) as consumer:
-        ends = await consumer.end_offsets(places)
-        consumer.assign(places)
-        for place in places:
-            consumer.seek(place, 0)
-        while any([await consumer.position(place) < ends[place] for place in places]):
-            # Few at a time: a compressed bomb has 70 MB.
-            for place, records in (await consumer.getmany(timeout_ms=500, max_records=500)).items():
-                found[place.topic.removeprefix(f"{prefix}.")] += map(_raw, records)
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "oracle", "enable.partition.eof": True})
+    known = consumer.list_topics(timeout=30).topics
+    left = {(name, p) for name in (f"{prefix}.{one}" for one in TOPICS) for p in known[name].partitions}
+    consumer.assign([TopicPartition(*place, 0) for place in left])
+    while left:
+        for message in consumer.consume(1_000, 1.0):
+            if (error := message.error()) is None:
+                found[message.topic().removeprefix(f"{prefix}.")].append(_raw(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                left.discard((message.topic(), message.partition()))
+    consumer.close()
     return found
 
 
-def _raw(record: Any) -> Raw:
-    value = record.value
+def _raw(message: Message) -> Raw:
+    value = message.value()
     digest = None if value is None else hashlib.sha256(value).digest()
     kept = None if value is None or len(value) > KEPT_BYTES else value
-    return Raw(record.partition, record.offset, record.timestamp, record.key, kept, digest, dict(record.headers))
+    headers = dict(message.headers() or ())
+    return Raw(message.partition(), message.offset(), message.timestamp()[1], message.key(), kept, digest, headers)
 
 
 # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
