@@ -16,8 +16,8 @@ FORMATS = ("json", "text")
 LEVELS = ("debug", "info", "warning", "error")
 HIDDEN = "…"
 
-# At INFO, faust logs tables at every rebalance, and mode warns of every late timer, as on any busy machine. All of it is
-# shown at DEBUG only.
+# At INFO, faust logs tables at every rebalance, and mode warns of every late timer, as on any busy machine: shown at
+# DEBUG only.
 _LIBRARY_LEVELS = {"faust": "WARNING", "mode": "ERROR"}
 
 
