@@ -238,9 +238,8 @@ class Exchange:
 
     def _settle(self, acknowledged: asyncio.Future[Any]) -> None:
         self._unacknowledged.discard(acknowledged)
-        if not acknowledged.cancelled() and (error := acknowledged.exception()) is not None:
+        if not acknowledged.cancelled() and acknowledged.exception() is not None:
             self.counts.undelivered += 1
-            log.warning("records were not delivered: %r", error)
 
     async def flush(self) -> None:
         """Wait until everything sent is acknowledged. Raises `UndeliveredError` if a record is given up."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -122,8 +122,27 @@ def offsets_of(
     wanted = dict.fromkeys(partitions, spec)
     if not wanted:
         return {}
-    futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT)
-    return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+    deadline = monotonic() + REQUEST_TIMEOUT
+    while True:
+        futures = admin.list_offsets(
+            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT
+        )
+        try:
+            return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+        except KafkaException as error:
+            if error.args[0].code() not in _OUTDATED or monotonic() > deadline:
+                raise
+        sleep(0.05)
+        admin.list_topics(timeout=REQUEST_TIMEOUT)
+
+
+#: Errors of a client, or of a broker, that does not know a new partition or its leader yet.
+_OUTDATED: Final = (
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
