@@ -5,6 +5,7 @@ All of it blocks: commands, the learner process and threads use it. Errors becom
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from time import monotonic, sleep
@@ -25,6 +26,11 @@ _PATIENCE: Final = 30.0
 #: librdkafka wants a name of a group also where none is joined.
 NO_GROUP: Final = "adcascade-reader"
 
+#: Log of clients whose errors are raised.
+_SILENT: Final = logging.getLogger("worker.kafka.silent")
+_SILENT.propagate = False
+_SILENT.addHandler(logging.NullHandler())
+
 BEGINNING: Final = OffsetSpec.earliest()
 END: Final = OffsetSpec.latest()
 
@@ -35,11 +41,12 @@ def readable_errors(connection: Connection) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        cause: KafkaException | KafkaError = error
-        if error.args and error.args[0].code() in _NO_BROKER:
+        reason = reason_of(error)
+        if error.args and error.args[0].code() in _NO_BROKER and connection.errors:
             # librdkafka reports the cause per broker; its exception only says that no broker could be used.
-            cause = next((one for one in reversed(connection.errors) if one.code() != _ALL_DOWN), cause)
-        raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason_of(cause)}") from None
+            causes = [reason_of(one) for one in connection.errors if one.code() != _ALL_DOWN]
+            reason = causes[-1] if causes else "the broker closes the connection; does it need TLS (--tls)?"
+        raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason}") from None
 
 
 _ALL_DOWN: Final = KafkaError._ALL_BROKERS_DOWN
@@ -52,7 +59,7 @@ _NO_BROKER: Final = (_ALL_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, Ka
 
 def admin_client(connection: Connection) -> AdminClient:
     """Return a client that describes and creates topics; raise `KafkaException` if no broker can be reached."""
-    admin = AdminClient(connection.configuration())
+    admin = AdminClient(connection.configuration(logger=_SILENT))
     deadline = monotonic() + REQUEST_TIMEOUT
     while True:
         try:
@@ -232,8 +239,8 @@ class TopicReader:
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.positions[place] = message.offset()
                 self.at_end.add(place)
-            elif not error.retriable():
-                raise KafkaException(error)
+            elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise KafkaException(error)  # without rights for a group, one can read outside of any
         return records
 
     def read_to(self, topic: str, start: int, end: int) -> Iterator[Record]:
