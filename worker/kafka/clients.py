@@ -193,6 +193,7 @@ class TopicReader:
         self._admin: AdminClient | None = None
         self.positions: dict[tuple[str, int], int] = {}
         self.at_end: set[tuple[str, int]] = set()
+        self._failure: KafkaError | None = None
 
     @property
     def admin(self) -> AdminClient:
@@ -224,8 +225,11 @@ class TopicReader:
         """Return the next records; wait for the first of them.
 
         An error of a broker is left to librdkafka, which tries again. Raises `KafkaException` for one that does not
-        pass.
+        pass, after the records before it.
         """
+        if (failure := self._failure) is not None:
+            self._failure = None
+            raise KafkaException(failure)
         messages = self._consumer.consume(1, seconds)
         if messages and most > 1:
             messages += self._consumer.consume(most - 1, 0)
@@ -240,7 +244,7 @@ class TopicReader:
                 self.positions[place] = message.offset()
                 self.at_end.add(place)
             elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-                raise KafkaException(error)  # without rights for a group, one can read outside of any
+                self._failure = error  # without rights for a group, one can read outside of any
         return records
 
     def read_to(self, topic: str, start: int, end: int) -> Iterator[Record]:
