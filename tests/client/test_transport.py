@@ -145,7 +145,7 @@ def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_told(
         await asyncio.to_thread(brokers.close)
         sent = [transport.send(arrival(number)) for number in range(3)]
         for future in sent:
-            with pytest.raises(UndeliveredError, match="no broker took the record"):
+            with pytest.raises(UndeliveredError, match="no broker accepted the record"):
                 await future
         while transport.trouble is None:  # noqa: ASYNC110 - the test has a deadline
             await asyncio.sleep(0.01)

@@ -238,5 +238,5 @@ class KafkaTransport:
 
 
 def _fail(sent: asyncio.Future[None], error: Exception) -> None:
-    sent.set_exception(UndeliveredError(f"no broker took the record ({reason_of(error)}); send it again"))
+    sent.set_exception(UndeliveredError(f"no broker accepted the record ({reason_of(error)}); send it again"))
     sent.exception()  # whoever does not wait for it needs no complaint of asyncio
