@@ -31,8 +31,7 @@ from faust.types.assignor import HostToPartitionMap, PartitionAssignorT
 from yarl import URL
 
 from worker.errors import FailedError
-from worker.kafka.clients import BEGINNING, END, REQUEST_TIMEOUT, durable_producer, existing_topics
-from worker.kafka.clients import start_offsets as start_listing
+from worker.kafka.clients import BEGINNING, END, REQUEST_TIMEOUT, durable_producer, existing_topics, offsets_of
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.polls import Flight, Flights, Poll, RecordList
 from worker.kafka.thread import ClientThread
@@ -369,13 +368,8 @@ class Consumer(base.Consumer):
 
     async def _list_offsets(self, partitions: Iterable[TP], spec: OffsetSpec) -> dict[TP, int]:
         wanted = [TopicPartition(*tp) for tp in partitions]
-
-        async def ask() -> dict[TP, int]:
-            futures = start_listing(self._offset_admin, wanted, spec)
-            found = await asyncio.gather(*map(asyncio.wrap_future, futures.values()))
-            return {TP(tp.topic, tp.partition): info.offset for tp, info in zip(futures, found, strict=True)}
-
-        return await self._patiently(ask) if wanted else {}
+        found = await self._patiently(lambda: asyncio.to_thread(offsets_of, self._offset_admin, wanted, spec))
+        return {TP(*place): offset for place, offset in found.items()}
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to a request, which is repeated for a while: a broker may be starting."""
