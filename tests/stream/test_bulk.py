@@ -36,6 +36,8 @@ ODD: tuple[bytes | None, ...] = (
     encode_journal(opened()),
     encode_journal(opened(context=(1.0, float("nan")))),
     encode_journal(opened("ß", slate=("ü",))),
+    encode_journal(opened(uncertain=True)),
+    encode_journal(opened(context=(1.0, float("nan")), uncertain=True)),
     encode_journal(opened(slate=(), modes=("none",))),
     encode_journal(opened(modes=("exploit",))),
     encode_journal(opened(arrived_at=MAX_FACT_LEAD + 11)),
