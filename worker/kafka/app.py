@@ -100,7 +100,7 @@ def worker_app(
                 app.fail(error)  # an agent that raises would lose the poll and go on with the next one
 
     @app.on_partitions_assigned.connect
-    async def elect(_: Any, *assigned: Any, **__: Any) -> None:
+    async def elect(sender: Any, /, *assigned: Any, signal: Any = None, **_: Any) -> None:
         """Run the learner where the journal's only partition is assigned."""
         learner.assign(TP(topics.journal, ONLY_PARTITION) in assigned[0])
 
