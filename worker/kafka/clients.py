@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -129,8 +129,28 @@ def offsets_of(
     wanted = dict.fromkeys(partitions, spec)
     if not wanted:
         return {}
-    futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT)
-    return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+    deadline = monotonic() + REQUEST_TIMEOUT
+    while True:
+        futures = admin.list_offsets(
+            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT
+        )
+        try:
+            return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+        except KafkaException as error:
+            if error.args[0].code() not in _OTHER_LEADER or monotonic() > deadline:
+                raise
+            sleep(0.1)
+            admin.list_topics(timeout=REQUEST_TIMEOUT)  # brings the new leaders
+
+
+#: Errors after the restart of a broker, which librdkafka leaves to the caller of `list_offsets`.
+_OTHER_LEADER: Final = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._NOENT,
+)
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,7 +176,6 @@ class TopicReader:
     """
 
     def __init__(self, connection: Connection, **settings: Any) -> None:
-        self._connection = connection
         self._consumer = Consumer(
             connection.configuration(
                 **{
@@ -171,21 +190,12 @@ class TopicReader:
                 }
             )
         )
-        self._admin: AdminClient | None = None
         self.positions: dict[tuple[str, int], int] = {}
         self.at_end: set[tuple[str, int]] = set()
 
-    @property
-    def admin(self) -> AdminClient:
-        """A client for offsets and metadata."""
-        if self._admin is None:
-            self._admin = admin_client(self._connection)
-        return self._admin
-
-    def bounds(self, topic: str, partition: int = ONLY_PARTITION) -> tuple[int, int]:
-        """Return the offset of the first record of a partition, and the offset after the last."""
-        tp = TopicPartition(topic, partition)
-        first, end = (offsets_of(self.admin, [tp], spec)[topic, partition] for spec in (BEGINNING, END))
+    def bounds(self, topic: str) -> tuple[int, int]:
+        """Return the offset of the first record of a topic with one partition, and the offset after the last."""
+        first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, ONLY_PARTITION), REQUEST_TIMEOUT)
         return first, end
 
     def read_from(self, positions: Mapping[tuple[str, int], int]) -> None:
