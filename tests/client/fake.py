@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 import orjson
-from aiokafka.errors import KafkaTimeoutError
 
-from worker.client.transport import Keyed, Receive
+from worker.client.transport import Keyed, Receive, UndeliveredError
 from worker.stream.topology import Record
 
 
@@ -42,9 +40,6 @@ class FakeTransport:
             loop.call_soon(self.decide, orjson.loads(record.value)["session_id"], 1, self.answers)
         return future
 
-    def send_all(self, records: Iterable[Keyed]) -> list[asyncio.Future[Any]]:
-        return [self.send(record) for record in records]
-
     # ── what the brokers and the workers do ──────────────────────────────────────────────────────────────────────────
 
     def acknowledge(self) -> None:
@@ -54,7 +49,7 @@ class FakeTransport:
 
     def fail(self) -> None:
         for future in self._futures:
-            future.set_exception(KafkaTimeoutError())
+            future.set_exception(UndeliveredError("no broker accepted the record"))
         self._futures.clear()
 
     def decide(self, session_id: str, position: int, slate: tuple[str, ...], *, partition: int = 3) -> None:

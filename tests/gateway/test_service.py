@@ -66,7 +66,7 @@ def with_gateway(
 
     async def run() -> None:
         gateway = Gateway(transport, **settings)
-        gateway.model.take([parameters()])
+        gateway.model.adopt(parameters())
         await gateway.exchange.start()
         async with asyncio.timeout(30):
             await use(gateway)
@@ -342,7 +342,7 @@ def test_it_is_ready_when_parameters_are_published_and_the_brokers_can_be_reache
         for attempt in (gateway.arrive(), gateway.feedback(1, "cap")):
             with pytest.raises(UnavailableError, match="no parameters"):
                 await attempt
-        gateway.model.take([parameters()])
+        gateway.model.adopt(parameters())
         assert gateway.service.ready() is None
         gateway.transport.trouble = "no broker can be reached"
         assert gateway.service.ready() == "no broker can be reached"

@@ -74,11 +74,10 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.json, options.write_arms)
     if options.write_arms is not None:
         return _write_arms(settings, options.write_arms)
-    from worker.kafka.clients import readable_errors
     from worker.kafka.parameters import published_versions
 
-    reached, topics = connection(options), Topics(options.prefix)
-    versions = published_versions(reached, topic_names(options))
+    reached, topics = connection(options), topic_names(options)
+    versions = published_versions(reached, topics)
     if versions:
         check_fits(settings, versions[-1])
     else:
@@ -88,8 +87,7 @@ def run(options: argparse.Namespace) -> int:
     traffic = Traffic(settings, now=time.time_ns())
     began = time.perf_counter()
     try:
-        with readable_errors(reached):
-            stopped = asyncio.run(_run(reached, topics, traffic, options.metrics_port))
+        stopped = asyncio.run(_run(reached, topics, traffic, options.metrics_port))
     finally:
         if traffic.counts.sessions:  # also if the connection to the brokers was lost
             traffic.settle(time.time_ns())

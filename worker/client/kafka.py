@@ -1,50 +1,68 @@
-"""The transport over Kafka: one producer, and one consumer outside of any group.
+"""The transport over Kafka: one producer, and one reader of decisions outside of any group.
 
 Rules that hold here:
 
-- Kafka's default partitioner (murmur2) chooses the partition of a key. The number of partitions is the
-  one that arrivals, clicks and decisions have in common while topics are extended one after the other.
-- Arrivals go out at once, and feedback a few milliseconds later at most (`worker.client.sending`). Decisions are handed
-  over as they come (`worker.client.reading`).
-- Records may be sent twice after a lost connection, since workers take every record any number of times. So the
-  producer is not idempotent: no failure makes it unusable for good.
-- The consumer starts at the ends of the partitions. Partitions that appear later are read from their beginning.
+- The event loop produces: that never blocks, and a record leaves immediately. One thread polls decisions and delivery
+  reports, and hands both to the loop in one call per poll.
+- Kafka's default partitioner (murmur2) chooses the partition of a key. The number of partitions is the one that
+  arrivals, clicks and decisions have in common while topics are extended one after the other.
+- The reader starts at the ends of the partitions. Partitions that are added later are read from their beginning; only
+  then are records sent to them.
+- Records may be sent twice after a lost connection, and in another order, since workers accept every record any number
+  of times. So the producer is not idempotent: no failure makes it unusable.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any, Final
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeAlias
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
 
-from worker.client.reading import DecisionReader
-from worker.client.sending import RecordSender
-from worker.client.transport import Keyed, Receive
+from worker.client.transport import Keyed, Receive, UndeliveredError
 from worker.errors import FailedError
-from worker.kafka.clients import partition_counts, readable_errors, standalone_consumer
-from worker.kafka.connection import Connection
-from worker.kafka.direct import close_if_silent
+from worker.kafka.clients import (
+    END,
+    TopicReader,
+    offsets_of,
+    partition_counts,
+    readable_errors,
+    record_of,
+)
+from worker.kafka.connection import Connection, reason_of
 from worker.stream.partitioning import murmur2_partition
-from worker.stream.topology import Topics
+from worker.stream.topology import Record, Topics
 
 log = logging.getLogger(__name__)
 
-_BATCH_BYTES: Final = 256 << 10
-_REQUEST_TIMEOUT: Final = 40.0  # seconds after which a broker that does not answer a fetch is connected anew
+#: Seconds that the thread waits for a decision. Delivery reports wait as long; an idle client takes 1 % of a core.
+_POLL_WAIT: Final = 0.005
+#: Records of a poll: the loop does nothing else while they are received.
+_MOST_RECORDS: Final = 2_048
+#: Polls that may wait for the loop. Then nothing more is read until it has caught up.
+_MOST_POLLS: Final = 4
+#: Seconds until the next poll after an error.
+_PAUSE: Final = 0.5
+#: Seconds that the brokers may take to describe topics before they count as unreachable.
+_ANSWER_TIMEOUT: Final = 5.0
+
+#: The future of a record, and the error of its delivery.
+_Report: TypeAlias = tuple[asyncio.Future[None], KafkaError | None]
 
 
 class KafkaTransport:
-    """Send to the input topics and receive decisions.
+    """Sends to the input topics and receives decisions.
 
     Parameters
     ----------
-    delivery_timeout : seconds after which a record that no broker took is given up
-    refresh : seconds between two looks at the partitions and at the brokers
+    delivery_timeout : seconds after which a record that no broker accepted is given up
+    refresh : seconds between two requests for the number of partitions, which also show whether the brokers answer
     """
 
     def __init__(
@@ -54,11 +72,15 @@ class KafkaTransport:
         self._delivery_timeout, self._refresh = delivery_timeout, refresh
         self._names = {"arrivals": topics.arrivals, "clicks": topics.clicks}
         self._receive: Receive = lambda _: None
-        self._stack = contextlib.AsyncExitStack()
-        self._producer: AIOKafkaProducer
-        self._consumer: AIOKafkaConsumer
-        self._sender: RecordSender
-        self._reader: DecisionReader
+        self._loop: asyncio.AbstractEventLoop
+        self._producer: Producer
+        self._reader: TopicReader
+        self._thread: threading.Thread | None = None
+        self._watching: asyncio.Task[None]
+        self._reports: list[_Report] = []  # of the thread
+        self._polls: deque[tuple[list[Record], list[_Report]]] = deque()  # appended by the thread, removed by the loop
+        self._found_partitions = 0  # set by the loop, read by the thread
+        self._stopping, self._stopped = threading.Event(), asyncio.Event()
         self.partitions = 0
         self.trouble: str | None = "not connected"
 
@@ -66,105 +88,155 @@ class KafkaTransport:
 
     async def start(self, receive: Receive) -> None:
         """Connect, and go to the ends of the decisions."""
-        self._receive = receive
-        topics = self._topics
-        try:
-            with readable_errors(self._connection):
-                counts = await partition_counts(self._connection, topics.arrivals, topics.clicks, topics.decisions)
-                self.partitions = _common(counts)
-                await self._open_consumer(counts[topics.decisions])
-                await self._open_producer()
-        except BaseException:
-            await self._stack.aclose()
-            raise
+        self._receive, self._loop = receive, asyncio.get_running_loop()
+        with readable_errors(self._connection):
+            await asyncio.to_thread(self._connect)
         self.trouble = None
-        for work in (self._reader.run(), self._watch()):
-            self._stack.push_async_callback(_cancel, asyncio.create_task(work))
+        self._thread = threading.Thread(target=self._run, name="adcascade-client", daemon=True)
+        self._thread.start()
+        self._watching = asyncio.create_task(self._watch())
+
+    def _connect(self) -> None:
+        connection, topics = self._connection, self._topics
+        connection.check()
+        counts = partition_counts(connection, topics.arrivals, topics.clicks, topics.decisions)
+        if len(set(counts.values())) > 1:
+            found = ", ".join(f"{topic} has {count} partitions" for topic, count in counts.items())
+            raise FailedError(f"{found}; the numbers must be equal")
+        self.partitions = counts[topics.decisions]
+        # Nobody needs the ends of partitions here, and each would wake the thread.
+        self._reader = TopicReader(connection, auto_offset_reset="latest", enable_partition_eof=False)
+        decisions = [TopicPartition(topics.decisions, number) for number in range(self.partitions)]
+        self._reader.read_from(offsets_of(self._reader.admin, decisions, END))
+        self._producer = Producer(
+            connection.configuration(
+                acks="all", linger_ms=0, max_in_flight=5, message_timeout_ms=max(1, int(1000 * self._delivery_timeout))
+            )
+        )
+        for topic in self._names.values():  # so that the first record does not wait for it
+            self._refresh_metadata(topic)
 
     async def stop(self) -> None:
-        """Send what is left, for as long as a delivery may take, and disconnect."""
+        """Wait until everything sent is delivered or given up, and disconnect."""
         self.trouble = "closed"
-        await self._stack.aclose()
+        if self._thread is None:
+            return
+        self._watching.cancel()
+        self._stopping.set()
+        await self._stopped.wait()
+        self._thread.join()
 
-    async def _open_consumer(self, partitions: int) -> None:
-        self._consumer = await self._stack.enter_async_context(
-            standalone_consumer(self._connection, auto_offset_reset="latest")
-        )
-        self._reader = DecisionReader(self._consumer, self._topics.decisions, lambda records: self._receive(records))
-        await self._reader.seek_to_end(partitions)  # every later decision will be received
+    # ── records out, in the loop ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def _open_producer(self) -> None:
-        self._producer = AIOKafkaProducer(
-            **self._connection.arguments(),
-            acks="all",
-            linger_ms=0,
-            max_batch_size=_BATCH_BYTES,
-            request_timeout_ms=int(1000 * self._delivery_timeout),
-        )
-        self._stack.push_async_callback(self._producer.stop)
-        await self._producer.start()
-        self._sender = RecordSender(self._producer, timeout=self._delivery_timeout, patient=(self._topics.clicks,))
-        self._stack.push_async_callback(self._sender.close)
-        await self._sender.load_metadata(*self._names.values(), self._topics.decisions)
+    def send(self, record: Keyed) -> asyncio.Future[None]:
+        """Send a record."""
+        sent: asyncio.Future[None] = self._loop.create_future()
+        partition = murmur2_partition(record.key, self.partitions) if record.partition is None else record.partition
+        try:
+            if self._stopping.is_set():
+                raise RuntimeError("the client is closed")
+            self._producer.produce(
+                self._names[record.topic],
+                record.value,
+                record.key,
+                partition,
+                on_delivery=partial(self._on_delivery, sent),
+            )
+        except (KafkaException, BufferError, RuntimeError) as error:
+            log.warning("a record cannot be sent: %s", reason_of(error))
+            _fail(sent, error)
+        return sent
 
-    # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _on_poll(self) -> None:
+        """Accept a poll of the thread."""
+        records, reports = self._polls.popleft()
+        errors = []
+        for sent, error in reports:
+            if sent.done():  # cancelled
+                continue
+            if error is None:
+                sent.set_result(None)
+            else:
+                _fail(sent, KafkaException(error))
+                errors.append(error)
+        if errors:
+            log.warning("%d records were not delivered: %s", len(errors), reason_of(errors[-1]))
+        if records:
+            self._receive(records)
 
-    def send(self, record: Keyed) -> asyncio.Future[Any]:
-        """Send a record; the future is that of its batch."""
-        return self._write(record.topic, self._place(record), [(record.key, record.value)])[0]
+    # ── decisions and delivery reports, in the thread ────────────────────────────────────────────────────────────────
 
-    def send_all(self, records: Iterable[Keyed]) -> list[asyncio.Future[Any]]:
-        """Send records together; return the futures of their batches."""
-        parts: dict[tuple[str, int], list[tuple[bytes, bytes]]] = defaultdict(list)
-        for record in records:
-            parts[record.topic, self._place(record)].append((record.key, record.value))
-        return [
-            future for (topic, partition), pairs in parts.items() for future in self._write(topic, partition, pairs)
-        ]
+    def _run(self) -> None:
+        """Poll until the transport is stopped and everything sent is delivered or given up."""
+        while not (self._stopping.is_set() or self._loop.is_closed()) or len(self._producer):
+            try:
+                self._poll()
+                self._extend()
+            except Exception as error:  # goes on in any case: nobody would notice that it does not
+                log.warning("decisions cannot be read: %s; trying again", reason_of(error))
+                self._producer.poll(_PAUSE)
+        self._reader.close()
+        self._producer.close()
+        self._in_loop(self._stopped.set)
 
-    def _place(self, record: Keyed) -> int:
-        return murmur2_partition(record.key, self.partitions) if record.partition is None else record.partition
+    def _poll(self) -> None:
+        is_loop_behind = len(self._polls) >= _MOST_POLLS
+        messages = [] if is_loop_behind else self._reader.poll(_POLL_WAIT, _MOST_RECORDS)
+        self._producer.poll(_POLL_WAIT if is_loop_behind else 0)
+        if messages or self._reports:
+            self._polls.append(([record_of(message) for message in messages], self._reports))
+            self._reports = []
+            self._in_loop(self._on_poll)
 
-    def _write(self, topic: str, partition: int, pairs: list[tuple[bytes, bytes]]) -> list[asyncio.Future[Any]]:
-        return self._sender.write(self._names[topic], partition, pairs)
+    def _on_delivery(self, sent: asyncio.Future[None], error: KafkaError | None, _: Message) -> None:
+        self._reports.append((sent, error))
 
-    # ── brokers and partitions ───────────────────────────────────────────────────────────────────────────────────────
+    def _extend(self) -> None:
+        """Read partitions that are new, and have records sent to them."""
+        positions, found = self._reader.positions, self._found_partitions
+        if found <= len(positions):
+            return
+        self._found_partitions = 0  # until they are found again
+        if min(map(self._refresh_metadata, self._names.values())) >= found:
+            log.info("the topics have %d partitions, %d before", found, len(positions))
+            added = {(self._topics.decisions, number): 0 for number in range(len(positions), found)}
+            self._reader.read_from(positions | added)
+            self._in_loop(partial(setattr, self, "partitions", found))
+
+    def _refresh_metadata(self, topic: str) -> int:
+        """Update what the producer knows of a topic; return the number of its partitions."""
+        return len(self._producer.list_topics(topic, timeout=_ANSWER_TIMEOUT).topics[topic].partitions)
+
+    def _in_loop(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
+
+    # ── brokers and partitions, in the loop ──────────────────────────────────────────────────────────────────────────
 
     async def _watch(self) -> None:
-        """Look from time to time whether the brokers answer, and how many partitions all three topics have."""
+        """Ask from time to time how many partitions all three topics have."""
+        topics, admin = TopicCollection([*self._names.values(), self._topics.decisions]), self._reader.admin
         while True:
             await asyncio.sleep(self._refresh)
-            client, now = self._producer.client, asyncio.get_running_loop().time()
-            close_if_silent(client, now - self._delivery_timeout)
-            close_if_silent(self._consumer._client, now - _REQUEST_TIMEOUT)
-            if not await client.force_metadata_update():
-                self._report(f"no broker of {', '.join(self._connection.servers)} can be reached")
-                continue
-            self._report(None)
-            topics = (*self._names.values(), self._topics.decisions)
-            self._follow(min(len(client.cluster.partitions_for_topic(topic) or ()) for topic in topics))
-
-    def _follow(self, found: int) -> None:
-        """Read partitions that are new; only then send to them."""
-        if found > self.partitions:
-            log.info("the topics have %d partitions, %d before", found, self.partitions)
-            self._reader.extend(found)
-            self.partitions = found
+            admin.poll(0)  # its log
+            try:
+                with readable_errors(self._connection):
+                    described = admin.describe_topics(topics, request_timeout=_ANSWER_TIMEOUT)
+                    found = await asyncio.gather(*map(asyncio.wrap_future, described.values()))
+            except FailedError as error:
+                self._report(str(error))
+            else:
+                self._report(None)
+                self._found_partitions = min(len(topic.partitions) for topic in found)
 
     def _report(self, trouble: str | None) -> None:
-        if trouble != self.trouble:
+        if trouble is None:
+            self._connection.errors.clear()
+        if (trouble is None) != (self.trouble is None):
             log.warning(trouble or "the brokers can be reached again")
-            self.trouble = trouble
+        self.trouble = trouble
 
 
-def _common(counts: dict[str, int]) -> int:
-    if len(set(counts.values())) > 1:
-        found = ", ".join(f"{topic} has {count} partitions" for topic, count in counts.items())
-        raise FailedError(f"{found}; the numbers must be equal")
-    return next(iter(counts.values()))
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+def _fail(sent: asyncio.Future[None], error: Exception) -> None:
+    sent.set_exception(UndeliveredError(f"no broker accepted the record ({reason_of(error)}); send it again"))
+    sent.exception()  # whoever does not wait for it needs no complaint of asyncio

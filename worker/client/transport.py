@@ -1,10 +1,10 @@
-"""The seam between the rules of a client and Kafka: a `Transport` takes records and hands over decisions."""
+"""The seam between the rules of a client and Kafka: a `Transport` sends records and hands over decisions."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from worker.errors import FailedError
 from worker.stream.topology import Record
@@ -12,12 +12,12 @@ from worker.stream.topology import Record
 #: The topics that clients write to, without the prefix.
 Input: TypeAlias = Literal["arrivals", "clicks"]
 
-#: Called with the decisions of every fetch.
+#: Called with the decisions of every poll.
 Receive: TypeAlias = Callable[[Sequence[Record]], None]
 
 
 class UndeliveredError(FailedError):
-    """The brokers did not take a record within the time for delivery."""
+    """The brokers did not accept a record within the time for delivery."""
 
 
 class Keyed(NamedTuple):
@@ -43,11 +43,8 @@ class Transport(Protocol):
     async def start(self, receive: Receive) -> None:
         """Connect; from the return on, `receive` is called with every new decision. Raises `FailedError`."""
 
-    def send(self, record: Keyed) -> asyncio.Future[Any]:
-        """Send a record at once; the future resolves when all replicas have it. Others may wait for the same future."""
-
-    def send_all(self, records: Iterable[Keyed]) -> list[asyncio.Future[Any]]:
-        """Send records together; return the futures of the batches that they are in."""
+    def send(self, record: Keyed) -> asyncio.Future[None]:
+        """Send a record immediately; the future resolves when all replicas have it, or raises `UndeliveredError`."""
 
     async def stop(self) -> None:
-        """Send what is left, and disconnect."""
+        """Wait until everything sent is delivered or given up, and disconnect."""

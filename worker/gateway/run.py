@@ -17,8 +17,7 @@ from worker.gateway.model import PublishedModel
 from worker.gateway.service import KafkaAdService
 from worker.http.api import ApiSettings
 from worker.http.server import http_server
-from worker.kafka import protocol
-from worker.kafka.clients import readable_errors
+from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
@@ -43,9 +42,14 @@ class GatewaySettings:
     max_remembered_sessions: int
 
 
+def check_topics(settings: GatewaySettings) -> None:
+    """Raise `FailedError` if no broker can be reached, or if a topic is missing."""
+    topics = settings.topics
+    partition_counts(settings.connection, topics.parameters, topics.arrivals, topics.clicks, topics.decisions)
+
+
 async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises `FailedError` if Kafka or the port cannot be used at the start."""
-    protocol.install()
     connection, topics = settings.connection, settings.topics
     exchange = Exchange(
         KafkaTransport(connection, topics),
@@ -62,11 +66,9 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(GatewayMetrics(exchange, model))
     service = KafkaAdService(exchange, model, settings.limits)
-    with readable_errors(connection):
-        await model.check()
     async with (
         _started(exchange),
-        _following(model),
+        model.following(),
         http_server(service, settings.api, host=settings.host, port=settings.port, registry=registry) as url,
     ):
         brokers = ",".join(connection.servers)
@@ -83,14 +85,3 @@ async def _started(exchange: Exchange) -> AsyncIterator[None]:
         yield
     finally:
         await exchange.transport.stop()
-
-
-@contextlib.asynccontextmanager
-async def _following(model: PublishedModel) -> AsyncIterator[None]:
-    following = asyncio.create_task(model.follow())
-    try:
-        yield
-    finally:
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following

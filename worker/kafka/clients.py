@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import cached_property
 from time import monotonic, sleep
 from typing import Any, Final
 
@@ -137,19 +138,21 @@ def offsets_of(
         try:
             return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
         except KafkaException as error:
-            if error.args[0].code() not in _OTHER_LEADER or monotonic() > deadline:
+            if error.args[0].code() not in _OUTDATED or monotonic() > deadline:
                 raise
-            sleep(0.1)
-            admin.list_topics(timeout=REQUEST_TIMEOUT)  # brings the new leaders
+        sleep(0.05)
+        admin.list_topics(timeout=REQUEST_TIMEOUT)  # brings new partitions and leaders
 
 
-#: Errors after the restart of a broker, which librdkafka leaves to the caller of `list_offsets`.
-_OTHER_LEADER: Final = (
+#: Errors of a client, or of a broker, that does not know a new partition or its new leader yet.
+_OUTDATED: Final = (
+    KafkaError._NOENT,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError._NOENT,
 )
 
 
@@ -176,6 +179,7 @@ class TopicReader:
     """
 
     def __init__(self, connection: Connection, **settings: Any) -> None:
+        self._connection = connection
         self._consumer = Consumer(
             connection.configuration(
                 **{
@@ -192,10 +196,16 @@ class TopicReader:
         )
         self.positions: dict[tuple[str, int], int] = {}
         self.at_end: set[tuple[str, int]] = set()
+        self._failure: KafkaError | None = None
 
-    def bounds(self, topic: str) -> tuple[int, int]:
-        """Return the offset of the first record of a topic with one partition, and the offset after the last."""
-        first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, ONLY_PARTITION), REQUEST_TIMEOUT)
+    @cached_property
+    def admin(self) -> AdminClient:
+        """A client for offsets and metadata."""
+        return admin_client(self._connection)
+
+    def bounds(self, topic: str, partition: int = ONLY_PARTITION) -> tuple[int, int]:
+        """Return the offset of the first record of a partition, and the offset after the last."""
+        first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), REQUEST_TIMEOUT)
         return first, end
 
     def read_from(self, positions: Mapping[tuple[str, int], int]) -> None:
@@ -215,8 +225,11 @@ class TopicReader:
         """Return the next records; wait for the first of them.
 
         An error of a broker is left to librdkafka, which tries again. Raises `KafkaException` for one that does not
-        pass.
+        pass, after the records before it.
         """
+        if (failure := self._failure) is not None:
+            self._failure = None
+            raise KafkaException(failure)
         messages = self._consumer.consume(1, seconds)
         if messages and most > 1:
             messages += self._consumer.consume(most - 1, 0)
@@ -231,7 +244,7 @@ class TopicReader:
                 self.positions[place] = message.offset()
                 self.at_end.add(place)
             elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-                raise KafkaException(error)  # without rights for a group, one can read outside of any
+                self._failure = error  # without rights for a group, one can read outside of any
         return records
 
     def read_to(self, topic: str, start: int, end: int) -> Iterator[Record]:

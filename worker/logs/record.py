@@ -22,7 +22,6 @@ from worker.kafka.clients import (
     BEGINNING,
     END,
     TopicReader,
-    admin_client,
     offsets_of,
     partition_counts,
     readable_errors,
@@ -123,14 +122,13 @@ class Recorder:
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _record(self, reader: TopicReader, stopped: Callable[[], bool]) -> None:
-        admin = admin_client(self._connection)
-        self._starts = self._find_starts(admin)
+        self._starts = self._find_starts(reader.admin)
         reader.read_from(self._starts)
         merge = TimeMerge[Place, tuple[Record, Headers]](self._places)
         moved = flushed = time.monotonic()
         while True:
             if self._limits is None and ((stop := stopped()) or self._is_due()):
-                self._set_limits(self._find_limits(admin, stop))
+                self._set_limits(self._find_limits(reader.admin, stop))
             self._write_ordered(merge, self._exhausted(reader))
             if len(self._ended) == len(self._places):
                 break

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from worker.client.kafka import KafkaTransport
 from worker.client.transport import Keyed, Transport
@@ -16,36 +17,30 @@ from worker.simulation.users import Sent
 from worker.stream.topology import Record, Topics
 
 PAUSE: Final = 0.002  # seconds between two checks for records that are due
-MOST_IN_FLIGHT: Final = 64  # batches that the broker has not acknowledged
+MOST_IN_FLIGHT: Final = 10_000  # records without a delivery report
 
 
 class BoundedSender:
-    """Sends records, and waits while too many batches are in flight."""
+    """Sends records, and waits while too many are in flight."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._in_flight: dict[asyncio.Future[Any], None] = {}  # in the order of sending
+        self._in_flight: deque[asyncio.Future[None]] = deque()
 
     async def send(self, records: Iterable[Sent]) -> None:
-        """Send records; wait only while too many batches are in flight."""
-        self._in_flight |= dict.fromkeys(
-            self._transport.send_all(Keyed(record.topic, record.key, record.value) for record in records)
-        )
+        """Send records; wait only while too many are in flight. Raises `UndeliveredError`."""
+        self._in_flight += [self._transport.send(Keyed(record.topic, record.key, record.value)) for record in records]
         await self._settle(MOST_IN_FLIGHT)
 
     async def flush(self) -> None:
-        """Wait until the broker has acknowledged everything."""
+        """Wait until everything is delivered."""
         await self._settle(0)
 
     async def _settle(self, most: int) -> None:
-        """Drop acknowledged batches, raise failures, and wait until at most `most` batches are in flight."""
+        """Drop what is delivered, raise failures, and wait until at most `most` records are in flight."""
         in_flight = self._in_flight
-        while in_flight:
-            oldest = next(iter(in_flight))
-            if len(in_flight) <= most and not oldest.done():
-                return
-            await oldest
-            del in_flight[oldest]
+        while in_flight and (len(in_flight) > most or in_flight[0].done()):
+            await in_flight.popleft()
 
 
 async def run_traffic(
