@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 from zlib import crc32
 
 import pytest
-from aiokafka.partitioner import murmur2
-from hypothesis import given
-from hypothesis import strategies as st
+from confluent_kafka import Producer
 
 from tests.stream.scenes import TOPICS, arrival, click, parameters
 from worker.stream.partitioning import (
@@ -76,9 +75,26 @@ def traffic(worker: Worker, arrivals: Place, clicks: Place, sessions: int = 60) 
         worker.handle(placed(click(f"session-{number}"), clicks, partitions))
 
 
-@given(key=st.binary(max_size=70), partitions=st.integers(1, 10_000))
-def test_murmur2_is_that_of_kafka(key: bytes, partitions: int) -> None:
-    assert murmur2_partition(key, partitions) == (murmur2(key) & 0x7FFFFFFF) % partitions
+@pytest.mark.parametrize(
+    ("partitioner", "place"),
+    [("murmur2_random", murmur2_partition), ("consistent_random", crc32_partition), ("fnv1a_random", fnv1a_partition)],
+)
+def test_the_partitioners_are_those_of_librdkafka(partitioner: str, place: Place) -> None:
+    chance, found = random.Random(partitioner), dict[bytes, int]()
+    keys = {chance.randbytes(length) for length in range(1, 71) for _ in range(5)}
+    # A cluster within librdkafka; its topics have four partitions.
+    with closing(Producer({"test.mock.num.brokers": 1, "partitioner": partitioner, "log_level": 0})) as producer:
+        for key in keys:
+            producer.produce("t", b"", key, on_delivery=lambda _, one: found.update({one.key(): one.partition()}))
+        producer.flush()
+    assert found == {key: place(key, 4) for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"), [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536)]
+)
+def test_murmur2_is_that_of_the_java_client(key: bytes, expected: int) -> None:
+    assert murmur2_partition(key, 1 << 31) == expected & 0x7FFFFFFF
 
 
 @pytest.mark.parametrize(
