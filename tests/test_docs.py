@@ -36,6 +36,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from worker.cli.main import COMMANDS, load
+from worker.cli.options.brokers import connection
 from worker.cli.options.parser import build_parser, resolve
 from worker.cli.reference import reference
 from worker.stream.events import DEAD_LETTER_REASONS
@@ -152,8 +153,10 @@ def test_the_settings_files_are_accepted(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.toml"
         path.write_text(text, encoding="utf-8")
         tables = {name for name, value in tomllib.loads(text).items() if isinstance(value, dict)}
-        for name in {"worker" if name == "features" else name for name in tables}:
-            resolve(build_parser(load(name), name).parse_args(["--config", str(path)]), environ={})
+        for name in {"worker" if name in ("features", "kafka") else name for name in tables}:
+            options = resolve(build_parser(load(name), name).parse_args(["--config", str(path)]), environ={})
+            if "kafka" in tables:
+                connection(options)  # librdkafka knows the settings
     assert len(files) >= 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import tomllib
 from typing import Any
@@ -253,27 +252,15 @@ def test_the_user_of_the_gateways_has_the_rights_of_the_security_page() -> None:
 # ── Kafka ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class RecordingAdmin:
-    """An admin client that keeps the topics it should create."""
-
-    topic_errors = ()
-
-    async def create_topics(self, topics: list[Any]) -> RecordingAdmin:
-        self.topics = topics
-        return self
-
-
 def test_the_topics_match_those_of_topics_create() -> None:
     declared = {each["metadata"]["name"]: each["spec"] for each in manifests() if each["kind"] == "KafkaTopic"}
     names = Topics(settings().prefix)
     partitions = declared[names.arrivals]["partitions"]
     (replicas,) = {spec["replicas"] for spec in declared.values()}
     plan = kafka_topics.TopicLayout(partitions=partitions, replication=replicas)
-    admin: Any = RecordingAdmin()
-    asyncio.run(kafka_topics._create(admin, plan.topics(names, partitions), replicas))
     created = {
-        topic.name: (topic.num_partitions, topic.replication_factor, dict(topic.topic_configs))
-        for topic in admin.topics
+        topic.topic: (topic.num_partitions, topic.replication_factor, topic.config)
+        for topic in kafka_topics.new_topics(plan.topics(names, partitions), replicas)
     }
     assert created == {
         name: (spec["partitions"], spec["replicas"], {key: str(value) for key, value in spec["config"].items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import uuid
@@ -16,23 +15,6 @@ from tests.kafka.fleet import Fleet
 from tests.kafka.world import ROOT, World
 
 BROKER = ROOT / "deploy/kafka/broker"
-
-#: A client that is closed while it connects leaves the new connection to the garbage collector: aiokafka cancels the
-#: task that would have closed it. The clients of this process are short-lived; those of the workers are not.
-ABANDONED = "ignore:Exception ignored in.*(_SelectorTransport|socket.socket):pytest.PytestUnraisableExceptionWarning"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(ROOT / "tests/kafka"):
-            item.add_marker(pytest.mark.filterwarnings(ABANDONED))
-
-
-@pytest.fixture(autouse=True)
-def abandoned_connections() -> Iterator[None]:
-    """Collect connections that a test left behind within that test."""
-    yield
-    gc.collect()
 
 
 def broker(*arguments: str) -> str:

@@ -22,6 +22,7 @@ from worker.stream.tokens import make_token
 pytestmark = pytest.mark.slow
 
 PASSWORD = "sesame-sesame-open"
+KEY_PASSWORD = "not-the-key-to-the-treasure"
 TOKEN_SECRET = "nobody-knows-this-secret-of-tokens"
 USER = next(yaml.safe_load_all((ROOT / "deploy/kubernetes/user.yaml").read_text(encoding="utf-8")))  # of the workers
 
@@ -57,8 +58,9 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
 ) -> None:
     worker = fleet.serving(
         *login(guarded, "adcascade"),
-        *("--group", "adcascade", "--log-level", "debug"),
+        *("--group", "adcascade", "--log-level", "debug", "--kafka", "debug=conf,security"),
         ADCASCADE_SASL_PASSWORD=PASSWORD,
+        ADCASCADE_KAFKA=f"ssl.key.password={KEY_PASSWORD}",
         ADCASCADE_TOKEN_SECRET=TOKEN_SECRET,
     )
     three = arrivals(3, seconds=1)
@@ -91,13 +93,14 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
     assert [version.version for version in fleet.control.history()] == [0]
 
     pages = [worker.ask(path)[1] for path in ("/", "/status.json", "/metrics", "/readyz", "/livez", "/nothing")]
-    command_line = Path(f"/proc/{worker.process.pid}/cmdline").read_text(encoding="utf-8")
+    pids = (worker.process.pid, worker.learner)
+    command_lines = [Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8") for pid in pids]
     code, _ = worker.terminate()
     assert code == 0, worker.tail()
-    shown = [*pages, command_line, worker.log.read_text(encoding="utf-8")]
+    shown = [*pages, *command_lines, worker.log.read_text(encoding="utf-8")]
     topics = contents(fleet)
     assert all(len(text) > 5 for text in shown)
-    for secret in (PASSWORD, TOKEN_SECRET):
+    for secret in (PASSWORD, KEY_PASSWORD, TOKEN_SECRET):
         assert not [text for text in shown if secret in text]
         assert not [topic for topic, content in topics.items() if secret.encode() in content]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from tests.kafka.world import CommandLine, TopicSet
+from tests.kafka.world import CommandLine, TopicSet, eventually
 from worker.cli.main import main
 from worker.kafka.topics import compressed_inputs, wait_for_topics
 
@@ -96,7 +96,9 @@ def test_an_input_whose_batches_the_broker_does_not_unpack_is_a_warning_for_the_
     topics.json("create")
     assert compressed_inputs(topics.connection, topics.names) == []
     topics.configure(topics.names.clicks, compression_type="producer")
-    (line,) = compressed_inputs(topics.connection, topics.names)
+    (line,) = eventually(
+        lambda: compressed_inputs(topics.connection, topics.names), what="the setting is known"
+    )
     assert line.startswith(f"{topics.names.clicks}: compression.type is producer: set it to uncompressed")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 from zlib import crc32
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.stream.scenes import TOPICS, arrival, click, parameters
 from worker.stream.partitioning import (
@@ -71,6 +73,21 @@ def traffic(worker: Worker, arrivals: Place, clicks: Place, sessions: int = 60) 
     for number in range(sessions):
         worker.handle(placed(arrival(f"session-{number}"), arrivals, partitions))
         worker.handle(placed(click(f"session-{number}"), clicks, partitions))
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "place"),
+    [("murmur2_random", murmur2_partition), ("consistent_random", crc32_partition), ("fnv1a_random", fnv1a_partition)],
+)
+def test_the_partitioners_are_those_of_librdkafka(partitioner: str, place: Place) -> None:
+    chance, found = random.Random(partitioner), dict[bytes, int]()
+    keys = {chance.randbytes(length) for length in range(1, 71) for _ in range(5)}
+    # A cluster within librdkafka; its topics have four partitions.
+    with closing(Producer({"test.mock.num.brokers": 1, "partitioner": partitioner, "log_level": 0})) as producer:
+        for key in keys:
+            producer.produce("t", b"", key, on_delivery=lambda _, one: found.update({one.key(): one.partition()}))
+        producer.flush()
+    assert found == {key: place(key, 4) for key in keys}
 
 
 @pytest.mark.parametrize(

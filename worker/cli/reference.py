@@ -28,7 +28,9 @@ Every option is a flag (`--session-timeout 30s`), an environment variable (`ADCA
 TOML file (`session_timeout`, at the top or in a table named after the command). The file is given with `--config` or
 `ADCASCADE_CONFIG`. The flag wins over the variable, the variable over the file, the file over the default. Durations
 have a unit: `500ms`, `30s`, `10m`, `2h`, `7d`. Passwords and secrets are never flags. A name in brackets is a table of
-the file: see [operations.md](operations.md#features-of-users-and-ads).
+the file: see [operations.md](operations.md#features-of-users-and-ads). `--kafka NAME=VALUE` is repeated, its variable
+has commas between the pairs, and in the file it is the table `[kafka]`: see
+[operations.md](operations.md#settings-of-librdkafka).
 """
 
 METRICS = """\

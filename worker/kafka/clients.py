@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import cached_property
 from time import monotonic, sleep
 from typing import Any, Final
 
@@ -140,10 +141,10 @@ def offsets_of(
             if error.args[0].code() not in _OUTDATED or monotonic() > deadline:
                 raise
         sleep(0.05)
-        admin.list_topics(timeout=REQUEST_TIMEOUT)
+        admin.list_topics(timeout=REQUEST_TIMEOUT)  # brings new partitions and leaders
 
 
-#: Errors of a client, or of a broker, that does not know a new partition or its leader yet.
+#: Errors of a client, or of a broker, that does not know a new partition or its new leader yet.
 _OUTDATED: Final = (
     KafkaError._NOENT,
     KafkaError._UNKNOWN_PARTITION,
@@ -193,22 +194,18 @@ class TopicReader:
                 }
             )
         )
-        self._admin: AdminClient | None = None
         self.positions: dict[tuple[str, int], int] = {}
         self.at_end: set[tuple[str, int]] = set()
         self._failure: KafkaError | None = None
 
-    @property
+    @cached_property
     def admin(self) -> AdminClient:
         """A client for offsets and metadata."""
-        if self._admin is None:
-            self._admin = admin_client(self._connection)
-        return self._admin
+        return admin_client(self._connection)
 
     def bounds(self, topic: str, partition: int = ONLY_PARTITION) -> tuple[int, int]:
         """Return the offset of the first record of a partition, and the offset after the last."""
-        tp = TopicPartition(topic, partition)
-        first, end = (offsets_of(self.admin, [tp], spec)[topic, partition] for spec in (BEGINNING, END))
+        first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), REQUEST_TIMEOUT)
         return first, end
 
     def read_from(self, positions: Mapping[tuple[str, int], int]) -> None:

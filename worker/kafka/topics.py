@@ -173,7 +173,7 @@ def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[F
         missing = [topic for topic in wanted if topic.name not in found]
         replicas = layout.replication or min(MOST_REPLICAS, len(admin.list_topics(timeout=REQUEST_TIMEOUT).brokers))
         if missing:
-            _create(admin, missing, replicas)
+            _create(admin, new_topics(missing, replicas))
             wait_for_topics(admin, [topic.name for topic in missing])
     created = {topic.name for topic in missing}
     return [
@@ -247,11 +247,15 @@ def settings_of(admin: AdminClient, topics: Collection[str]) -> tuple[dict[str, 
     return settings, errors
 
 
-def _create(admin: AdminClient, topics: Sequence[WantedTopic], replicas: int) -> None:
+def new_topics(topics: Sequence[WantedTopic], replicas: int) -> list[NewTopic]:
+    """Return the topics as the brokers are asked for them."""
     # With a spare replica, an acknowledged write survives a broker and a broker's absence stops nothing.
     durable = {"min.insync.replicas": "2"} if replicas >= MOST_REPLICAS else {}
-    new = [NewTopic(topic.name, topic.partitions, replicas, config={**topic.settings, **durable}) for topic in topics]
-    for name, future in admin.create_topics(new, request_timeout=REQUEST_TIMEOUT).items():
+    return [NewTopic(topic.name, topic.partitions, replicas, config={**topic.settings, **durable}) for topic in topics]
+
+
+def _create(admin: AdminClient, topics: list[NewTopic]) -> None:
+    for name, future in admin.create_topics(topics, request_timeout=REQUEST_TIMEOUT).items():
         try:
             future.result()
         except KafkaException as error:

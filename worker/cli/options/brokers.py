@@ -33,7 +33,7 @@ SECURITY = grouped(
     KAFKA,
     Option(
         "kafka",
-        "setting of librdkafka, such as fetch.wait.max.ms=50; repeatable",
+        "setting of librdkafka, such as client.rack=eu-1a; repeatable",
         pairs=True,
         hidden=is_secret,
         metavar="NAME=VALUE",
