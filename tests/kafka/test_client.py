@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,8 +19,8 @@ from confluent_kafka.admin import NewPartitions
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.guarded import Guarded, guarded_broker
-from tests.kafka.world import eventually
-from worker.client import Client, Connection, Decision
+from tests.kafka.world import ROOT, eventually
+from worker.client import Client, Decision
 from worker.client.kafka import KafkaTransport
 from worker.errors import FailedError
 from worker.stream.partitioning import murmur2_partition
@@ -299,24 +300,29 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             yield made
 
 
-def test_tls_and_sasl_with_the_least_rights_and_no_password_in_an_error(guarded: Guarded) -> None:
-    async def connect(password: str) -> Decision:
-        settings = {
-            "security.protocol": "sasl_ssl",
-            "ssl.ca.location": str(guarded.ca),
-            "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": "shop",
-            "sasl.password": password,
-        }
-        connection = Connection(servers=(guarded.addresses["SASL_SSL"],), settings=settings)
-        async with asyncio.timeout(120), Client(connection, **PATIENT) as ads:
+def test_the_documented_connection_has_enough_rights_and_shows_no_password_in_an_error(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^<!-- connection -->\n```python\n(.*?)^```$", page, re.M | re.S)
+    example = example.replace("kafka:9093", guarded.addresses["SASL_SSL"]).replace("timeout=0.2", "timeout=60")
+    example = example.replace("/etc/ssl/kafka-ca.pem", str(guarded.ca))
+
+    async def use(ads: Client) -> Decision:
+        async with asyncio.timeout(120), ads:
             shown = await ads.arrive(CONTEXT)
             await ads.clicked(shown)
             return shown
 
-    assert asyncio.run(connect(PASSWORD)).origin == "worker"
-    with pytest.raises(FailedError, match="[Aa]uthentication failed") as refused:
-        asyncio.run(connect("open-barley-open"))
+    def connect(password: str) -> Decision:
+        monkeypatch.setenv("KAFKA_PASSWORD", password)
+        names: dict[str, Any] = {}
+        exec(example, names)
+        return asyncio.run(use(names["ads"]))
+
+    assert connect(PASSWORD).origin == "worker"
+    with pytest.raises(FailedError, match="uthentication failed") as refused:
+        connect("open-barley-open")
     assert "open-barley-open" not in str(refused.value)
 
 
