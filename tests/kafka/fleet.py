@@ -75,11 +75,6 @@ class Running(WorkerProcess):
         """The id of its learner process."""
         return self._child(b"worker.cli.learner_process")
 
-    @property
-    def versions(self) -> int | None:
-        """The id of its versions process."""
-        return self._child(b"worker.cli.versions_process")
-
     def _child(self, module: bytes) -> int | None:
         pid = self.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():

@@ -16,7 +16,7 @@ from tests.kafka.fleet import Fleet
 from tests.kafka.world import CommandLine, eventually
 from worker.child import environment
 from worker.errors import FailedError
-from worker.kafka.clients import append, run_client
+from worker.kafka.clients import append
 from worker.stream import sizes
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Import
@@ -185,8 +185,8 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     with pytest.raises(FailedError, match="refused: 5 arms of 3 features take up to"):
         fleet.control.order(large)
     journal = fleet.names.journal
-    run_client(fleet.connection, append(fleet.connection, journal, encode_journal(large)))
-    run_client(fleet.connection, append(fleet.connection, journal, encode_journal(replaced(large, arm="boom"))))
+    append(fleet.connection, journal, encode_journal(large))
+    append(fleet.connection, journal, encode_journal(replaced(large, arm="boom")))
     assert fleet.control.order(replaced(large, arm="fits")).arms[-1].arm == "fits"
     eventually(lambda: reports("order-refused") == reports("fold-passed-over") == 1)
     status, text = worker.ask("/readyz")

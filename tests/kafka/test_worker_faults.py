@@ -108,25 +108,6 @@ def test_a_killed_learner_process_is_started_again_and_ends_with_its_worker(flee
     eventually(lambda: not Path(f"/proc/{successor}").exists(), what="no process is left")
 
 
-def test_a_killed_versions_process_is_started_again_and_ends_with_its_worker(fleet: Fleet, golden: Golden) -> None:
-    worker = fleet.serving()
-    killed: list[int] = []
-
-    def disturb(step: int) -> None:
-        if step in (2, 4, 6):  # in the middle of whatever it does
-            killed.append(eventually(lambda: worker.versions, what="it reads versions"))
-            os.kill(killed[-1], signal.SIGKILL)
-
-    play(golden, fleet, disturb)
-    as_golden(fleet, golden)
-    assert fleet.running == [worker], "serving did not end with the reading"
-    assert worker.metric('adcascade_troubles_total{kind="versions-down"}') >= 1
-    successor = eventually(lambda: worker.versions)
-    assert successor not in (None, *killed)
-    worker.kill(alone=True)
-    eventually(lambda: not Path(f"/proc/{successor}").exists(), what="no process is left")
-
-
 def test_a_journal_trimmed_too_early_stops_the_learner_but_not_the_serving(fleet: Fleet) -> None:
     first = fleet.serving()
     fleet.send(arrivals(20, seconds=1))

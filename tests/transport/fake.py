@@ -1,4 +1,4 @@
-"""Kafka in memory: the transport of tests. Batches become durable when, and in which order, a test wants."""
+"""The driver of a worker without Faust, threads and a broker: a test decides what becomes durable, and when."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-from aiokafka.structs import TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError
+from faust.types import TP, RecordMetadata
 
-from worker.kafka.transport import Background, PartitionOwner, RecordList
-from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Record, Topics
+from worker.kafka.partitions import Partitions
+from worker.kafka.polls import Flight, Flights, Poll, RecordList
+from worker.stream.topology import ONLY_PARTITION, DeadLetter, Record, Topics
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -32,151 +33,162 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-@dataclass(eq=False)
-class FakeBatch:
-    """A written batch that is durable once a test persists it."""
-
-    tp: TopicPartition
-    pairs: list[tuple[bytes | None, bytes | None]]
-    future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    @property
-    def record_count(self) -> int:
-        return len(self.pairs)
+async def until(condition: Callable[[], object], within: float = 30.0) -> None:
+    """Wait for a condition that other threads change."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110 (there is no event)
+            await asyncio.sleep(0.002)
 
 
-class FakeWriter:
-    """Makes a batch of every call."""
+class Write(NamedTuple):
+    """A record that is not durable yet."""
 
-    def __init__(self, batches: list[FakeBatch], tp: TopicPartition) -> None:
-        self._batches, self._tp = batches, tp
-
-    def write(self, pairs: Iterable[tuple[bytes | None, bytes | None]]) -> list[FakeBatch]:
-        self._batches.append(FakeBatch(self._tp, list(pairs)))
-        return self._batches[-1:]
-
-    def write_with_headers(self, records: Iterable[tuple[Any, Any, Any]]) -> list[FakeBatch]:
-        return self.write((key, value) for key, value, _ in records)
+    tp: TP
+    key: bytes | None
+    value: bytes | None
+    report: Callable[[KafkaError | None, Any], None]
 
 
-class FakeTransport:
-    """Implements `worker.kafka.transport.Transport`. It outlives its workers, as a broker does."""
+class FakeKafka:
+    """Durable records, committed positions, and writes on their way."""
 
-    def __init__(self, topics: Topics | None = None) -> None:
-        self.topics = topics or Topics("t")
-        self.is_member = self.can_write = True
-        self.durable: dict[TopicPartition, list[Record]] = defaultdict(list)
-        self.batches: list[FakeBatch] = []
-        self.committed: dict[TopicPartition, int] = {}
-        self.generation = 0
-        self.reads_again: list[tuple[TopicPartition, int]] = []
-        self.failures: list[BaseException] = []
-        self.finished: Callable[[], bool] = lambda: False
-        #: The clock of the broker, if its topics have LogAppendTime.
-        self.clock: Callable[[], int] | None = None
-        self._positions: dict[TopicPartition, int] = {}
+    def __init__(self, topics: Topics) -> None:
+        self.topics = topics
+        self.durable: dict[TP, list[Record]] = defaultdict(list)
+        self.committed: dict[TP, int] = {}
+        self.pending: list[Write] = []
+        self.clock: Callable[[], int] | None = None  # of the broker, for the times of the journal
 
-    # ── what a worker calls ──────────────────────────────────────────────────────────────────────────────────────────
+    def append(self, tp: TP, key: bytes | None, value: bytes | None, timestamp: int = 0) -> Record:
+        log = self.durable[tp]
+        log.append(Record(*tp, len(log), timestamp, key, value))
+        return log[-1]
 
-    def writer(self, topic: str, partition: int) -> FakeWriter:
-        return FakeWriter(self.batches, TopicPartition(topic, partition))
+    def values(self, topic: str) -> list[bytes]:
+        return [one.value for tp, log in sorted(self.durable.items()) if tp.topic == topic for one in log if one.value]
 
-    def flush(self) -> None:
-        pass
+    def persist(self, write: Write, error: KafkaError | None = None) -> None:
+        """Make a write durable, or let it fail."""
+        self.pending.remove(write)
+        stamp = 0 if self.clock is None else self.clock()
+        record = Record(*write.tp, -1, 0, None, None)
+        if error is None:
+            record = self.append(write.tp, write.key, write.value, stamp)
+        report = SimpleNamespace(
+            partition=lambda: record.partition,
+            offset=lambda: record.offset,
+            timestamp=lambda: (TIMESTAMP_LOG_APPEND_TIME if self.clock else 0, stamp),
+        )
+        write.report(error, report)
 
-    async def end_offsets(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
-        return {tp: len(self.durable[tp]) for tp in partitions}
 
-    def read_again(self, tp: TopicPartition, offset: int) -> None:
-        self.reads_again.append((tp, offset))
-        self._positions[tp] = offset
+class FakeWorker:
+    """Partitions with a driver that does what a test says. It is app, consumer and producer to them."""
+
+    def __init__(self, kafka: FakeKafka, partitions: Partitions) -> None:
+        self.kafka, self.partitions = kafka, partitions
+        self.options = SimpleNamespace(topics=kafka.topics)
+        self.failure: BaseException | None = None
+        self.flights = Flights(lambda error: self.fail(RuntimeError(error.str())))
+        self.generation, self.number = 0, 0
+        self.starts: dict[TP, int] = {}
+        self.ends: dict[TP, int] = {}
+        self.positions: dict[TP, int] = {}
+        self.was_drained = False
+        self.flow_active = True
+        partitions.connect(self, self)  # type: ignore[arg-type]
+
+    driver = producer = property(lambda self: self)
 
     def fail(self, error: BaseException) -> None:
-        self.failures.append(error)
+        self.failure = self.failure or error
+        self.flights.forget()
 
-    def run(
-        self, owner: PartitionOwner, *, partitions: int, background: Sequence[Background], most_bytes: int = MOST_BYTES
-    ) -> int:
-        """Run until `finished`, or a failure."""
+    # ── what the driver does ─────────────────────────────────────────────────────────────────────────────────────────
 
-        async def main() -> None:
-            tasks = [asyncio.ensure_future(work()) for work in background]
-            await self.rebalance(owner, range(partitions))
-            while not self.failures and not self.finished():
-                await self.poll(owner)
-                for batch in self.pending():
-                    await self.persist(batch)
-                self.commit(owner)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def rebalance(self, partitions: Iterable[int]) -> None:
+        """Revoke everything, and assign these partitions."""
+        self.commit()
+        self.was_drained = self.flights.are_idle
+        self.generation += 1
+        self.flights.forget()
+        given, topics = list(partitions), self.kafka.topics
+        changelogs = {one: TP(topics.changelog, one) for one in given}
+        kept = self.partitions.keep({one: len(self.kafka.durable[tp]) for one, tp in changelogs.items()})
+        tables: dict[int, dict[bytes, Record]] = {one: {} for one in given if one not in kept}
+        for one in tables:
+            for record in self.kafka.durable[changelogs[one]]:
+                assert record.key is not None
+                if record.value is None:
+                    tables[one].pop(record.key, None)
+                else:
+                    tables[one][record.key] = record
+        await self.partitions.restore(tables, {one: len(self.kafka.durable[changelogs[one]]) - 1 for one in tables})
+        inputs = [TP(topic, one) for one in given for topic in (topics.arrivals, topics.clicks)]
+        self.generation, self.number = self.generation + 1, 0
+        self.starts = {tp: self.kafka.committed.get(tp, 0) for tp in inputs}
+        self.ends = {tp: len(self.kafka.durable[tp]) for tp in inputs}
+        self.positions = dict(self.starts)
+        self.flights.begin(self.starts)
 
-        asyncio.run(main())
-        return 1 if self.failures else 0
-
-    # ── what a broker does ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def append(self, tp: TopicPartition, key: bytes | None, value: bytes | None, timestamp: int = 0) -> None:
-        log = self.durable[tp]
-        log.append(Record(tp.topic, tp.partition, len(log), timestamp, key, value))
-
-    async def rebalance(
-        self, owner: PartitionOwner, partitions: Iterable[int], member: str = "me", skip: int = 0
-    ) -> None:
-        """Assign partitions in the next generation, or, with `skip`, so many generations later."""
-        owner.close()
-        await owner.drained(0.001)
-        self.commit(owner)
-        self.generation += 1 + skip
-        kept = owner.assign(self.generation, member, partitions)
-        fresh = {p: self.durable[TopicPartition(self.topics.changelog, p)] for p in set(partitions) - kept.keys()}
-        tables = {p: {r.key: r for r in log} for p, log in fresh.items()}
-        tables = {p: {k: r for k, r in table.items() if r.value is not None} for p, table in tables.items()}
-        await owner.restore(tables, {p: len(log) - 1 for p, log in fresh.items() if log})
-        inputs = [TopicPartition(topic, p) for topic in sorted(self.topics.inputs) for p in partitions]
-        self._positions = {tp: self.committed.get(tp, 0) for tp in inputs}
-        ends = {tp: len(self.durable[tp]) for tp in inputs}
-        mine = ONLY_PARTITION in set(partitions)
-        owner.open(self.generation, member, dict(self._positions), ends=ends, owns_journal=mine)
-
-    async def poll(self, owner: PartitionOwner, most: int = 10**9) -> None:
-        """Hand over the next records of every assigned partition."""
+    def next_poll(self, most: int = 10**6) -> Poll | None:
         lists = []
-        for tp, start in self._positions.items():
-            if records := self.durable[tp][start : start + most]:
-                end = self._positions[tp] = records[-1].offset + 1
-                lists.append(RecordList(tp=tp, generation=self.generation, start=start, end=end, records=records))
-        if lists:
-            await owner.take(lists)
+        for tp, position in self.positions.items():
+            records = self.kafka.durable[tp][position : position + most]
+            if records:
+                self.positions[tp] = position + len(records)
+                lists.append(RecordList(tp, self.positions[tp], records))
+        if not lists:
+            return None
+        self.number += 1
+        return Poll(self.generation, self.number - 1, lists, 0.0)
 
-    def commit(self, owner: PartitionOwner) -> None:
-        self.committed |= owner.committable()
+    async def poll(self, most: int = 10**6) -> None:
+        """Let the partitions handle the next records."""
+        if (poll := self.next_poll(most)) is not None:
+            await self.partitions.handle(poll)
 
-    # ── what a test decides ──────────────────────────────────────────────────────────────────────────────────────────
-
-    def pending(self) -> list[FakeBatch]:
-        return [batch for batch in self.batches if not batch.future.done()]
-
-    async def persist(self, batch: FakeBatch) -> None:
-        first, stamp = len(self.durable[batch.tp]), self.clock() if self.clock else -1
-        for key, value in batch.pairs:
-            self.append(batch.tp, key, value, max(0, stamp))
-        batch.future.set_result(SimpleNamespace(offset=first, timestamp=stamp))
+    async def persist(self, write: Write, error: KafkaError | None = None) -> None:
+        self.kafka.persist(write, error)
+        self.flights.advance()
         await settle()
 
     async def persist_all(self) -> None:
-        while pending := self.pending():
-            await self.persist(pending[0])
+        while self.kafka.pending:
+            await self.persist(self.kafka.pending[0])
 
-    def lose_pending(self) -> None:
-        """Drop the batches that are not durable, as a crash of the worker does."""
-        self.batches = [batch for batch in self.batches if batch.future.done()]
+    def commit(self) -> None:
+        self.kafka.committed |= self.flights.acknowledged
 
-    def written(self, topic: str) -> list[bytes | None]:
-        """Return the keys that were written to a topic, durable or not."""
-        return [key for batch in self.batches if batch.tp.topic == topic for key, _ in batch.pairs]
+    async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
+        return {tp: len(self.kafka.durable[tp]) for tp in partitions}
 
-    def values(self, topic: str) -> list[bytes]:
-        """Return the durable values of a topic."""
-        logs = [log for tp, log in sorted(self.durable.items()) if tp.topic == topic]
-        return [record.value for log in logs for record in log if record.value is not None]
+    # ── what the producer does ───────────────────────────────────────────────────────────────────────────────────────
+
+    def write(
+        self,
+        topic: str,
+        partition: int,
+        pairs: Sequence[tuple[bytes | None, bytes | None]],
+        flight: Flight,
+        *,
+        is_changelog: bool = False,
+    ) -> None:
+        report = flight.on_changelog_delivery if is_changelog else flight.on_delivery
+        self.kafka.pending += [Write(TP(topic, partition), key, value, report) for key, value in pairs]
+        flight.writes += len(pairs)
+
+    def write_dead_letters(self, topic: str, partition: int, letters: Iterable[DeadLetter], flight: Flight) -> None:
+        self.write(topic, partition, [(key, value) for key, value, _ in letters], flight)
+
+    async def send_and_wait(
+        self, topic: str, key: bytes | None, value: bytes | None, partition: int, *_: Any
+    ) -> RecordMetadata:
+        written: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
+
+        def report(error: KafkaError | None, message: Any) -> None:
+            tp, (kind, stamp) = TP(topic, partition), message.timestamp()
+            written.set_result(RecordMetadata(topic, partition, tp, message.offset(), stamp, kind))
+
+        self.kafka.pending.append(Write(TP(topic, partition or ONLY_PARTITION), key, value, report))
+        return await written

@@ -16,7 +16,7 @@ from worker.kafka.learner_process import LearnerProcess, LearnerStatus
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.watch import PATIENCE, SettingsWatch, WatermarkWatch, different
-from worker.kafka.worker import WorkerMonitor
+from worker.kafka.monitor import WorkerMonitor
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.stream.decoding import Limits
@@ -133,14 +133,13 @@ def test_the_monitor_of_a_worker_looks_at_both(
     metrics = Metrics()
     zero = Parameters.first(settings(), ARMS)
     published = PublishedParameters(zero, [zero], metrics)
-    worker: Any = SimpleNamespace(
-        processors=SimpleNamespace(parameters=published),
-        serves=serves,
-        learner=SimpleNamespace(running=learns, watermark=0, slowest=2),
-    )
-    monitor = WorkerMonitor(worker, metrics, settings(beta=9.0), CatalogueCheck((), metrics.troubles))
+    processors = StreamProcessors(published, Topics(), metrics, limits=Limits())
+    learner: Any = SimpleNamespace(running=learns, watermark=0, slowest=2, check=lambda: None)
+    app: Any = SimpleNamespace(serves=serves, partitions=SimpleNamespace(progress={}))
+    catalogue = CatalogueCheck((), metrics.troubles)
+    monitor = WorkerMonitor(processors, learner, settings(beta=9.0), catalogue, metrics)
     for _ in range(2):
-        monitor.look_for_troubles()
+        monitor.look(app)
     found = {active.name: active.detail for active in metrics.troubles.active()}
     assert found.keys() == expected.keys()
     assert all(found[kind].startswith(text) for kind, text in expected.items())

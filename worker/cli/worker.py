@@ -100,38 +100,28 @@ def run(options: argparse.Namespace) -> int:
     checked = read(options)
 
     # Faust takes half a second to import; --help and wrong options need not wait for it.
-    from worker.kafka.faust.link import FaustOptions
-    from worker.kafka.faust.transport import FaustTransport
-    from worker.kafka.worker import PipelineSettings, WorkerSettings, run_worker
+    from worker.kafka.worker import WorkerSettings, run_worker
 
-    transport = FaustTransport(
-        FaustOptions(
-            connection=checked.connection,
-            topics=checked.topics,
-            group=options.group,
-            replication=options.changelog_replication,
-            session_timeout=options.member_timeout / 1000,
-        )
-    )
-    settings = WorkerSettings(
-        pipelines=PipelineSettings(
+    return run_worker(
+        WorkerSettings(
             connection=checked.connection,
             topics=checked.topics,
             learner=command("worker.cli.learner_process", *options.arguments),
-            versions=command("worker.cli.versions_process", *options.arguments),
+            learning=checked.learning,
+            dim=checked.dim,
+            arms=checked.arms,
+            limits=checked.limits,
+            secret=checked.secret,
+            group=options.group,
+            member_timeout=options.member_timeout / 1000,
             progress_interval=options.progress_interval / 1000,
-        ),
-        learning=checked.learning,
-        dim=checked.dim,
-        arms=checked.arms,
-        limits=checked.limits,
-        secret=checked.secret,
-        max_open_sessions=options.max_open_sessions,
-        web_host=options.web_host,
-        web_port=options.web_port,
-        clock_file=os.environ.get(CLOCK),
+            changelog_replication=options.changelog_replication,
+            max_open_sessions=options.max_open_sessions,
+            web_host=options.web_host,
+            web_port=options.web_port,
+            clock_file=os.environ.get(CLOCK),
+        )
     )
-    return run_worker(settings, transport)
 
 
 COMMAND = CommandSpec(

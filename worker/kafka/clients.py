@@ -145,10 +145,13 @@ def offsets_of(
 
 #: Errors of a client, or of a broker, that does not know a new partition or its leader yet.
 _OUTDATED: Final = (
+    KafkaError._NOENT,
     KafkaError._UNKNOWN_PARTITION,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
 )
 
 

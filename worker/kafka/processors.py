@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any, TypeAlias
 
 from worker.kafka.clock import Clock, ComparedClock, steady_clock, wall_clock
 from worker.kafka.learner_process import LearnerStatus
 from worker.kafka.parameters import PublishedParameters
-from worker.kafka.pipeline import PartitionTask
+from worker.kafka.polls import Poll
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.secret import Secret
@@ -26,67 +25,6 @@ from worker.stream.topology import MOST_BYTES, Emits, Record, Topics
 log = logging.getLogger(__name__)
 
 _timestamp = itemgetter(Record._fields.index("timestamp"))
-
-#: Handles the records of several tasks.
-HandlePartitions: TypeAlias = Callable[[Sequence[tuple[Any, Sequence[Record]]]], list[Emits]]
-
-
-class PartitionServing:
-    """Serves one partition and keeps its accounts.
-
-    Parameters
-    ----------
-    serving : the processor
-    together : handles records of several partitions, with their accounts
-    on_release : called with this when the partition is given up
-    """
-
-    def __init__(
-        self,
-        serving: Serving,
-        *,
-        together: HandlePartitions,
-        metrics: Metrics,
-        on_release: Callable[[PartitionServing], None],
-    ) -> None:
-        self.serving = serving
-        self.progress = 0  # the last that was acknowledged
-        self._together = together
-        self._metrics = metrics
-        self._on_release = on_release
-
-    @property
-    def opened(self) -> tuple[tuple[int, int], ...] | None:
-        """The sessions opened by the start of their window, for progress; None where all are journaled."""
-        return self.serving.opened
-
-    def restore(self, records: Iterable[Record]) -> None:
-        """Take over the sessions of the changelog."""
-        self._metrics.add(self.serving.restore(records))
-
-    def take_over(self, start: int, end: int) -> None:
-        """Note that other workers may have answered the arrivals between these offsets, the end excluded."""
-        self.serving.take_over(start, end)
-
-    def handle(self, records: Sequence[Record]) -> Emits:
-        """Handle records; without any, delete the sessions that have ended."""
-        if records:
-            return self._together([(self, records)])[0]
-        if not self.serving.has_due:
-            return Emits()
-        emits = self.serving.handle(())
-        self._metrics.add(emits.tally)
-        return emits
-
-    def acknowledged(self, progress_time: int) -> None:
-        """Note that everything up to this time is durable."""
-        self.serving.acknowledged(progress_time)
-        self.progress = progress_time
-
-    def release(self) -> None:
-        """Give the partition up."""
-        self._metrics.add(self.serving.hand_over())
-        self._on_release(self)
 
 
 class StreamProcessors:
@@ -115,10 +53,12 @@ class StreamProcessors:
         self._room = SessionRoom(max_open_sessions)
         self._survey = None if partitions is None else PartitionSurvey(topics, partitions)
         self._bounds = OutputBounds(most_bytes)
-        self._tasks: list[PartitionServing] = []
+        self._servings: list[Serving] = []
 
-    def make_task(self, partition: int) -> PartitionTask:
-        """Return the task of a partition."""
+    # ── partitions ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def make_serving(self, partition: int) -> Serving:
+        """Return the sessions of a partition, none so far."""
         serving = Serving(
             self.parameters.versions,
             partition=partition,
@@ -129,11 +69,19 @@ class StreamProcessors:
             survey=self._survey,
             bounds=self._bounds,
         )
-        task = PartitionServing(
-            serving, together=self.handle_together, metrics=self._metrics, on_release=self._tasks.remove
-        )
-        self._tasks.append(task)
-        return task
+        self._servings.append(serving)
+        return serving
+
+    def restore(self, serving: Serving, records: Iterable[Record]) -> None:
+        """Add sessions of the changelog."""
+        self._metrics.add(serving.restore(records))
+
+    def release(self, serving: Serving) -> None:
+        """Give a partition up."""
+        self._metrics.add(serving.hand_over())
+        self._servings.remove(serving)
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _report_clock(self, sentence: str) -> None:
         troubles = self._metrics.troubles
@@ -142,16 +90,22 @@ class StreamProcessors:
         else:
             troubles.clear("clock")
 
-    def handle_together(self, work: Sequence[tuple[Any, Sequence[Record]]]) -> list[Emits]:
-        """Let several tasks handle their records, with the same results as one by one, and count them."""
+    def handle(self, work: Sequence[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
+        """Serve records of several partitions, with the same results as one by one, and count them."""
         started = time.perf_counter()
         records = self._dated([some for _, some in work])
-        emits = handle_together((task.serving, some) for (task, _), some in zip(work, records, strict=True))
+        emits = handle_together((serving, some) for (serving, _), some in zip(work, records, strict=True))
         self._metrics.batches(emits, sum(map(len, records)), time.perf_counter() - started)
         now, arrivals = self.clock(), self._topics.arrivals
         delays = Counter(now - abs(one.timestamp) for some in records for one in some if one.topic == arrivals)
         for delay, times in delays.items():
             self._metrics.decided(max(0, delay) / 1000, times)
+        return emits
+
+    def delete_over(self, serving: Serving) -> Emits:
+        """Delete the sessions that are over."""
+        emits = serving.handle(())
+        self._metrics.add(emits.tally)
         return emits
 
     def _dated(self, lists: Sequence[Sequence[Record]]) -> Sequence[Sequence[Record]]:
@@ -175,8 +129,18 @@ class StreamProcessors:
             for records in lists
         ]
 
-    def on_stages(self, spent: Sequence[tuple[str, float]]) -> None:
-        """Count the seconds that lists of records spent in stages."""
+    def measure(self, poll: Poll, began: float, ended: float, written: Iterable[float]) -> None:
+        """Count the seconds that the lists of a poll spent in stages, and the writes of earlier polls.
+
+        Times are of the monotonic clock.
+        """
+        wall = time.time() - (time.monotonic() - began)
+        queued = began - poll.fetched
+        spent = [("write", seconds) for seconds in written]
+        for taken in poll.lists:
+            if taken.records:
+                waited = wall - queued - abs(taken.records[0].timestamp) / 1000
+                spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
         self._metrics.stages(spent)
 
     def on_learner_status(self, status: LearnerStatus) -> None:
@@ -201,16 +165,11 @@ class StreamProcessors:
         """The number of sessions opened so far."""
         return self._metrics.opened
 
-    @property
-    def progress(self) -> int:
-        """The progress of the slowest partition; 0 before all have made some."""
-        return min((task.progress for task in self._tasks), default=0)
-
     def check_accounts(self) -> None:
         """Compare the counters with the session tables; call in the thread of the tasks."""
         imbalances = self._metrics.census(
-            open_sessions=sum(task.serving.open_sessions for task in self._tasks),
-            parked=sum(task.serving.parked for task in self._tasks),
+            open_sessions=sum(serving.open_sessions for serving in self._servings),
+            parked=sum(serving.parked for serving in self._servings),
         )
         wrong = {name: value for name, value in imbalances.items() if value}
         if wrong:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
+from collections.abc import Mapping
 
-from aiokafka.errors import KafkaError
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException
+from faust.types import TP, RecordMetadata
 
+from worker.errors import FailedError
+from worker.kafka.app import WorkerApp
 from worker.kafka.clock import ComparedClock
-from worker.kafka.pipeline import PartitionPipeline
-from worker.kafka.pipelines import PartitionPipelines
-from worker.kafka.transport import Transport
+from worker.kafka.connection import reason_of
 from worker.stream.encoding import encode_progress
 from worker.stream.events import Progress
+from worker.stream.topology import ONLY_PARTITION
 
 log = logging.getLogger(__name__)
 
@@ -21,53 +23,77 @@ log = logging.getLogger(__name__)
 class ProgressReporter:
     """Reads the clock, then the end offsets: records before those were sent before that time, or are late.
 
-    The order matters. A pipeline writes its progress when everything before these offsets is acknowledged.
+    The order matters. Progress is written when everything before these offsets is acknowledged; a partition that lags
+    keeps its target and so holds time back.
+
+    Parameters
+    ----------
+    count : the number of partitions of the inputs
+    interval : seconds between two records of a partition
     """
 
-    def __init__(
-        self,
-        pipelines: PartitionPipelines,
-        transport: Transport,
-        *,
-        partitions: int,
-        clock: ComparedClock,
-        interval: float,
-        write_timeout: float,
-    ) -> None:
-        self._pipelines = pipelines
-        self._transport = transport
-        self._partitions = partitions
+    def __init__(self, *, count: int, clock: ComparedClock, interval: float) -> None:
+        self._count = count
         self._clock = clock
         self._interval = interval
-        self._write_timeout = write_timeout
+        self._waiting: dict[int, asyncio.Task[None]] = {}
 
-    async def run(self) -> None:
-        """Set targets until cancelled."""
-        while True:
-            await asyncio.sleep(self._interval)
-            try:
-                await self.set_targets()
-            except KafkaError as error:
-                log.warning("end offsets cannot be read: %r; trying again", error)
-            self._pipelines.check_stalled(asyncio.get_running_loop().time(), self._write_timeout)
+    async def run(self, app: WorkerApp) -> None:
+        """Report until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval)
+                try:
+                    await self._look(app)
+                except (KafkaException, FailedError) as error:
+                    log.warning("end offsets cannot be read: %s; trying again", reason_of(error))
+        finally:
+            self._cancel(self._waiting)
 
-    async def set_targets(self) -> None:
-        """Give a target to every pipeline that has reached its last one."""
-        generation = self._pipelines.generation
-        pipelines = [pipeline for pipeline in self._pipelines.by_partition.values() if pipeline.needs_target]
-        if not pipelines or not self._pipelines.accepts(generation):
+    async def _look(self, app: WorkerApp) -> None:
+        """Give a target to every partition that has reached its last one."""
+        consumer, topics = app.driver, app.options.topics
+        generation = consumer.generation
+        self._cancel(partition for partition in self._waiting if partition not in app.partitions.servings)
+        self._waiting = {partition: task for partition, task in self._waiting.items() if not task.done()}
+        free = [partition for partition in app.partitions.servings if partition not in self._waiting]
+        ends_of = {
+            partition: [TP(topics.arrivals, partition), TP(topics.clicks, partition)]
+            for partition in free
+            if TP(topics.arrivals, partition) in consumer.starts
+        }
+        if not ends_of or not consumer.flow_active:
             return
         time = self._clock.earlier()
-        ends = await self._transport.end_offsets([tp for pipeline in pipelines for tp in pipeline.expected])
-        if not self._pipelines.accepts(generation):
+        ends = await consumer.highwaters(*(tp for tps in ends_of.values() for tp in tps))
+        if generation != consumer.generation:
             return
-        for pipeline in pipelines:
-            own = {tp: ends[tp] for tp in pipeline.expected}
-            pipeline.set_target(time, own, partial(self._record, pipeline, time), self._clock.confirm)
+        for partition, tps in ends_of.items():
+            work = self._report(app, partition, time, {tp: ends[tp] for tp in tps})
+            self._waiting[partition] = asyncio.create_task(work)
 
-    def _record(self, pipeline: PartitionPipeline, time: int) -> bytes:
-        """Return the progress record; made when it is written, so that no session that was opened is missing."""
-        opened = pipeline.task.opened
-        return encode_progress(
-            Progress(partition=pipeline.partition, partitions=self._partitions, time=time, opened=opened)
-        )
+    async def _report(self, app: WorkerApp, partition: int, time: int, ends: Mapping[TP, int]) -> None:
+        """Write progress when everything before `ends` is acknowledged."""
+        await app.driver.flights.reached(ends)
+        serving = app.partitions.servings.get(partition)
+        if serving is None:
+            return
+        # Made when it is written, so that no session that was opened is missing.
+        record = Progress(partition=partition, partitions=self._count, time=time, opened=serving.opened)
+        topic = app.options.topics.journal
+        try:
+            written = await app.producer.send_and_wait(topic, None, encode_progress(record), ONLY_PARTITION, None, None)
+        except KafkaException as error:
+            app.fail(FailedError(f"progress was not acknowledged: {reason_of(error)}"))
+            return
+        if self._clock.confirm(broker_time(written), written_at=time):
+            app.partitions.acknowledge(partition, time)
+
+    def _cancel(self, partitions: object) -> None:
+        for partition in list(partitions):  # type: ignore[call-overload]
+            self._waiting[partition].cancel()
+
+
+def broker_time(written: RecordMetadata) -> int | None:
+    """Return the time that the broker put on a record; None if the topic keeps the times of producers."""
+    return int(written.timestamp or 0) if written.timestamp_type == TIMESTAMP_LOG_APPEND_TIME else None

@@ -7,11 +7,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from worker.errors import AdcascadeError
 from worker.metrics.troubles import TroubleLog
 
 log = logging.getLogger(__name__)
+
+#: A coroutine function that runs as long as a worker does.
+Background: TypeAlias = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +67,13 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
 
 
 def supervised(
-    work: Callable[[], Awaitable[None]], troubles: TroubleLog, pauses: Pauses | None = None
-) -> Callable[[], Awaitable[None]]:
+    work: Background, troubles: TroubleLog, pauses: Pauses | None = None, name: str | None = None
+) -> Background:
     """Return a background task of a worker that runs `work` again after an unexpected error.
 
     An error that is raised on purpose (`AdcascadeError`) is passed on: it ends the worker.
     """
-    name = getattr(work, "__qualname__", repr(work))
+    name = name or getattr(work, "__qualname__", repr(work))
 
     async def on_end(error: Exception | None, pause: float) -> None:
         if isinstance(error, AdcascadeError):

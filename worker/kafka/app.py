@@ -1,0 +1,284 @@
+"""The Faust app of a worker: an agent that serves arrivals and clicks, a table of sessions, and the learner's role."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, Literal, cast
+
+import faust
+from faust.serializers.schemas import Schema
+from faust.tables.manager import TableManager
+from faust.tables.recovery import Recovery
+from faust.types import TP
+
+from worker.errors import AdcascadeError
+from worker.kafka import driver, store
+from worker.kafka.driver import Assignor, DriverOptions
+from worker.kafka.learner_process import LearnerProcess
+from worker.kafka.partitions import Partitions
+from worker.kafka.supervision import Background
+from worker.stream.topology import ONLY_PARTITION
+
+log = logging.getLogger(__name__)
+
+#: Seconds to end after a signal or a failure; then the process is killed.
+STOP_TIMEOUT: Final = 10.0
+#: Seconds between two commits.
+COMMIT_INTERVAL: Final = 1.0
+
+
+def worker_app(
+    options: DriverOptions,
+    partitions: Partitions,
+    learner: LearnerProcess,
+    *,
+    count: int,
+    replication: int = 1,
+    background: Sequence[Background] = (),
+) -> WorkerApp:
+    """Return the app of a worker.
+
+    Parameters
+    ----------
+    count : the number of partitions of the inputs
+    replication : replicas of the changelog, if Faust has to create it
+    background : coroutines that run while the app does
+    """
+    topics = options.topics
+    app = WorkerApp(
+        options.group,
+        broker=f"{driver.SCHEME}://{options.connection.servers[0]}",
+        store=f"{store.SCHEME}://",
+        PartitionAssignor=Assignor,
+        TableManager=Tables,
+        autodiscover=False,
+        web_enabled=False,
+        # Would create a topic to elect a leader with; the assignment of the journal does that here.
+        topic_disable_leader=True,
+        topic_partitions=count,
+        topic_replication_factor=replication,
+        table_standby_replicas=0,
+        broker_commit_interval=COMMIT_INTERVAL,
+        broker_session_timeout=options.session_timeout,
+        # Longer than the driver is patient: Faust goes on as if it had an answer.
+        broker_request_timeout=3 * driver.PATIENCE,
+        stream_wait_empty=True,
+    )
+    app.options, app.partitions = options, partitions
+
+    # acks=False: Faust's ack happens when an iteration ends, also by an exception, and would lose the poll.
+    inputs = app.topic(topics.arrivals, topics.clicks, schema=PollSchema(), acks=False, maxsize=2)
+    changelog = app.topic(
+        topics.changelog,
+        schema=PollSchema(),
+        partitions=count,
+        replicas=replication,
+        config={"cleanup.policy": "compact"},
+        acks=False,
+        internal=True,
+        allow_empty=True,
+        maxsize=256,
+    )
+    # The buffer counts lists. Not 1: that has a meaning of its own to Faust.
+    app.Table("sessions", changelog_topic=changelog, partitions=count, recovery_buffer_size=2)
+
+    @app.agent(inputs, name="serve")
+    async def serve(polls: Any) -> None:
+        """Answer arrivals and join clicks. An event is a poll: the new records of all partitions."""
+        async for event in polls.noack().events():
+            try:
+                await partitions.handle(event.value)
+            except Exception as error:
+                app.fail(error)  # an agent that raises would lose the poll and go on with the next one
+
+    @app.on_partitions_assigned.connect
+    async def elect(_: Any, *assigned: Any, **__: Any) -> None:
+        """Run the learner where the journal's only partition is assigned."""
+        learner.assign(TP(topics.journal, ONLY_PARTITION) in assigned[0])
+
+    for work in (learner.run, *background):
+        app.run_beside(work)
+    return app
+
+
+class WorkerApp(driver.DriverApp):
+    """A Faust app that ends with the first failure. Made by `worker_app`."""
+
+    partitions: Partitions
+    failure: BaseException | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.background: list[Background] = []
+        self.running: list[asyncio.Task[None]] = []
+
+    @property
+    def driver(self) -> driver.Consumer:
+        """The consumer, with what this driver has beyond Faust's interface."""
+        return cast(driver.Consumer, self.consumer)
+
+    @property
+    def serves(self) -> bool:
+        """Whether the group has assigned partitions, if only none, and their sessions are recovered."""
+        return self.failure is None and self.rebalancing_count > 0 and not self.rebalancing
+
+    def run_beside(self, work: Background) -> None:
+        """Run a coroutine from the start to the end of the app; its failure is that of the app."""
+        self.background.append(work)
+
+    async def on_start(self) -> None:
+        """Start what runs in the background: nothing is served before the parameters are read."""
+        await super().on_start()
+        # So that the group assigns the journal. It is not read here.
+        self.topics.add(self.topic(self.options.topics.journal, schema=PollSchema(), acks=False))
+        self.partitions.connect(self.driver, cast(driver.Producer, self.producer))
+        self.running = [asyncio.create_task(self._guard(work)) for work in self.background]
+
+    async def _guard(self, work: Background) -> None:
+        try:
+            await work()
+        except Exception as error:
+            # An app that stops closes its consumer first, while the tasks still use it.
+            if not self.should_stop:
+                self.fail(error)
+
+    async def stop(self) -> None:
+        """Finish what is in flight, commit, leave the group; or end anyway after a while."""
+        _end_within(STOP_TIMEOUT)
+        for task in self.running:
+            task.cancel()
+        if self.running:
+            await asyncio.wait(self.running)
+        await super().stop()
+
+    def _create_directories(self) -> None:
+        """Make none: nothing is kept on disk."""
+
+    def fail(self, error: BaseException) -> None:
+        """End the process with an error and commit nothing."""
+        self.add_future(self.crash(error))
+
+    async def crash(self, reason: BaseException) -> None:
+        """End the process with an error and commit nothing."""
+        if self.failure is None and not self.should_stop:
+            self.failure = reason
+            expected = isinstance(reason, AdcascadeError)
+            log.critical("the worker ends: %s", reason, exc_info=None if expected else reason)
+            self.driver.flights.forget()
+            _end_within(STOP_TIMEOUT)
+        await super().crash(reason)
+
+
+class PollSchema(Schema):  # type: ignore[type-arg]
+    """Passes polls through: nothing is decoded here, so nothing can fail here.
+
+    A decode error inside Faust would ack the message, that is lose the poll.
+    """
+
+    def compile(self, app: Any, **_: Any) -> Any:
+        """Return Faust's decode function."""
+        create_event = app.create_event
+
+        async def decode(message: Any, *, propagate: bool = False) -> Any:
+            return create_event(None, message.value, None, message)
+
+        return decode
+
+
+class RecoveryEnd(asyncio.Event):
+    """The end of a recovery as a condition.
+
+    Faust sets the event and clears it again at once. If the last changelog record is applied before anything waits for
+    the event, which is likely in bulk, the signal is lost and the worker stays in its rebalance for ever. Setting the
+    event once more from outside is worse: it stays set, and the next recovery ends before it has read anything.
+    """
+
+    def __init__(self, recovery: Recovery) -> None:
+        super().__init__()
+        self.recovery = recovery
+
+    async def wait(self) -> Literal[True]:
+        """Return when nothing is left to read; the event only shortens the time until the next check."""
+        while self.recovery.in_recovery or self.recovery.need_recovery():
+            self.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await super().wait()
+        return True
+
+
+class SessionRecovery(Recovery):
+    """Recovery that cannot miss its own end."""
+
+    ended: RecoveryEnd | None = None
+
+    @property
+    def signal_recovery_end(self) -> RecoveryEnd:
+        """The end of a recovery."""
+        if self.ended is None:
+            self.ended = RecoveryEnd(self)
+        return self.ended
+
+
+class Tables(TableManager):
+    """Faust's table manager, with `SessionRecovery`."""
+
+    reading: SessionRecovery | None = None
+
+    @property
+    def recovery(self) -> SessionRecovery:
+        """The recovery of tables."""
+        if self.reading is None:
+            self.reading = SessionRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self.reading
+
+    async def on_stop(self) -> None:
+        """Stop the recovery, which Faust would look for under another name."""
+        await self.recovery.stop()
+        await super().on_stop()
+
+
+class WorkerProcess(faust.Worker):
+    """Runs the app until a signal or a failure."""
+
+    def install_signal_handlers(self) -> None:
+        """Write all stacks at SIGUSR2: mode would wait in a debugger, and the worker would serve nobody."""
+        super().install_signal_handlers()
+        self.loop.add_signal_handler(signal.SIGUSR2, faulthandler.dump_traceback)
+
+    def run(self) -> int:
+        """Return 0 after a signal, 1 after a failure."""
+        try:
+            self.execute_from_commandline()
+        except SystemExit as ended:
+            code = ended.code
+        return 1 if code or cast(WorkerApp, self.app).failure is not None else 0
+
+
+def run_app(app: WorkerApp) -> int:
+    """Run until SIGTERM or SIGINT (0) or a failure (1)."""
+    loop = asyncio.new_event_loop()
+    process = WorkerProcess(app, loop=loop, override_logging=False, quiet=True, redirect_stdouts=False)
+    process.spinner = None
+    return process.run()
+
+
+def _end_within(seconds: float) -> None:
+    """End the process, whatever hangs: a write to a broker that is gone waits for minutes."""
+
+    def end() -> None:
+        sys.stderr.write(f"adcascade: not stopped within {seconds:g} s; killed (uncommitted records are repeated)\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()

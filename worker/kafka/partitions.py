@@ -1,0 +1,198 @@
+"""The partitions that this worker serves: their sessions in memory, polls in, results out.
+
+Rules that hold in this file (docs/design.md §3):
+
+- A partition belongs to this worker from its recovery until the group gives it to another one. Its sessions stay in
+  memory over a rebalance if everything was durable before and nobody else has written to its changelog since.
+- Journal, dead letters, changelog and decisions of a poll are written together, as one flight.
+- A poll of an earlier generation is dropped: its records are read again.
+- One bad record costs one dead letter, whatever the processors do with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from faust.types import TP
+
+from worker.errors import FailedError
+from worker.kafka.driver import Consumer, Producer
+from worker.kafka.polls import Flight, Poll, RecordList
+from worker.kafka.processors import StreamProcessors
+from worker.stream.serving import Serving
+from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics, dead_letter
+
+log = logging.getLogger(__name__)
+
+#: Records in flight (handled and not durable): then no poll is handled. Bounds memory, and what a crash repeats.
+MOST_IN_FLIGHT: Final = 4_096
+#: Bytes of dead letters that count as a record in flight: they are as long as clients made them.
+LETTER_BYTES: Final = 16 << 10
+#: Sessions that are restored before the loop may do something else.
+RESTORED_AT_ONCE: Final = 10_000
+
+
+class Partitions:
+    """The sessions of the assigned partitions.
+
+    Parameters
+    ----------
+    know_versions : returns when all versions are known that are published now; awaited before a generation is served
+    most_bytes : the largest record that all output topics take
+    """
+
+    def __init__(
+        self,
+        processors: StreamProcessors,
+        topics: Topics,
+        *,
+        know_versions: Callable[[], Awaitable[None]],
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.servings: dict[int, Serving] = {}
+        #: The time up to which the progress of each partition is durable.
+        self.progress: dict[int, int] = {}
+        self._processors = processors
+        self._topics = topics
+        self._know_versions = know_versions
+        self._most_bytes = most_bytes
+        self._generation = self._next_number = -1
+        self._consumer: Consumer
+        self._producer: Producer
+
+    def connect(self, consumer: Consumer, producer: Producer) -> None:
+        """Use these clients from now on."""
+        self._consumer, self._producer = consumer, producer
+
+    # ── rebalances ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def keep(self, changelogs: Mapping[int, int]) -> dict[int, int]:
+        """Drop the partitions that are not assigned any more, or were changed by others.
+
+        `changelogs` has the end offset of the changelog of each assigned partition. Return the last offset of those
+        that are kept.
+        """
+        drained, ends = self._consumer.was_drained, self._consumer.flights.changelog
+        kept = {p for p in self.servings if drained and changelogs.get(p) == ends[p] + 1}
+        for partition in self.servings.keys() - kept:
+            self._processors.release(self.servings.pop(partition))
+            self.progress.pop(partition, None)
+            del ends[partition]
+        return {partition: ends[partition] for partition in kept}
+
+    async def restore(self, tables: dict[int, dict[bytes, Record]], ends: Mapping[int, int]) -> None:
+        """Make the sessions of partitions from their tables, the last changelog record of each session."""
+        for partition in sorted(tables):
+            serving = self._processors.make_serving(partition)
+            sessions = iter(tables.pop(partition).values())
+            while some := list(islice(sessions, RESTORED_AT_ONCE)):
+                self._processors.restore(serving, some)
+                await asyncio.sleep(0)
+            self.servings[partition] = serving
+            self._consumer.flights.changelog[partition] = ends.get(partition, -1)
+
+    async def _begin(self, generation: int) -> None:
+        """Begin a generation: with all versions that the last owners of the partitions knew."""
+        await self._know_versions()
+        consumer, arrivals = self._consumer, self._topics.arrivals
+        for partition, serving in self.servings.items():
+            tp = TP(arrivals, partition)
+            if tp in consumer.starts:
+                serving.take_over(consumer.starts[tp], consumer.ends[tp])
+        self._generation, self._next_number = generation, 0
+
+    # ── polls ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def handle(self, poll: Poll) -> None:
+        """Serve the records of a poll: plan and join them, and write the results."""
+        flights = self._consumer.flights
+        if poll.generation == self._consumer.generation != self._generation:
+            await self._begin(poll.generation)
+        if flights.size > MOST_IN_FLIGHT:
+            await flights.until(lambda: flights.size <= MOST_IN_FLIGHT)
+        if poll.generation != self._consumer.generation:
+            return  # a rebalance has begun
+        if poll.number != self._next_number:
+            raise FailedError(f"poll {poll.number} came, but {self._next_number} was next: some records were lost")
+        self._next_number += 1
+        work = self._by_partition(poll.lists)
+        began = time.monotonic()
+        emits = self._emits(work)
+        flight = Flight({taken.tp: taken.end for taken in poll.lists}, _size(work, emits))
+        for partition, emitted in zip(work, emits, strict=True):
+            self._write(partition, emitted, flight)
+        flights.launch(flight)
+        self._processors.measure(poll, began, time.monotonic(), flights.durations)
+        flights.durations.clear()
+
+    def _by_partition(self, lists: Sequence[RecordList]) -> dict[int, list[Record]]:
+        """Return the records by partition, arrivals first: feedback before its arrival has to be parked."""
+        work: dict[int, list[Record]] = {}
+        for taken in sorted(lists, key=lambda taken: taken.tp.topic != self._topics.arrivals):
+            if taken.tp.partition in self.servings:
+                work.setdefault(taken.tp.partition, []).extend(taken.records)
+        return work
+
+    def _emits(self, work: Mapping[int, Sequence[Record]]) -> list[Emits]:
+        parts = [(self.servings[partition], records) for partition, records in work.items()]
+        try:
+            return self._processors.handle(parts)
+        except Exception:
+            log.exception("the processors raised on %d records", sum(map(len, work.values())))
+            return [self._isolate(serving, records) for serving, records in parts]
+
+    def _isolate(self, serving: Serving, records: Iterable[Record]) -> Emits:
+        """Handle records one by one, those that raise as dead letters. Handling a record again changes nothing."""
+        together, survived, failed = Emits(), 0, 0
+        for record in records:
+            try:
+                emits = self._processors.handle([(serving, [record])])[0]
+            except Exception as error:
+                failed += 1
+                reason = f"the processor raised {type(error).__name__}: {error}"[:500]
+                together.dead_letters.append(dead_letter(record, "invalid", reason, self._most_bytes))
+                continue
+            survived += 1
+            together.journal += emits.journal
+            together.dead_letters += emits.dead_letters
+            together.changelog += emits.changelog
+            together.decisions += emits.decisions
+        if not survived and failed > 1:
+            # The fault is not in a record. Going on would turn all traffic into dead letters.
+            raise FailedError(f"the processors failed on every one of {failed} records")
+        return together
+
+    def _write(self, partition: int, emits: Emits, flight: Flight) -> None:
+        topics, producer = self._topics, self._producer
+        if emits.journal:
+            producer.write(topics.journal, ONLY_PARTITION, emits.journal, flight)
+        if emits.dead_letters:
+            producer.write_dead_letters(topics.dead_letters, ONLY_PARTITION, emits.dead_letters, flight)
+        if emits.changelog:
+            producer.write(topics.changelog, partition, emits.changelog, flight, is_changelog=True)
+        if emits.decisions:
+            producer.write(topics.decisions, partition, emits.decisions, flight)
+
+    # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def acknowledge(self, partition: int, progress: int) -> None:
+        """Note that the progress of a partition is durable, and delete the sessions that are over by then."""
+        serving = self.servings.get(partition)
+        if serving is None:
+            return
+        serving.acknowledged(progress)
+        self.progress[partition] = progress
+        if serving.has_due:
+            flight = Flight({}, 0)
+            self._write(partition, self._processors.delete_over(serving), flight)
+            self._consumer.flights.launch(flight)
+
+
+def _size(work: Mapping[int, Sequence[Record]], emits: Iterable[Emits]) -> int:
+    letters = sum(len(letter.value or b"") for emitted in emits for letter in emitted.dead_letters)
+    return sum(map(len, work.values())) + letters // LETTER_BYTES

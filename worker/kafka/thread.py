@@ -1,0 +1,294 @@
+"""The client thread: the only user of the worker's librdkafka consumer.
+
+Rules that hold in this file:
+
+- Nobody else calls the consumer. Calls from the event loop are queued and run between two polls. (`pause` and `seek`
+  from another thread hold the interpreter lock while librdkafka waits for its own thread, and dead-lock.)
+- What is read, and from where, is said with `assign` alone: it starts, stops and moves partitions in one step, and
+  nothing read before it comes after it.
+- Each partition has one position that comes next. A record before it is dropped.
+- The thread never waits without running the queue: the loop may wait for one of its calls.
+- The thread also serves the producer's delivery reports. The loop would spend a quarter of its time on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
+from time import monotonic
+from typing import Any, Final, Protocol, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from faust.types import TP
+
+from worker.kafka.clients import record_of
+from worker.kafka.connection import reason_of
+from worker.kafka.polls import Poll, RecordList
+from worker.stream.topology import Record
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Records in a poll: the loop does nothing else until they are handled.
+MOST_RECORDS: Final = 2_048
+#: Polls that wait for the loop. What comes meanwhile makes the next poll larger.
+MOST_POLLS: Final = 2
+#: Seconds that a poll waits for its first record. Calls and delivery reports wait as long.
+POLL_WAIT: Final = 0.05
+#: The same while nothing is read, or while there is no room for a poll.
+IDLE_WAIT: Final = 0.005
+
+
+class Rebalanced(Protocol):
+    """What the loop does in a rebalance."""
+
+    async def on_assigned(self, assigned: set[TP]) -> None:
+        """Begin with these partitions. Nothing is read before the loop says so."""
+
+    async def on_revoked(self, revoked: set[TP]) -> None:
+        """Finish and commit what was read, and give the partitions up."""
+
+    async def on_lost(self, lost: set[TP]) -> None:
+        """Give the partitions up: other workers own them already."""
+
+
+class ClientThread(threading.Thread):
+    """Polls a consumer in a group and hands polls to the event loop.
+
+    Parameters
+    ----------
+    consumer : one that is not subscribed yet
+    rebalanced : called in the loop
+    serve_reports : serves the producer's delivery reports; returns whether there were any
+    on_reports : called in the loop after delivery reports
+    drain : seconds that a revocation may wait for the loop
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        rebalanced: Rebalanced,
+        *,
+        serve_reports: Callable[[], bool],
+        on_reports: Callable[[], None],
+        drain: float,
+    ) -> None:
+        super().__init__(name="kafka-client", daemon=True)
+        self._group_consumer = consumer
+        self._rebalanced = rebalanced
+        self._serve_reports, self._on_reports = serve_reports, on_reports
+        self._drain = drain
+        self._event_loop = asyncio.get_running_loop()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._positions: dict[tuple[str, int], int] = {}
+        self._generation = self._number = 0
+        self._is_over = self._is_revoking = False
+        self._polls: deque[Poll] = deque()  # shared with the loop: appended here, taken there
+        self._arrived: asyncio.Future[None] | None = None  # of the loop
+
+    # ── in the loop ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def call(self, function: Callable[[Consumer], T]) -> asyncio.Future[T]:
+        """Queue a call of the consumer; it must not block for long."""
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(function(self._group_consumer))
+            except BaseException as error:
+                result.set_exception(error)
+
+        self._calls.put(run)
+        return asyncio.wrap_future(result)
+
+    def subscribe(self, topics: Iterable[str]) -> asyncio.Future[None]:
+        """Join the group."""
+        names = list(topics)
+        return self.call(
+            lambda consumer: consumer.subscribe(
+                names, on_assign=self._take_assignment, on_revoke=self._take_revocation, on_lost=self._take_loss
+            )
+        )
+
+    def read(self, positions: Mapping[TP, int], generation: int) -> asyncio.Future[None]:
+        """Read these partitions from now on, and no others, from these positions unless they are being read.
+
+        A new generation starts all of them there.
+        """
+
+        def read(_: Consumer) -> None:
+            if generation != self._generation:
+                self._generation, self._number = generation, 0
+                self._positions = {}
+            self._positions = {tp: self._positions.get(tp, offset) for tp, offset in positions.items()}
+            self._apply_positions()
+
+        return self.call(read)
+
+    async def next_poll(self) -> Poll:
+        """Return the next poll, of whatever generation."""
+        while not self._polls:
+            self._arrived = self._event_loop.create_future()
+            await self._arrived
+        poll = self._polls.popleft()
+        if len(self._polls) == MOST_POLLS - 1:
+            self._calls.put(lambda: None)  # there is room again
+        return poll
+
+    def _on_poll(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def close(self) -> None:
+        """Leave the group and end."""
+
+        def end(_: Consumer) -> None:
+            self._is_over = True
+
+        await self.call(end)
+        while self.is_alive():  # noqa: ASYNC110 (a thread has no event)
+            await asyncio.sleep(IDLE_WAIT)
+
+    # ── in the thread ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Poll until closed."""
+        while not self._is_over:
+            try:
+                self._run_calls()
+                self._poll()
+                self._report()
+            except Exception:
+                log.exception("the client thread goes on after an error")
+        self._group_consumer.close()
+        self._report()
+
+    def _poll(self) -> None:
+        if len(self._polls) >= MOST_POLLS:
+            self._wait_for_call()
+            return
+        if not self._positions:
+            self._wait_for_call()
+        first = self._group_consumer.poll(POLL_WAIT if self._positions else 0)
+        if first is not None:
+            self._hand_over([first, *self._group_consumer.consume(MOST_RECORDS - 1, 0)])
+
+    def _run_calls(self) -> None:
+        while not self._calls.empty():
+            self._calls.get()()
+
+    def _wait_for_call(self) -> None:
+        try:
+            self._calls.get(timeout=IDLE_WAIT)()
+        except queue.Empty:
+            return
+
+    def _report(self) -> None:
+        if self._serve_reports():
+            self._in_loop(self._on_reports)
+
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        try:
+            self._event_loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            self._is_over = True  # the loop is closed
+
+    def _hand_over(self, messages: list[Message]) -> None:
+        """Sort messages into lists, and give them to the loop."""
+        positions, lists = self._positions, dict[tuple[str, int], list[Record]]()
+        for message in messages:
+            tp = message.topic(), message.partition()
+            expected, error = positions.get(tp), message.error()
+            if error is not None:
+                self._take_error(tp, expected, message, error, lists)
+            elif expected is not None and message.offset() >= expected:
+                record = record_of(message)
+                positions[tp] = record.offset + 1
+                if tp in lists:
+                    lists[tp].append(record)
+                else:
+                    lists[tp] = [record]
+        if lists:
+            made = [RecordList(TP(*tp), positions[tp], records) for tp, records in lists.items()]
+            self._polls.append(Poll(self._generation, self._number, made, monotonic()))
+            self._number += 1
+            self._in_loop(self._on_poll)
+
+    def _take_error(
+        self,
+        tp: tuple[str, int],
+        expected: int | None,
+        message: Message,
+        error: KafkaError,
+        lists: dict[tuple[str, int], list[Record]],
+    ) -> None:
+        """Take what comes in place of a record: the end of a partition, or an error."""
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            if expected is not None and message.offset() > expected:
+                self._positions[tp] = message.offset()  # over the mark of a transaction
+                lists.setdefault(tp, [])
+        elif code == KafkaError._AUTO_OFFSET_RESET:
+            if expected is not None:
+                self._restart(tp, expected)
+        else:
+            log.warning("Kafka: %s", error.str())
+
+    def _restart(self, tp: tuple[str, int], expected: int) -> None:
+        """Continue at the first record that there is: the ones expected were deleted, or the topic was made anew."""
+        try:
+            first, end = self._group_consumer.get_watermark_offsets(TopicPartition(*tp), timeout=10.0)
+        except KafkaException as error:
+            log.warning("%s-%d: %s; trying again", *tp, reason_of(error))
+        else:
+            last = end - 1
+            log.error("%s-%d: no record %d, there are %d to %d (retention, or a new topic)", *tp, expected, first, last)
+            self._positions[tp] = first
+        self._apply_positions()
+
+    def _apply_positions(self) -> None:
+        # In a revocation librdkafka waits for `unassign`, and takes nothing else for it.
+        if not self._is_revoking:
+            self._group_consumer.assign([TopicPartition(*tp, offset) for tp, offset in self._positions.items()])
+
+    # ── rebalances, in the thread ────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_assignment(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._positions = {}
+        consumer.assign([])
+        self._begin(self._rebalanced.on_assigned(_tps(partitions)))
+
+    def _take_revocation(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(self._rebalanced.on_revoked(_tps(partitions)))
+
+    def _take_loss(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give_up(self._rebalanced.on_lost(_tps(partitions)))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None] | None:
+        if self._is_over:
+            work.close()
+            return None
+        return asyncio.run_coroutine_threadsafe(work, self._event_loop)
+
+    def _give_up(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for the loop, but not for ever: the group waits for this member."""
+        self._is_revoking = True
+        started, deadline = self._begin(work), monotonic() + self._drain
+        while started is not None and not started.done():
+            if monotonic() > deadline:
+                log.warning("not all records were written in time; they will be read and written again")
+                break
+            self._wait_for_call()
+            self._report()
+        self._is_revoking, self._positions = False, {}
+        self._group_consumer.unassign()
+
+
+def _tps(partitions: Iterable[TopicPartition]) -> set[TP]:
+    return {TP(one.topic, one.partition) for one in partitions}
