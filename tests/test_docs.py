@@ -7,6 +7,7 @@ The comment above a shell block says how the block is tested:
 - ``<!-- kafka -->``, ``<!-- service: NAME -->``: run in order with a broker; a service runs until the end.
 - ``<!-- kcat -->``: the same, where kcat is installed.
 - ``<!-- client: NAME -->``: a cascade, in any language; run by tests/kafka/test_clients_page.py.
+- ``<!-- connection -->``: a client of a guarded broker; run by tests/kafka/test_client.py.
 - ``<!-- elsewhere -->``: not run: needs Docker, Kubernetes, a network, or more time than a test has.
 
 Whatever its mark, every `adcascade …` in a block must be accepted by the command's own parser.
@@ -130,7 +131,7 @@ def test_the_two_commands_are_there_verbatim() -> None:
 def test_every_block_is_marked_with_how_it_is_tested() -> None:
     shell = {"command", "run", "kafka", "service", "kcat", "client", "elsewhere"}
     kinds = {"sh": shell, "json": {"schema"}, "text": {""}, "toml": {""}}
-    kinds |= {language: {"client"} for language in ("js", "go", "java", "python")}
+    kinds |= {language: {"client"} for language in ("js", "go", "java")} | {"python": {"client", "connection"}}
     assert [str(block) for block in BLOCKS if block.kind not in kinds[block.language]] == []
 
 

@@ -85,7 +85,7 @@ def test_every_request_ends_and_gives_its_slot_back(steps: list[tuple[str, Any, 
                 await schedule.step(*step)
             results = await schedule.finish()
         exchange = schedule.exchange
-        assert exchange._free._value == SLOTS
+        assert exchange._free_slots._value == SLOTS
         assert not exchange._unacknowledged
         assert not any(session.waits or session.asking for session in exchange._sessions.values())
         assert all(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import re
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
@@ -18,8 +18,8 @@ from confluent_kafka.admin import NewPartitions
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.guarded import Guarded, guarded_broker
-from tests.kafka.world import eventually
-from worker.client import Client, Connection, Decision
+from tests.kafka.world import ROOT, eventually
+from worker.client import Client, Decision
 from worker.client.kafka import KafkaTransport
 from worker.errors import FailedError
 from worker.stream.partitioning import murmur2_partition
@@ -80,53 +80,6 @@ def test_a_cascade_is_answered_and_every_display_counts(served: Fleet, prefetch:
     told = {(fact["position"], fact["arm"], fact["clicked"]) for fact in facts(served, name) if "position" in fact}
     assert told == {(d.position, d.arm, d.position == 3) for d in shown}
     assert not dead(served)
-
-
-def test_all_records_of_a_session_are_in_the_partition_of_its_key(served: Fleet) -> None:
-    names = [f"placed-{number}" for number in range(20)]
-
-    async def use(ads: Client) -> None:
-        for shown in await asyncio.gather(*(ads.arrive(CONTEXT, session_id=name) for name in names)):
-            await ads.passed(shown)
-
-    with_client(served, use)
-    topics = served.names
-    for topic in (topics.arrivals, topics.clicks):
-        placed = {record.key: record.partition for record in served.read(topic) if record.key.startswith(b"placed-")}
-        assert placed == {name.encode(): murmur2_partition(name.encode(), 4) for name in names}
-
-
-def test_many_requests_pass_through_few_places(served: Fleet) -> None:
-    async def use(ads: Client) -> None:
-        exchange, waiting = ads._exchange, []
-        send = exchange.transport.send
-
-        def counted(record: Any) -> Any:
-            waiting.append(sum(1 for session in exchange._sessions.values() if session.waits))
-            return send(record)
-
-        exchange.transport.send = counted  # type: ignore[method-assign]
-        shown = await asyncio.gather(*(ads.arrive(CONTEXT) for _ in range(300)))
-        assert not any(decision.timed_out for decision in shown)
-        assert max(waiting) == 7  # and the one that is sent
-        assert ads.counts.arrivals == ads.counts.answered == 300
-
-    with_client(served, use, most_in_flight=8)
-
-
-def test_only_new_decisions_are_read(served: Fleet) -> None:
-    """A second client that starts later sees nothing of the sessions before, however many there are."""
-
-    async def use(ads: Client) -> int:
-        await ads.arrive(CONTEXT)
-        seen: list[int] = []
-        receive = ads._exchange.receive
-        ads._exchange.transport._receive = lambda records: (seen.append(len(records)), receive(records))  # type: ignore[attr-defined]
-        await ads.arrive(CONTEXT)
-        return sum(seen)
-
-    with_client(served, use)
-    assert with_client(served, use) == 1
 
 
 # ── timeouts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -239,31 +192,6 @@ def test_missing_topics_an_unreachable_broker_and_unequal_topics_are_reported_in
         assert "\n" not in str(refused.value)
 
 
-def test_the_brokers_being_away_is_told_and_ends(own_broker: OwnBroker, tmp_path: Path) -> None:
-    with closing(Fleet(own_broker.address, f"a{uuid.uuid4().hex[:8]}", tmp_path)) as fleet:
-
-        async def use(ads: Client) -> None:
-            transport, back = ads._exchange.transport, threading.Event()
-
-            def restart() -> None:
-                from tests.kafka.conftest import broker
-
-                broker("stop", *own_broker.data)
-                back.wait(60)
-                broker("start", "--port", own_broker.address.rpartition(":")[2], *own_broker.data)
-
-            restarting = asyncio.create_task(asyncio.to_thread(restart))
-            while transport.trouble is None:  # noqa: ASYNC110 - the client has a deadline
-                await asyncio.sleep(0.02)
-            assert own_broker.address in transport.trouble
-            back.set()
-            await restarting
-            while transport.trouble is not None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-        with_client(fleet, use, transport=KafkaTransport(fleet.connection, fleet.names, refresh=0.2))
-
-
 # ── a guarded broker ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 PASSWORD = "sesame-sesame-open"
@@ -299,24 +227,29 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             yield made
 
 
-def test_tls_and_sasl_with_the_least_rights_and_no_password_in_an_error(guarded: Guarded) -> None:
-    async def connect(password: str) -> Decision:
-        settings = {
-            "security.protocol": "sasl_ssl",
-            "ssl.ca.location": str(guarded.ca),
-            "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": "shop",
-            "sasl.password": password,
-        }
-        connection = Connection(servers=(guarded.addresses["SASL_SSL"],), settings=settings)
-        async with asyncio.timeout(120), Client(connection, **PATIENT) as ads:
+def test_the_documented_connection_has_enough_rights_and_shows_no_password_in_an_error(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^<!-- connection -->\n```python\n(.*?)^```$", page, re.M | re.S)
+    example = example.replace("kafka:9093", guarded.addresses["SASL_SSL"]).replace("timeout=0.2", "timeout=60")
+    example = example.replace("/etc/ssl/kafka-ca.pem", str(guarded.ca))
+
+    async def use(ads: Client) -> Decision:
+        async with asyncio.timeout(120), ads:
             shown = await ads.arrive(CONTEXT)
             await ads.clicked(shown)
             return shown
 
-    assert asyncio.run(connect(PASSWORD)).origin == "worker"
-    with pytest.raises(FailedError, match="[Aa]uthentication failed") as refused:
-        asyncio.run(connect("open-barley-open"))
+    def connect(password: str) -> Decision:
+        monkeypatch.setenv("KAFKA_PASSWORD", password)
+        names: dict[str, Any] = {}
+        exec(example, names)
+        return asyncio.run(use(names["ads"]))
+
+    assert connect(PASSWORD).origin == "worker"
+    with pytest.raises(FailedError, match="uthentication failed") as refused:
+        connect("open-barley-open")
     assert "open-barley-open" not in str(refused.value)
 
 

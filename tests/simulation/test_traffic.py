@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,11 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
+from tests.client.fake import FakeTransport
 from tests.stream.conftest import encode_decision
 from tests.stream.scenes import decision
 from worker.bandit.arrays import sigmoid
+from worker.client import UndeliveredError
 from worker.errors import InputError
 from worker.simulation.traffic.accounts import Latencies, WorthHistory
+from worker.simulation.traffic.client import BoundedSender
 from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
 from worker.simulation.traffic.metrics import TrafficMetrics
 from worker.simulation.traffic.summary import summary, summary_table
@@ -371,3 +375,21 @@ def test_a_history_keeps_every_session_in_bounded_memory(times: list[int], most:
     assert len(history) <= most
     assert sum(row.sessions for row in history) == history.whole.sessions == len(times)
     assert history.whole.regret == len(times)
+
+
+# ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_record_that_no_broker_accepts_ends_the_traffic() -> None:
+    transport = FakeTransport(holds=True)
+    sender = BoundedSender(transport)
+    record = Sent(0, "arrivals", b"s", b"{}")
+
+    async def run() -> None:
+        await sender.send([record, record])
+        assert len(transport.sent) == 2
+        transport.fail()
+        with pytest.raises(UndeliveredError):
+            await sender.flush()
+
+    asyncio.run(run())

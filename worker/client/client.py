@@ -6,10 +6,9 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 
 from worker.client.decision import Decision, from_record
-from worker.client.exchange import Counts, Exchange, delivered
+from worker.client.exchange import Counts, Exchange
 from worker.client.kafka import KafkaTransport
 from worker.client.records import Context, check_session_id, encode_arrival, encode_request
 from worker.client.transport import Keyed, Transport, UndeliveredError
@@ -72,9 +71,7 @@ class Client:
         await self._exchange.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._exchange.transport.stop()
 
     @property
@@ -164,7 +161,7 @@ class Client:
         if decision.arm is None:
             raise InputError(f"session {decision.session_id!r} shows no ad that could be clicked")
         if not decision.timed_out:
-            await delivered(await self._report(decision, clicked=True))
+            await asyncio.shield(await self._report(decision, clicked=True))
             self._exchange.end(decision.session_id.encode(), "clicked")
 
     async def report(
@@ -193,13 +190,13 @@ class Client:
             clicked=clicked,
             token=token,
         )
-        await delivered(await self._send(feedback, partition))
+        await asyncio.shield(await self._send(feedback, partition))
 
     async def flush(self) -> None:
         """Wait until the brokers have everything. Raises `UndeliveredError` if they do not accept a record in time."""
         await self._exchange.flush()
 
-    async def _report(self, decision: Decision, *, clicked: bool) -> asyncio.Future[object]:
+    async def _report(self, decision: Decision, *, clicked: bool) -> asyncio.Future[None]:
         feedback = Feedback(
             session_id=decision.session_id,
             # Feedback before its arrival would not count, and the clocks of two machines may differ.
@@ -211,7 +208,7 @@ class Client:
         )
         return await self._send(feedback, decision.partition)
 
-    async def _send(self, feedback: Feedback, partition: int | None) -> asyncio.Future[object]:
+    async def _send(self, feedback: Feedback, partition: int | None) -> asyncio.Future[None]:
         record = Keyed("clicks", feedback.session_id.encode(), encode_feedback(feedback), partition)
         sent = await self._exchange.report(record, self._deadline(self._delivery_timeout))
         if sent is None:

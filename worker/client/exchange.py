@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from worker.client.transport import Keyed, Transport
 from worker.stream.decoding import Rejected, decode_decision
@@ -92,23 +92,6 @@ class _Session:
     waits: tuple[tuple[int, asyncio.Future[Known | None]], ...] = ()
 
 
-class _Slot:
-    """A slot of the in-flight limit, held by a request while somebody waits for it and while its record is sent."""
-
-    __slots__ = ("_free", "_holds")
-
-    def __init__(self, free: asyncio.Semaphore) -> None:
-        self._free, self._holds = free, 1
-
-    def hold(self) -> None:
-        self._holds += 1
-
-    def release(self, _: object = None) -> None:
-        self._holds -= 1
-        if not self._holds:
-            self._free.release()
-
-
 class Exchange:
     """Sends requests over a transport, and finds the decisions that answer them.
 
@@ -124,11 +107,11 @@ class Exchange:
     ) -> None:
         self.transport = transport
         self.counts = Counts()
-        self._free = asyncio.Semaphore(most_in_flight)
+        self._free_slots = asyncio.Semaphore(most_in_flight)
         self._remember, self._others = remember, others
         self.seconds = seconds
         self._sessions: dict[bytes, _Session] = {}  # in the order in which they became known
-        self._unacknowledged: set[asyncio.Future[Any]] = set()
+        self._unacknowledged: set[asyncio.Future[None]] = set()
         self._clock: Callable[[], float] = lambda: 0.0
 
     async def start(self) -> None:
@@ -146,16 +129,16 @@ class Exchange:
         session = self._find(record.key, request)
         if session is not None and session.known is not None:
             return session.known
-        slot = await self._enter(deadline)
-        if slot is None:
+        if not await self._acquire_slot(deadline):
             return None
+        sent = None
         try:
             # Others may have asked for the same session while no slot was free.
             session = self._find(record.key, request) or self._add(record.key)
             if session.arrival is None:
                 session.request, session.arrival = request, record
             if session.known is None and not session.asking:
-                self._send(session.arrival, slot)
+                sent = self._send(session.arrival)
                 self.counts.arrivals += 1
             session.asking += 1
             try:
@@ -163,18 +146,16 @@ class Exchange:
             finally:
                 session.asking -= 1
         finally:
-            slot.release()
+            self._release_slot(sent)
 
-    async def report(self, record: Keyed, deadline: float) -> asyncio.Future[Any] | None:
+    async def report(self, record: Keyed, deadline: float) -> asyncio.Future[None] | None:
         """Send feedback; return the future of its acknowledgement, or None if no slot was free before the deadline."""
-        slot = await self._enter(deadline)
-        if slot is None:
+        if not await self._acquire_slot(deadline):
             return None
-        try:
-            self.counts.feedback += 1
-            return self._send(record, slot)
-        finally:
-            slot.release()
+        self.counts.feedback += 1
+        sent = self._send(record)
+        self._release_slot(sent)
+        return sent
 
     async def decision(self, key: bytes, position: int, deadline: float) -> Known | None:
         """Return the decision of a session for a position or a later one, or None at the deadline."""
@@ -211,37 +192,39 @@ class Exchange:
             raise Rejected("session-reused", REUSED)
         return session
 
-    async def _enter(self, deadline: float) -> _Slot | None:
-        if self._free.locked():
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._free.acquire()
-            except TimeoutError:
-                self.counts.refused += 1
-                return None
+    async def _acquire_slot(self, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._free_slots.acquire()
+        except TimeoutError:
+            self.counts.refused += 1
+            return False
+        return True
+
+    def _release_slot(self, sent: asyncio.Future[None] | None) -> None:
+        """Free the slot of a request as soon as its record is acknowledged."""
+        if sent is None:
+            self._free_slots.release()
         else:
-            await self._free.acquire()  # returns immediately
-        return _Slot(self._free)
+            sent.add_done_callback(lambda _: self._free_slots.release())
 
     # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, record: Keyed, slot: _Slot) -> asyncio.Future[Any]:
-        acknowledged = self.transport.send(record)
-        slot.hold()
-        acknowledged.add_done_callback(slot.release)
-        self._unacknowledged.add(acknowledged)
-        acknowledged.add_done_callback(self._settle)
-        return acknowledged
+    def _send(self, record: Keyed) -> asyncio.Future[None]:
+        sent = self.transport.send(record)
+        self._unacknowledged.add(sent)
+        sent.add_done_callback(self._settle)
+        return sent
 
-    def _settle(self, acknowledged: asyncio.Future[Any]) -> None:
-        self._unacknowledged.discard(acknowledged)
-        if not acknowledged.cancelled() and acknowledged.exception() is not None:
+    def _settle(self, sent: asyncio.Future[None]) -> None:
+        self._unacknowledged.discard(sent)
+        if not sent.cancelled() and sent.exception() is not None:
             self.counts.undelivered += 1
 
     async def flush(self) -> None:
         """Wait until everything sent is acknowledged. Raises `UndeliveredError` if a record is given up."""
-        for acknowledged in list(self._unacknowledged):
-            await delivered(acknowledged)
+        for sent in list(self._unacknowledged):
+            await asyncio.shield(sent)
 
     # ── decisions in ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -319,8 +302,3 @@ class Exchange:
 def _give_up(answer: asyncio.Future[Known | None]) -> None:
     if not answer.done():
         answer.set_result(None)
-
-
-async def delivered(acknowledged: asyncio.Future[Any]) -> None:
-    """Wait for an acknowledgement; a cancelled wait does not cancel it. Raises `UndeliveredError`."""
-    await asyncio.shield(acknowledged)

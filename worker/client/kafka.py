@@ -110,7 +110,10 @@ class KafkaTransport:
         self._reader.read_from(offsets_of(self._reader.admin, decisions, END))
         self._producer = Producer(
             connection.configuration(
-                acks="all", linger_ms=0, max_in_flight=5, message_timeout_ms=max(1, int(1000 * self._delivery_timeout))
+                acks="all",
+                linger_ms=0,
+                max_in_flight=5,  # under load, records wait for each other instead of for the broker, in batches
+                message_timeout_ms=max(1, int(1000 * self._delivery_timeout)),
             )
         )
         for topic in self._names.values():  # so that the first record does not wait for it
@@ -168,25 +171,31 @@ class KafkaTransport:
 
     def _run(self) -> None:
         """Poll until the transport is stopped and everything sent is delivered or given up."""
-        while not (self._stopping.is_set() or self._loop.is_closed()) or len(self._producer):
-            try:
-                self._poll()
-                self._extend()
-            except Exception as error:  # goes on in any case: nobody would notice that it does not
-                log.warning("decisions cannot be read: %s; trying again", reason_of(error))
-                self._producer.poll(_PAUSE)
-        self._reader.close()
-        self._producer.close()
-        self._in_loop(self._stopped.set)
+        try:
+            while not (self._stopping.is_set() or self._loop.is_closed()) or len(self._producer):
+                decisions = self._read()
+                self._producer.poll(0)
+                if decisions or self._reports:
+                    self._polls.append((decisions, self._reports))
+                    self._reports = []
+                    self._in_loop(self._on_poll)
+            self._reader.close()
+            self._producer.close()
+        finally:
+            self._in_loop(self._stopped.set)
 
-    def _poll(self) -> None:
-        is_loop_behind = len(self._polls) >= _MOST_POLLS
-        messages = [] if is_loop_behind else self._reader.poll(_POLL_WAIT, _MOST_RECORDS)
-        self._producer.poll(_POLL_WAIT if is_loop_behind else 0)
-        if messages or self._reports:
-            self._polls.append(([record_of(message) for message in messages], self._reports))
-            self._reports = []
-            self._in_loop(self._on_poll)
+    def _read(self) -> list[Record]:
+        """Return the next decisions; wait for the first of them."""
+        try:
+            self._extend()
+            if len(self._polls) < _MOST_POLLS:
+                return [record_of(message) for message in self._reader.poll(_POLL_WAIT, _MOST_RECORDS)]
+            pause = _POLL_WAIT
+        except Exception as error:  # goes on in any case: nobody would notice that it does not
+            log.warning("decisions cannot be read: %s; trying again", reason_of(error))
+            pause = _PAUSE
+        self._producer.poll(pause)
+        return []
 
     def _on_delivery(self, sent: asyncio.Future[None], error: KafkaError | None, _: Message) -> None:
         self._reports.append((sent, error))
@@ -218,7 +227,7 @@ class KafkaTransport:
         topics, admin = TopicCollection([*self._names.values(), self._topics.decisions]), self._reader.admin
         while True:
             await asyncio.sleep(self._refresh)
-            admin.poll(0)  # its log
+            admin.poll(0)  # serves its callbacks
             try:
                 with readable_errors(self._connection):
                     described = admin.describe_topics(topics, request_timeout=_ANSWER_TIMEOUT)

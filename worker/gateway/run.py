@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -66,22 +64,16 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(GatewayMetrics(exchange, model))
     service = KafkaAdService(exchange, model, settings.limits)
-    async with (
-        _started(exchange),
-        model.following(),
-        http_server(service, settings.api, host=settings.host, port=settings.port, registry=registry) as url,
-    ):
-        brokers = ",".join(connection.servers)
-        message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
-        log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})
-        await stop.wait()
-        log.info("the gateway ends")
-
-
-@contextlib.asynccontextmanager
-async def _started(exchange: Exchange) -> AsyncIterator[None]:
     await exchange.start()
     try:
-        yield
+        async with (
+            model.following(),
+            http_server(service, settings.api, host=settings.host, port=settings.port, registry=registry) as url,
+        ):
+            brokers = ",".join(connection.servers)
+            message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"
+            log.info(message, topics.prefix, brokers, url, extra={"fields": {"url": url}})
+            await stop.wait()
+            log.info("the gateway ends")
     finally:
         await exchange.transport.stop()
