@@ -96,9 +96,7 @@ def test_an_input_whose_batches_the_broker_does_not_unpack_is_a_warning_for_the_
     topics.json("create")
     assert compressed_inputs(topics.connection, topics.names) == []
     topics.configure(topics.names.clicks, compression_type="producer")
-    (line,) = eventually(
-        lambda: compressed_inputs(topics.connection, topics.names), what="the setting is known"
-    )
+    (line,) = eventually(lambda: compressed_inputs(topics.connection, topics.names), what="the setting is known")
     assert line.startswith(f"{topics.names.clicks}: compression.type is producer: set it to uncompressed")
 
 

@@ -10,20 +10,17 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 import faust
-from faust.serializers.schemas import Schema
-from faust.tables.manager import TableManager
-from faust.tables.recovery import Recovery
 from faust.types import TP
 
 from worker.errors import AdcascadeError
 from worker.kafka import driver, store
-from worker.kafka.driver import Assignor, DriverOptions
+from worker.kafka.driver import Assignor, DriverOptions, PollSchema
 from worker.kafka.learner_process import LearnerProcess
 from worker.kafka.partitions import Partitions
+from worker.kafka.store import Tables
 from worker.kafka.supervision import Background
 from worker.stream.topology import ONLY_PARTITION
 
@@ -175,75 +172,6 @@ class WorkerApp(driver.DriverApp):
             self.driver.flights.forget()
             _end_within(STOP_TIMEOUT)
         await super().crash(reason)
-
-
-class PollSchema(Schema):  # type: ignore[type-arg]
-    """Passes polls through: nothing is decoded here, so nothing can fail here.
-
-    A decode error inside Faust would ack the message, that is lose the poll.
-    """
-
-    def compile(self, app: Any, **_: Any) -> Any:
-        """Return Faust's decode function."""
-        create_event = app.create_event
-
-        async def decode(message: Any, *, propagate: bool = False) -> Any:
-            return create_event(None, message.value, None, message)
-
-        return decode
-
-
-class RecoveryEnd(asyncio.Event):
-    """The end of a recovery as a condition.
-
-    Faust sets the event and clears it again at once. If the last changelog record is applied before anything waits for
-    the event, which is likely in bulk, the signal is lost and the worker stays in its rebalance for ever. Setting the
-    event once more from outside is worse: it stays set, and the next recovery ends before it has read anything.
-    """
-
-    def __init__(self, recovery: Recovery) -> None:
-        super().__init__()
-        self.recovery = recovery
-
-    async def wait(self) -> Literal[True]:
-        """Return when nothing is left to read; the event only shortens the time until the next check."""
-        while self.recovery.in_recovery or self.recovery.need_recovery():
-            self.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await super().wait()
-        return True
-
-
-class SessionRecovery(Recovery):
-    """Recovery that cannot miss its own end."""
-
-    ended: RecoveryEnd | None = None
-
-    @property
-    def signal_recovery_end(self) -> RecoveryEnd:
-        """The end of a recovery."""
-        if self.ended is None:
-            self.ended = RecoveryEnd(self)
-        return self.ended
-
-
-class Tables(TableManager):
-    """Faust's table manager, with `SessionRecovery`."""
-
-    reading: SessionRecovery | None = None
-
-    @property
-    def recovery(self) -> SessionRecovery:
-        """The recovery of tables."""
-        if self.reading is None:
-            self.reading = SessionRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
-        return self.reading
-
-    async def on_stop(self) -> None:
-        """Stop the recovery, which Faust would look for under another name."""
-        await self.recovery.stop()
-        await super().on_stop()
 
 
 class WorkerProcess(faust.Worker):

@@ -24,6 +24,7 @@ import confluent_kafka
 import faust
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from faust.serializers.schemas import Schema
 from faust.transport import base
 from faust.transport.drivers import TRANSPORTS
 from faust.types import TP, ConsumerMessage, RecordMetadata
@@ -131,6 +132,22 @@ class Assignor(PartitionAssignorT):
     def tables_metadata(self) -> HostToPartitionMap:
         """Return the workers of all tables, for Faust's web views."""
         return {}
+
+
+class PollSchema(Schema):  # type: ignore[type-arg]
+    """Passes polls through: nothing is decoded here, so nothing can fail here.
+
+    A decode error inside Faust would ack the message, that is lose the poll.
+    """
+
+    def compile(self, app: Any, **_: Any) -> Any:
+        """Return Faust's decode function."""
+        create_event = app.create_event
+
+        async def decode(message: Any, *, propagate: bool = False) -> Any:
+            return create_event(None, message.value, None, message)
+
+        return decode
 
 
 class Consumer(base.Consumer):
@@ -299,8 +316,8 @@ class Consumer(base.Consumer):
             yield tp, self._to_message(tp, polled)
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:  # noqa: ASYNC109 (Faust's)
-        # Nothing waits by the clock: Faust cancels the fetcher when it stops. What was read before a rebalance or a seek
-        # is dropped here: a recovery that sees later records of a changelog first would skip the earlier ones.
+        # Nothing waits by the clock: Faust cancels the fetcher when it stops. What was read before a rebalance or a
+        # seek is dropped: a recovery that sees later records of a changelog first would skip the earlier ones.
         while (poll := await self._kafka.next_poll()).generation != self.generation:
             pass
         inputs = [one for one in poll.lists if one.tp.topic in self.options.topics.inputs]

@@ -27,7 +27,7 @@ from worker.kafka.clients import TopicReader, durable_producer, readable_errors,
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.history import HistoryWriter
 from worker.kafka.learner_process import LearnerStatus
-from worker.kafka.memory import collect_garbage_rarely, reuse_memory
+from worker.kafka.memory import collect_garbage_rarely
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.metrics import Metrics
 from worker.stream.encoding import encode_episode
@@ -63,7 +63,6 @@ def run_learner(
     os.nice(NICE)
     end_with_parent()
     collect_garbage_rarely()
-    reuse_memory()
     try:
         history = published_versions(connection, topics)
         learning = with_dimension(learning, dim, history)

@@ -1,27 +1,16 @@
-"""Garbage collection, threads and memory of the processes of a worker, and how many sessions fit into it."""
+"""Garbage collection and threads of the processes of a worker, and how many sessions fit into its memory."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path, PurePosixPath
 
-#: Seconds between two looks at whether there is free memory to return to the system.
-RETURN_INTERVAL = 15.0
-#: Bytes of free memory that are kept: a version of 1,000 ads needs about as much.
-KEPT = 128 << 20
-#: Options of `mallopt`: M_ARENA_MAX, M_MMAP_THRESHOLD (the largest that is allowed), M_TRIM_THRESHOLD.
-_REUSE = ((-8, 1), (-3, 32 << 20), (-1, 1 << 30))
-
-#: Seconds that a thread beside the loop may keep the interpreter while the loop waits for it (5 ms by default).
+#: Seconds that another thread may keep the interpreter while the loop waits for it (5 ms by default).
 TURN = 0.0005
 
-#: Memory of a worker, its learner and its versions process without sessions.
+#: Memory of a worker and its learner without sessions.
 _IDLE = 256 << 20
 #: The part of the rest that sessions may take. The learner holds them too, in less memory but for longer, and a table
 #: that is taken over is there twice for a moment.
@@ -43,60 +32,11 @@ def collect_garbage_rarely() -> None:
 
 
 def let_the_loop_go_first() -> None:
-    """Give the interpreter back to the loop soon while another thread puts a version together, or answers a page.
+    """Give the interpreter back to the loop soon while another thread polls, prepares a version or answers a page.
 
     A batch gives the interpreter up several times, and each time it waits for a whole turn of the other thread.
     """
     sys.setswitchinterval(TURN)
-
-
-def reuse_memory() -> None:
-    """Keep freed memory for later, and return it to the system only when there is a lot; where the library is glibc.
-
-    By itself, glibc maps every large block anew and returns it when it is freed. A version of 1,000 ads takes 100 MB
-    for a moment, and the page faults of its blocks were a third of the time that it took, with the interpreter held.
-    On the other hand it keeps, for good, what a worker needed when it was far behind.
-    """
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt") or not hasattr(library, "malloc_trim"):
-        return
-    for option, value in _REUSE:
-        library.mallopt(option, value)
-
-    def loop() -> None:
-        while True:
-            time.sleep(RETURN_INTERVAL)
-            return_memory(library)
-
-    threading.Thread(target=loop, name="return-memory", daemon=True).start()
-
-
-def return_memory(library: ctypes.CDLL) -> bool:
-    """Return free memory to the system if there is more than is kept; return whether."""
-    is_much = free_memory(library) > KEPT
-    if is_much:
-        library.malloc_trim(0)
-    return is_much
-
-
-class _MallocInfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks"),
-            *("fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
-def free_memory(library: ctypes.CDLL) -> float:
-    """Return the bytes that glibc keeps and that nothing uses; infinite if it cannot tell (before 2.33)."""
-    if not hasattr(library, "mallinfo2"):
-        return inf
-    library.mallinfo2.restype = _MallocInfo
-    return float(library.mallinfo2().fordblks)
 
 
 def sessions_that_fit(dim: int, horizon: int, memory: int | None) -> int:

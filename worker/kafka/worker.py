@@ -16,7 +16,6 @@ from worker.kafka.memory import (
     available_memory,
     collect_garbage_rarely,
     let_the_loop_go_first,
-    reuse_memory,
     sessions_that_fit,
 )
 from worker.kafka.monitor import WorkerMonitor
@@ -159,7 +158,6 @@ class Worker:
         """Run until SIGTERM or SIGINT (0) or a failure (1)."""
         collect_garbage_rarely()
         let_the_loop_go_first()
-        reuse_memory()
         return run_app(self._app)
 
     def unready(self) -> str | None:

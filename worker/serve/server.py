@@ -19,7 +19,6 @@ from worker.kafka.memory import (
     available_memory,
     collect_garbage_rarely,
     let_the_loop_go_first,
-    reuse_memory,
     sessions_that_fit,
 )
 from worker.kafka.watch import different
@@ -55,7 +54,6 @@ def run_server(settings: ServeSettings) -> int:
         history, start = _read_folder(settings, lock)
         collect_garbage_rarely()
         let_the_loop_go_first()
-        reuse_memory()
         asyncio.run(_serve(settings, lock, history, start))
     finally:
         lock.release()
