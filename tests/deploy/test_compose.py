@@ -12,7 +12,6 @@ import orjson
 import pytest
 from jsonschema.validators import validator_for
 from prometheus_client import CollectorRegistry
-from worker.kafka.faust.link import FaustOptions
 
 from tests.deploy.files import (
     DEPLOY,
@@ -29,6 +28,7 @@ from tests.deploy.files import (
 from tests.programs import needs
 from worker.cli.options.catalog import read_arms
 from worker.cli.traffic import _settings as traffic_settings
+from worker.kafka.app import STOP_TIMEOUT
 from worker.kafka.connection import Connection
 from worker.web.server import operations
 
@@ -138,7 +138,7 @@ def test_the_catalog_of_a_worker_is_mounted() -> None:
 
 
 def test_the_grace_period_covers_the_shutdown() -> None:
-    patience = 1000 * FaustOptions(connection=Connection(servers=("kafka:9092",))).stop_timeout
+    patience = 1000 * STOP_TIMEOUT
     for service in WORKERS.values():
         assert patience < milliseconds(service["stop_grace_period"]) < 3 * patience
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from worker.kafka.faust.link import FaustOptions
 
 from tests.deploy.files import (
     DEPLOY,
@@ -28,6 +27,7 @@ from tests.deploy.operators import FIELDS, errors
 from worker.cli.options.catalog import read_arms
 from worker.http.server import HEALTH
 from worker.kafka import topics as kafka_topics
+from worker.kafka.app import STOP_TIMEOUT
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
 from worker.web.server import operations
@@ -150,7 +150,7 @@ def test_probes_and_ports_match_the_web_server() -> None:
 
 
 def test_the_grace_period_covers_the_shutdown() -> None:
-    patience = FaustOptions(connection=Connection(servers=("kafka:9092",))).stop_timeout
+    patience = STOP_TIMEOUT
     assert patience < POD["terminationGracePeriodSeconds"] < 3 * patience
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kafka.fleet import Fleet
-from tests.kafka.world import ROOT, World
+from tests.kafka.world import ROOT
 
 BROKER = ROOT / "deploy/kafka/broker"
 
@@ -39,6 +40,12 @@ class OwnBroker:
         broker("stop", *how, *self.data)
         broker("start", "--port", self.address.rpartition(":")[2], *self.data)
 
+    def lose_disk(self) -> None:
+        """Stop it, delete everything, and start it again."""
+        broker("stop", "--kill", *self.data)
+        shutil.rmtree(self.data[1])
+        broker("start", "--port", self.address.rpartition(":")[2], *self.data)
+
     def close(self) -> None:
         broker("stop", "--kill", *self.data)
 
@@ -63,11 +70,4 @@ def own_broker(tmp_path: Path) -> Iterator[OwnBroker]:
 def fleet(address: str, tmp_path: Path) -> Iterator[Fleet]:
     """Topics of their own, without workers."""
     with closing(Fleet(address, f"f{uuid.uuid4().hex[:8]}", tmp_path)) as made:
-        yield made
-
-
-@pytest.fixture
-def world(address: str, tmp_path: Path) -> Iterator[World]:
-    """Topics of their own, without toy workers."""
-    with closing(World(address, f"t{uuid.uuid4().hex[:8]}", tmp_path)) as made:
         yield made

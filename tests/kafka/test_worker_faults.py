@@ -12,12 +12,13 @@ import orjson
 import pytest
 
 from tests.embedded.test_reliability import poison
-from tests.embedded.traffic import START, arrivals
+from tests.embedded.traffic import SECOND, START, arrivals
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.golden import Golden, play
 from tests.kafka.world import eventually
 from worker.kafka.parameters import decoded
+from worker.kafka.topics import TopicLayout, create
 from worker.stream.partitioning import crc32_partition
 
 pytestmark = pytest.mark.slow
@@ -209,3 +210,34 @@ def test_workers_continue_after_clean_and_hard_restarts_of_the_broker(
         play(golden, fleet, disturb)
         as_golden(fleet, golden)
         assert fleet.running == [worker], "it was not restarted"
+
+
+def test_a_worker_goes_on_with_a_broker_that_lost_its_disk_once_the_topics_are_there_again(
+    own_broker: OwnBroker, tmp_path: Path
+) -> None:
+    with closing(Fleet(own_broker.address, "lost", tmp_path)) as fleet:
+        fleet.set_clock(START + SECOND)
+        worker = fleet.serving()
+        fleet.send(arrivals(20, seconds=1))
+        eventually(lambda: len(fleet.answered()) == 20, what="it serves")
+        own_broker.lose_disk()
+        create(fleet.connection, fleet.names, TopicLayout(partitions=4))
+        fleet.send(arrivals(20, seconds=1, seed=1))
+        eventually(lambda: len(fleet.answered()) == 20, what="it serves again")
+        eventually(lambda: worker.ready and worker.has_version(0), what="it learns again")
+        assert fleet.running == [worker], "it was not restarted"
+
+
+def test_the_mark_of_a_transaction_at_the_end_of_a_partition_does_not_hold_progress_back(fleet: Fleet) -> None:
+    fleet.set_clock(START + SECOND)
+    fleet.serving()
+    records = [(fleet.names.arrivals, one.session.encode(), one.value) for one in arrivals(40, seconds=1)]
+    fleet.send_raw(records, transaction=fleet.names.prefix)
+    eventually(lambda: len(fleet.answered()) == 40, what="every arrival is answered")
+    fleet.set_clock(START + 2 * SECOND)
+
+    def partitions_at(time: int) -> set[int]:
+        bodies = [orjson.loads(record.value) for record in fleet.read(fleet.names.journal)]
+        return {body["partition"] for body in bodies if body["kind"] == "progress" and body["time"] == time}
+
+    eventually(lambda: partitions_at(START + 2 * SECOND) == set(range(4)), what="every partition makes progress")

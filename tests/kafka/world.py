@@ -1,4 +1,4 @@
-"""Topics of their own on a broker, and toy workers on them: tests without asyncio."""
+"""Topics of their own on a broker, and processes of workers: tests without asyncio."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ import signal
 import subprocess
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import orjson
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from worker.child import command, environment
 from worker.cli.main import main
 from worker.kafka.clients import END, admin_client, offsets_of, partition_counts, topic_reader
 from worker.kafka.connection import Connection
-from worker.kafka.topics import TopicLayout, wait_for_topics
 from worker.stream.topology import ONLY_PARTITION, Topics
 
 ROOT = Path(__file__).parents[2]
@@ -196,157 +193,3 @@ class WorkerProcess:
         else:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-class ToyWorker(WorkerProcess):
-    """A worker with the toy processor."""
-
-    def __init__(self, world: World, number: int, **options: Any) -> None:
-        self.status_file = world.folder / f"worker-{number}.json"
-        settings = {
-            "servers": [world.address],
-            "prefix": world.names.prefix,
-            "group": world.names.prefix,
-            "status": str(self.status_file),
-            "session_timeout": 3.0,
-            "progress_interval": 0.2,
-            "log": "INFO",
-            **options,
-        }
-        super().__init__(world.folder / f"worker-{number}.log", "tests.kafka.toy", json.dumps(settings))
-
-    def status(self) -> dict[str, Any]:
-        try:
-            return dict(orjson.loads(self.status_file.read_bytes()))
-        except FileNotFoundError:
-            return {"open": False, "partitions": [], "generation": -1, "restored": 0}
-
-    def is_open(self, partitions: int | None = None) -> bool:
-        """Whether it serves, and, if given, so many partitions."""
-        assert self.running, f"the worker has ended:\n{self.tail()}"
-        status = self.status()
-        return bool(status["open"]) and (partitions is None or len(status["partitions"]) == partitions)
-
-    def terminate(self) -> int:
-        self.process.terminate()
-        return self.ended()
-
-    def ended(self) -> int:
-        return self.process.wait(60)
-
-
-class World(TopicSet):
-    """Topics, the toy workers on them, and the records that were sent."""
-
-    def __init__(self, address: str, prefix: str, folder: Path, partitions: int = 4) -> None:
-        super().__init__(address, prefix, folder)
-        self.partitions = partitions
-        self.workers: list[ToyWorker] = []
-        #: Per key, the numbers of its arrivals and of its clicks.
-        self.sent: dict[bytes, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
-        #: When the broker had acknowledged each (topic, number), and the partition it is in.
-        self.acknowledged: dict[tuple[str, int], tuple[int, int]] = {}
-        # Without policies: a compacted topic cannot be trimmed.
-        wanted = TopicLayout().topics(self.names, partitions)
-        admin = self.admin
-        for future in admin.create_topics([NewTopic(topic.name, topic.partitions, 1) for topic in wanted]).values():
-            future.result()
-        wait_for_topics(admin, [topic.name for topic in wanted])
-
-    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def committed(self) -> dict[tuple[str, int], int]:
-        group = ConsumerGroupTopicPartitions(self.names.prefix)
-        (future,) = self.admin.list_consumer_group_offsets([group]).values()
-        return {(tp.topic, tp.partition): tp.offset for tp in future.result().topic_partitions}
-
-    # ── traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def send(self, arrivals: Iterable[tuple[int, int]] = (), clicks: Iterable[tuple[int, int]] = ()) -> None:
-        """Send (key, number) to the inputs and wait until the broker has them."""
-        names = self.names
-        events = [(names.arrivals, key, number) for key, number in arrivals]
-        events += [(names.clicks, key, number) for key, number in clicks]
-        pairs = [(topic, b"key-%d" % key, orjson.dumps({"n": number})) for topic, key, number in events]
-        placed = self.send_raw(pairs)
-        now = time.time_ns() // 1_000_000
-        for (topic, key, number), partition in zip(events, placed, strict=True):
-            self.sent[b"key-%d" % key][topic == names.clicks].add(number)
-            self.acknowledged[topic, number] = (now, partition)
-
-    def rounds(self, first: int, count: int, keys: int = 50, base: int = 0) -> None:
-        """Send `count` arrivals and as many clicks, numbered from `first`, for `keys` keys from `base` on."""
-        numbers = range(first, first + count)
-        self.send([(base + n % keys, n) for n in numbers], [(base + n % keys, n) for n in numbers])
-
-    # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def start(self, **options: Any) -> ToyWorker:
-        worker = ToyWorker(self, len(self.workers) + 1, **options)
-        self.workers.append(worker)
-        return worker
-
-    def serving(self, **options: Any) -> ToyWorker:
-        """Start a worker and wait until it serves all partitions."""
-        worker = self.start(**options)
-        eventually(lambda: worker.is_open(self.partitions), what="the worker serves all partitions")
-        return worker
-
-    def close(self) -> None:
-        for worker in self.workers:
-            if worker.running:
-                worker.resume()
-                worker.kill()
-
-    # ── what must hold ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def caught_up(self) -> bool:
-        """Whether everything sent is processed, acknowledged and committed."""
-        committed = self.committed()
-        return all(committed.get(tp, 0) >= end for tp, end in self.ends(*self.names.inputs).items())
-
-    def facts(self) -> list[tuple[bytes, str, int]]:
-        """Return the journal without its progress: key, topic, number."""
-        journal = [(record.key, orjson.loads(record.value)) for record in self.read(self.names.journal)]
-        return [(key, body["kind"], body["n"]) for key, body in journal if body["kind"] != "progress"]
-
-    def expected_facts(self) -> set[tuple[bytes, str, int]]:
-        names = self.names
-        return {
-            (key, topic, number)
-            for key, parts in self.sent.items()
-            for topic, numbers in ((names.arrivals, parts[0]), (names.clicks, parts[1]))
-            for number in numbers
-        }
-
-    def last(self, topic: str) -> dict[bytes, tuple[set[int], set[int]]]:
-        """Return the last value of every key of a topic."""
-        values = {record.key: orjson.loads(record.value) for record in self.read(topic)}
-        return {key: (set(arrivals), set(clicks)) for key, (arrivals, clicks) in values.items()}
-
-    def joined(self, topic: str) -> dict[bytes, tuple[set[int], set[int]]]:
-        """Return the join of all values of every key of a topic."""
-        joined: dict[bytes, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
-        for record in self.read(topic):
-            arrivals, clicks = orjson.loads(record.value)
-            joined[record.key][0].update(arrivals)
-            joined[record.key][1].update(clicks)
-        return joined
-
-    def progress_is_true(self) -> int:
-        """Check every progress record against what had been sent by its time; return how many there are."""
-        seen: set[tuple[str, int]] = set()
-        count = 0
-        for record in self.read(self.names.journal):
-            body = orjson.loads(record.value)
-            if body["kind"] != "progress":
-                seen.add((body["kind"], body["n"]))
-                continue
-            count += 1
-            owed = {
-                event
-                for event, (time_, partition) in self.acknowledged.items()
-                if partition == body["partition"] and time_ <= body["time"]
-            }
-            assert owed <= seen, f"progress {body} at {record.offset} before {sorted(owed - seen)[:3]}"
-        return count

@@ -54,7 +54,7 @@ class _LibraryFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        kind = text.translate(_NO_DIGITS)
+        kind = text.rpartition("]: ")[2].translate(_NO_DIGITS)  # whichever client and thread says it
         now = monotonic()
         if "CONFWARN" in text or now < self._logged.get(kind, -inf) + self.interval:
             return False
@@ -66,6 +66,7 @@ _NO_DIGITS: Final = str.maketrans("", "", "0123456789")
 
 #: Log of librdkafka. Commands without a log show none of it: their errors have the cause.
 LIBRARY_LOG: Final = logging.getLogger("worker.kafka.librdkafka")
+LIBRARY_LOG.setLevel(logging.WARNING)
 LIBRARY_LOG.addFilter(_LibraryFilter())
 LIBRARY_LOG.addHandler(logging.NullHandler())
 
