@@ -59,11 +59,9 @@ def run_kafka(options: argparse.Namespace) -> int:
     """Measure the worker on a real broker."""
     from worker.bench.kafka import comparison
 
-    latency = options.latency or not options.backlog
-    backlog = options.backlog or not options.latency
-    total = latency * comparison.LATENCY_FIGURES + backlog * comparison.BACKLOG_FIGURES
-    measured = comparison.measure(options.broker, options.partitions, latency=latency, backlog=backlog)
-    return _show("kafka", measured, total, options.json)
+    parts = [part for part in ("latency", "backlog") if getattr(options, part)] or ["latency", "backlog"]
+    measured = comparison.measure(options.broker, options.partitions, parts)
+    return _show("kafka", measured, sum(comparison.FIGURES[part] for part in parts), options.json)
 
 
 def run_http(options: argparse.Namespace) -> int:
@@ -114,9 +112,9 @@ KAFKA = CommandSpec(
     name="kafka",
     summary=(
         "Measure the worker on a real broker against raw aiokafka, plain librdkafka and an idiomatic Faust agent: the\n"
-        "time from arrival to decision as a client sees it, at 20, 200 and 1,000 arrivals per second, arrivals per\n"
-        "second on a backlog, and processor time. Without --broker it starts a broker of its own, which needs Java 17,\n"
-        "and Maven for the first time."
+        "time from arrival to decision as a client sees it, at 20, 200 and 1,000 arrivals per second; arrivals per\n"
+        "second on a backlog; processor time. Without --broker it starts one, which needs Java 17, and Maven for the\n"
+        "first time."
     ),
     examples=(
         "adcascade bench kafka",

@@ -40,22 +40,10 @@ NAMES: Final = {
 }
 RATES: Final = {20: 12.0, 200: 6.0, 1_000: 6.0}  # seconds of a play, by arrivals per second
 WARM: Final = 1.5  # seconds before each play that do not count
-ROUNDS: Final = 5
-LATE: Final = 100.0  # milliseconds; if half of the clients wait for longer, the server does not keep up
-BACKLOG, FAUST_BACKLOG, BACKLOG_ROUNDS = 100_000, 6_000, 3  # arrivals
+ROUNDS: Final = {"latency": 5, "backlog": 3}
+ARRIVALS: Final = {"aiokafka": 100_000, "librdkafka": 100_000, "faust": 6_000, "worker": 100_000}  # of a backlog
 LOOK: Final = 0.02  # seconds between two looks at the end offsets
 PATIENCE: Final = 60.0  # seconds without a new decision before a run counts as failed
-
-#: Bounds of the worker's p50, as ratios to others, by arrivals per second.
-MOST: Final = {
-    "aiokafka": {20: 1.0, 200: 1.0, 1_000: 1.5},
-    "librdkafka": {20: 2.5, 200: 2.5, 1_000: 2.5},
-    "faust": {20: 1.0, 200: 1.0, 1_000: 1.0},
-}
-MOST_PROCESSOR: Final = {200: 1.4}  # of the processor time, as a ratio to raw aiokafka
-LEAST_BACKLOG: Final = 15.0  # of the arrivals per second, as a ratio to idiomatic Faust
-LATENCY_FIGURES: Final = len(RATES) * (len(NAMES) + len(MOST) + 1)
-BACKLOG_FIGURES: Final = len(NAMES) + 1
 
 
 class Run(NamedTuple):
@@ -70,12 +58,32 @@ class Run(NamedTuple):
     family: float
 
 
-#: Runs of each server, in the order of the rounds.
-Runs = Mapping[str, Sequence[Run]]
+class Ratio(NamedTuple):
+    """A ratio of the worker to another server, in a field of `Run`, and its bound."""
+
+    other: str
+    field: str
+    most: float | None = None
+    least: float | None = None
+
+
+def _latency_ratios(p50: float, processor: float | None = None) -> list[Ratio]:
+    others = {"aiokafka": p50, "librdkafka": 2.5, "faust": 1.0}
+    return [*(Ratio(other, "value", most) for other, most in others.items()), Ratio("aiokafka", "own", processor)]
+
+
+#: The ratios of each part.
+RATIOS: Final = {
+    "20 arrivals/s": _latency_ratios(1.0),
+    "200 arrivals/s": _latency_ratios(1.0, processor=1.4),
+    "1,000 arrivals/s": _latency_ratios(1.5),
+    "backlog": [Ratio("faust", "value", least=15)],
+}
+FIGURES: Final = {"latency": len(RATES) * (len(NAMES) + 4), "backlog": len(NAMES) + 1}
 
 
 def measure(
-    address: str | None, partitions: int, *, latency: bool, backlog: bool, share: float = 1.0
+    address: str | None, partitions: int, what: Sequence[str] = ("latency", "backlog"), *, share: float = 1.0
 ) -> Iterator[Figure | str]:
     """Yield the figures, and between them the step that follows; `share` is the part of the whole that is played."""
     yield "starting the broker"
@@ -83,31 +91,25 @@ def measure(
         servers = Servers(connection, Path(folder), partitions, share)
         yield "a backlog, for the broker to warm up"
         servers.work_off("librdkafka")
-        if latency:
-            yield from in_turn("latency", max(1, round(ROUNDS * share)), servers.play, latency_figures)
-        if backlog:
-            yield from in_turn("backlog", max(1, round(BACKLOG_ROUNDS * share)), servers.work_off, backlog_figures)
+        for name in what:
+            measure_one = servers.play if name == "latency" else servers.work_off
+            yield from in_turn(name, max(1, round(ROUNDS[name] * share)), measure_one)
 
 
-def in_turn(
-    part: str,
-    rounds: int,
-    measure_one: Callable[[str], Mapping[int, Run]],
-    figures: Callable[[int, Runs], Iterator[Figure]],
-) -> Iterator[Figure | str]:
+def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, Run]]) -> Iterator[Figure | str]:
     """Measure all servers in turn, and yield the figures; if it fails or is interrupted, of what it has measured."""
-    seen: dict[int, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    seen: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     failure: BaseException | None = None
     try:
         for turn in range(rounds):
-            for kind, name in NAMES.items():
-                yield f"{part}, round {turn + 1} of {rounds}, {name}"
-                for rate, run in measure_one(kind).items():
-                    seen[rate][kind].append(run)
+            for kind in NAMES:
+                yield f"{name}, round {turn + 1} of {rounds}, {NAMES[kind]}"
+                for part, run in measure_one(kind).items():
+                    seen[part][kind].append(run)
     except (FailedError, KeyboardInterrupt) as error:
         failure = error
-    for rate, runs in seen.items():
-        yield from figures(rate, runs)
+    for part, runs in seen.items():
+        yield from figures(part, runs)
     if failure is not None:
         raise failure
 
@@ -127,7 +129,7 @@ class Servers:
         arguments = [kind, broker, names.prefix, str(self._partitions)]
         return ChildProcess(NAMES[kind], ["worker.bench.kafka.baselines", *arguments], self._folder)
 
-    def play(self, kind: str) -> dict[int, Run]:
+    def play(self, kind: str) -> dict[str, Run]:
         """Start a server and play all rates, one after the other."""
         with (
             new_topics(self._connection, self._partitions, self._parameters) as names,
@@ -135,18 +137,18 @@ class Servers:
             closing(Client(self._connection, names, self._partitions)) as client,
         ):
             client.wait_until_served(child.check)
-            return {rate: self._play(client, child, rate, seconds) for rate, seconds in RATES.items()}
+            return {f"{rate:,} arrivals/s": self._play(client, child, rate) for rate in RATES}
 
-    def _play(self, client: Client, child: ChildProcess, rate: int, seconds: float) -> Run:
+    def _play(self, client: Client, child: ChildProcess, rate: int) -> Run:
         client.play(rate, WARM * self._share, child.check)
         before = child.processor_seconds()
-        waits = client.play(rate, seconds * self._share, child.check)
+        waits = client.play(rate, RATES[rate] * self._share, child.check)
         spent = np.subtract(child.processor_seconds(), before) * 1000 / len(waits)
         return Run(*np.quantile(waits, (0.5, 0.99)).tolist(), *spent.tolist())
 
-    def work_off(self, kind: str) -> dict[int, Run]:
+    def work_off(self, kind: str) -> dict[str, Run]:
         """Write a backlog, start a server, and wait until it has answered every arrival."""
-        count = round(self._share * (FAUST_BACKLOG if kind == "faust" else BACKLOG))
+        count = round(self._share * ARRIVALS[kind])
         with new_topics(self._connection, self._partitions, self._parameters) as names:
             write_backlog(self._connection, names, count, self._partitions)
             look = partial(decisions_in, admin_client(self._connection), names, self._partitions)
@@ -157,7 +159,7 @@ class Servers:
                 ended, last = _reached(count, look, child)
                 spent = np.subtract(child.processor_seconds(), before) * 1000
         answered = max(1, last - first)
-        return {0: Run(answered / (ended - began), nan, *(spent / answered).tolist())}
+        return {"backlog": Run(answered / (ended - began), nan, *(spent / answered).tolist())}
 
 
 def _reached(count: int, look: Callable[[], int], child: ChildProcess) -> tuple[float, int]:
@@ -175,43 +177,23 @@ def _reached(count: int, look: Callable[[], int], child: ChildProcess) -> tuple[
         time.sleep(LOOK)
 
 
-def latency_figures(rate: int, runs: Runs) -> Iterator[Figure]:
-    """Yield the waits at a rate, and the ratios of the worker to the others."""
-    where = f"{rate:,} arrivals/s"
+def figures(part: str, runs: Mapping[str, Sequence[Run]]) -> Iterator[Figure]:
+    """Yield the medians of each server, then the ratios of the worker to others, round by round."""
     for kind, made in runs.items():
-        p50, p99, own, family = map(statistics.median, zip(*made, strict=True))
-        detail = f"p50, {_span([run.value for run in made])}; p99 {p99:.1f} ms; {_processor(kind, own, family)}"
-        yield Figure(f"{NAMES[kind]}, {where}", p50, "ms", detail=detail + "; does not keep up" * (p50 > LATE))
-    for other, most in MOST.items():
-        ratios = [mine.value / its.value for mine, its in _pairs(runs, other)]
-        yield from _ratio(f"worker / {NAMES[other]}, {where}, p50", ratios, most=most[rate])
-    own_ratios = [mine.own / its.own for mine, its in _pairs(runs, "aiokafka")]
-    name = f"worker / {NAMES['aiokafka']}, {where}, processor"
-    yield from _ratio(name, own_ratios, most=MOST_PROCESSOR.get(rate))
-
-
-def backlog_figures(_: int, runs: Runs) -> Iterator[Figure]:
-    """Yield the arrivals per second on a backlog, and the ratio of the worker to idiomatic Faust."""
-    for kind, made in runs.items():
-        value, _, own, family = map(statistics.median, zip(*made, strict=True))
-        detail = f"{_span([run.value for run in made])}; {_processor(kind, own, family)}"
-        yield Figure(f"{NAMES[kind]}, backlog", value, "arrivals/s", detail=detail)
-    ratios = [mine.value / its.value for mine, its in _pairs(runs, "faust")]
-    yield from _ratio(f"worker / {NAMES['faust']}, backlog", ratios, least=LEAST_BACKLOG)
-
-
-def _pairs(runs: Runs, other: str) -> list[tuple[Run, Run]]:
-    """Return the runs of the worker and of another, round by round; the last round may be incomplete."""
-    return list(zip(runs.get("worker", ()), runs.get(other, ()), strict=False))
-
-
-def _processor(kind: str, own: float, family: float) -> str:
-    return f"processor {own:.3g} ms/arrival" + (f", {family:.3g} with its learner" if kind == "worker" else "")
-
-
-def _ratio(name: str, ratios: Sequence[float], **bound: float | None) -> Iterator[Figure]:
-    if ratios:
-        yield Figure(name, statistics.median(ratios), "×", detail=_span(ratios), **bound)
+        value, p99, own, family = map(statistics.median, zip(*made, strict=True))
+        detail = f"{_span([run.value for run in made])}; processor {own:.3g} ms/arrival"
+        detail += f", {family:.3g} with its learner" if kind == "worker" else ""
+        if part == "backlog":
+            yield Figure(f"{NAMES[kind]}, {part}", value, "arrivals/s", detail=detail)
+        else:
+            yield Figure(f"{NAMES[kind]}, {part}", value, "ms", detail=f"p50, {detail}; p99 {p99:.1f} ms")
+    for other, field, most, least in RATIOS[part]:
+        # The last round may be incomplete.
+        pairs = zip(runs.get("worker", ()), runs.get(other, ()), strict=False)
+        ratios = [getattr(mine, field) / getattr(its, field) for mine, its in pairs]
+        if ratios:
+            name = f"worker / {NAMES[other]}, {part}{', processor' if field == 'own' else ''}"
+            yield Figure(name, statistics.median(ratios), "×", most=most, least=least, detail=_span(ratios))
 
 
 def _span(values: Sequence[float]) -> str:

@@ -115,16 +115,8 @@ def processor_seconds(pid: int) -> float:
 
 def worker_process(broker: str, names: Topics, folder: Path, **more: str) -> ChildProcess:
     """Start a worker, with `more` options. Its arms and its dimension come from the published version."""
-    options = {
-        "broker": broker,
-        "prefix": names.prefix,
-        "group": names.prefix,
-        "horizon": HORIZON,
-        "window": f"{WINDOW}ms",
-        "session-timeout": f"{TIMEOUT}ms",
-        "lateness": f"{LATENESS}ms",
-        "log-level": "warning",
-        **{name.replace("_", "-"): value for name, value in more.items()},
-    }
-    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    options = {"broker": broker, "prefix": names.prefix, "group": names.prefix, "horizon": HORIZON}
+    options |= {"window": f"{WINDOW}ms", "session_timeout": f"{TIMEOUT}ms", "lateness": f"{LATENESS}ms"}
+    options |= {"log_level": "warning", **more}
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     return ChildProcess("the worker", ["worker", "worker", *flags], folder)
