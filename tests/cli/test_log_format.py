@@ -51,49 +51,6 @@ def test_a_secret_in_a_message_or_an_error_is_removed(format: str) -> None:
     assert stream.getvalue().count(HIDDEN) >= 3
 
 
-NOT_YET = "Group Coordinator Request failed: [Error 15] GroupCoordinatorNotAvailableError"
-REBALANCING = "Heartbeat failed for group ads because it is rebalancing"
-
-
-def shown(times: list[tuple[float, str]], level: str = "info") -> list[tuple[float, str, str]]:
-    """Log errors of aiokafka at given times, and return time, level and message of the lines."""
-    stream = io.StringIO()
-    configure(format="json", level=level, stream=stream)
-    for time, message in times:
-        fields = {"name": "aiokafka.consumer", "levelno": logging.ERROR, "levelname": "ERROR", "msg": message}
-        logging.getLogger().handle(logging.makeLogRecord({**fields, "created": time}))
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    return [(float(line["time"][-7:-1]), line["level"], line["message"]) for line in lines]
-
-
-@pytest.mark.parametrize("message", [NOT_YET, REBALANCING, "Marking the coordinator dead (node 1)for group ads."])
-def test_what_passes_by_itself_at_a_first_start_is_one_line_of_information(message: str) -> None:
-    lines = shown([(time / 10, message) for time in range(100)])
-    assert [(time, level) for time, level, _ in lines] == [(0.0, "info")]
-    assert "Error 15" not in lines[0][2]
-    assert shown([(0.0, message)], level="warning") == []
-
-
-def test_if_it_does_not_pass_it_is_a_warning_once_a_minute() -> None:
-    lines = shown([(float(time), NOT_YET) for time in range(60)])
-    assert [(time, level) for time, level, _ in lines] == [(0.0, "info"), (30.0, "warning")]
-    assert NOT_YET in lines[1][2]
-    assert "for 30 s now" in lines[1][2]
-    assert len(shown([(float(time), NOT_YET) for time in range(200)], level="warning")) == 3
-
-
-def test_it_begins_anew_after_a_pause_and_other_errors_are_shown_as_they_are() -> None:
-    other = "Group Coordinator Request failed: [Error 30] not authorized"
-    lines = shown([(0.0, NOT_YET), (1.0, NOT_YET), (40.0, NOT_YET), (41.0, REBALANCING), (42.0, other), (53.0, other)])
-    assert [level for _, level, _ in lines] == ["info", "info", "info", "error", "error"]
-
-
-def test_a_broker_that_is_down_fills_no_log() -> None:
-    lines = shown([(time / 10, "Unable connect to node with id 1") for time in range(250)])
-    assert [(time, level) for time, level, _ in lines] == [(0.0, "error"), (10.0, "error"), (20.0, "error")]
-    assert lines[1][2] == "Unable connect to node with id 1 (and 99 more like it)"
-
-
 def test_without_a_format_a_pipe_gets_json_and_a_terminal_text() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -112,7 +69,7 @@ def test_libraries_log_warnings_only_and_services_nothing() -> None:
     configure(format="json", stream=stream)
     logging.getLogger("faust.app").info("tables")
     logging.getLogger("worker.kafka.worker").info("[^--Watch]: Starting...")
-    logging.getLogger("aiokafka").warning("connection lost")
+    logging.getLogger("faust.transport").warning("connection lost")
     assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["connection lost"]
 
 

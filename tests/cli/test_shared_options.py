@@ -37,10 +37,14 @@ def test_credentials_without_tls_are_refused_unless_allowed() -> None:
     allowed = connection(
         resolved("--sasl-username", "me", "--allow-plaintext-credentials", ADCASCADE_SASL_PASSWORD=PASSWORD)
     )
-    assert allowed.arguments()["security_protocol"] == "SASL_PLAINTEXT"
+    assert allowed.settings["security.protocol"] == "sasl_plaintext"
     secured = connection(resolved("--sasl-username", "me", "--tls", ADCASCADE_SASL_PASSWORD=PASSWORD))
-    assert secured.arguments()["security_protocol"] == "SASL_SSL"
-    assert secured.arguments()["sasl_plain_password"] == PASSWORD
+    assert secured.settings == {
+        "security.protocol": "sasl_ssl",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "me",
+        "sasl.password": PASSWORD,
+    }
 
 
 def test_the_worker_refuses_credentials_in_clear_before_it_connects(monkeypatch, capsys) -> None:
@@ -69,7 +73,7 @@ def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None
         resolved("--sasl-username", "me", "--tls", ADCASCADE_SASL_PASSWORD_FILE=str(file)),
         resolved("--sasl-username", "me", "--tls", "--sasl-password-file", str(file)),
     ):
-        assert connection(given).password == PASSWORD
+        assert connection(given).secrets == [PASSWORD]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,17 @@ def test_a_secret_comes_from_a_file_without_its_line_end(tmp_path: Path) -> None
         (["--tls-ca", "/none.pem"], {}, "--tls-ca /none.pem: No such file"),
         (["--broker", "kafka"], {}, "not a broker address"),
         (["--broker", ","], {}, "no broker"),
+        (["--kafka", "fetch.wait"], {}, "--kafka: must be NAME=VALUE"),
+        (["--kafka", "foo=1"], {}, 'No such configuration property: "foo"'),
+        (["--kafka", "acks=1"], {}, "acks cannot be changed: every write is acknowledged by all replicas"),
+        (["--kafka", "fetch.wait.max.ms=soon"], {}, 'Invalid value for configuration property "fetch.wait.max.ms"'),
+        (["--tls", "--kafka", "security.protocol=ssl"], {}, "--tls and the Kafka setting security.protocol are both"),
+        (["--kafka", "sasl.username=me"], {"ADCASCADE_KAFKA": "sasl.password=x"}, "in clear"),
+        (
+            ["--sasl-username", "me", "--tls", "--kafka", "sasl.mechanisms=PLAIN"],
+            {"ADCASCADE_SASL_PASSWORD": "x"},
+            "--sasl-mechanism and the Kafka setting sasl.mechanism are both given: remove one of them",
+        ),
     ],
 )
 def test_a_contradictory_connection_is_refused_with_the_reason(arguments, environment, complaint) -> None:
@@ -106,6 +121,64 @@ def test_a_key_with_a_passphrase_is_refused_without_a_prompt(tmp_path: Path) -> 
     subprocess.run([needs("openssl", package="openssl"), *arguments.split()], capture_output=True, check=True)
     with pytest.raises(InputError, match="passphrase"):
         connection(resolved("--tls-cert", str(cert), "--tls-key", str(key)))
+
+
+def test_settings_of_librdkafka_pass_through_from_flags_the_variable_and_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "adcascade.toml"
+    file.write_text(
+        '[kafka]\n"fetch.wait.max.ms" = 50\nfetch.min.bytes = 3\nsocket.keepalive.enable = true\n'
+        'client.id = "file"\nclient.rack = "file"\nssl.key.password = "psst"\n'
+    )
+    variable = "client.id=variable,debug=topic,cgrp , client.rack=variable"
+    made = connection(resolved("--config", str(file), "--kafka", "client.rack=a=b", ADCASCADE_KAFKA=variable))
+    assert made.settings == {
+        "fetch.wait.max.ms": "50",
+        "fetch.min.bytes": "3",
+        "socket.keepalive.enable": "true",
+        "client.id": "variable",
+        "client.rack": "a=b",
+        "debug": "topic,cgrp",
+        "ssl.key.password": "psst",
+    }
+    assert made.secrets == ["psst"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("kafka = 5", r"kafka in the config file must be a table \[kafka\]"),
+        (
+            "[kafka]\nclient.id = [1]",
+            r"client.id in \[kafka\] of the config file must be a text, a number, true or false",
+        ),
+    ],
+)
+def test_a_wrong_table_of_settings_is_refused_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "adcascade.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=complaint):
+        resolved("--config", str(file))
+
+
+@pytest.mark.parametrize("name", ["sasl.password", "ssl.key.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"])
+def test_a_secret_of_librdkafka_is_no_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topics", "check", "--kafka", f"{name}={PASSWORD}"]) == 2
+    err = capsys.readouterr().err
+    assert f"--kafka {name}: the list of processes would show its value; put it into ADCASCADE_KAFKA" in err
+    assert PASSWORD not in err
+
+
+def test_the_flags_of_tls_are_short_forms_of_settings_of_librdkafka(tmp_path: Path) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    arguments = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=test -keyout {key} -out {cert} -days 1"
+    subprocess.run([needs("openssl", package="openssl"), *arguments.split()], capture_output=True, check=True)
+    given = resolved("--tls-ca", str(cert), "--tls-cert", str(cert), "--tls-key", str(key))
+    assert connection(given).settings == {
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(cert),
+        "ssl.certificate.location": str(cert),
+        "ssl.key.location": str(key),
+    }
 
 
 def test_brokers_are_separated_by_commas() -> None:

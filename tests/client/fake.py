@@ -49,7 +49,7 @@ class FakeTransport:
 
     def fail(self) -> None:
         for future in self._futures:
-            future.set_exception(UndeliveredError("no broker took the record"))
+            future.set_exception(UndeliveredError("no broker accepted the record"))
         self._futures.clear()
 
     def decide(self, session_id: str, position: int, slate: tuple[str, ...], *, partition: int = 3) -> None:

@@ -24,7 +24,7 @@ STEPS = st.lists(
     ),
     max_size=40,
 )
-PLACES = 2
+SLOTS = 2
 
 
 class Schedule:
@@ -32,7 +32,7 @@ class Schedule:
 
     def __init__(self) -> None:
         self.transport = FakeTransport(holds=True)
-        self.exchange = Exchange(self.transport, most_in_flight=PLACES, remember=2, seconds=60, others=False)
+        self.exchange = Exchange(self.transport, most_in_flight=SLOTS, remember=2, seconds=60, others=False)
         self.tasks: list[asyncio.Task[Any]] = []
 
     async def step(self, kind: str, session: Any, detail: Any) -> None:
@@ -76,7 +76,7 @@ class Schedule:
 
 
 @given(STEPS)
-def test_every_request_ends_and_gives_its_place_back(steps: list[tuple[str, Any, Any]]) -> None:
+def test_every_request_ends_and_gives_its_slot_back(steps: list[tuple[str, Any, Any]]) -> None:
     async def run() -> None:
         schedule = Schedule()
         await schedule.exchange.start()
@@ -85,7 +85,7 @@ def test_every_request_ends_and_gives_its_place_back(steps: list[tuple[str, Any,
                 await schedule.step(*step)
             results = await schedule.finish()
         exchange = schedule.exchange
-        assert exchange._room._value == PLACES
+        assert exchange._free._value == SLOTS
         assert not exchange._unacknowledged
         assert not any(session.waits or session.asking for session in exchange._sessions.values())
         assert all(

@@ -10,8 +10,8 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
+from tests.mock_cluster import PARTITIONS, MockCluster
 from worker.client.kafka import KafkaTransport
 from worker.client.transport import Keyed, UndeliveredError
 from worker.errors import FailedError, InputError
@@ -20,37 +20,16 @@ from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import Record, Topics
 
 TOPICS = Topics("ads")
-PARTITIONS = 4  # of every topic in a mock cluster
-
-
-class Brokers:
-    """Three brokers with the topics of clients."""
-
-    def __init__(self) -> None:
-        silent = logging.getLogger("mock")
-        silent.addHandler(logging.NullHandler())
-        silent.propagate = False
-        self._owner = Producer({"bootstrap.servers": "x", "test.mock.num.brokers": 3, "logger": silent})
-        found = self._owner.list_topics(timeout=30).brokers.values()
-        self.connection = Connection(servers=tuple(f"{broker.host}:{broker.port}" for broker in found))
-        for topic in (TOPICS.arrivals, TOPICS.clicks, TOPICS.decisions):
-            assert len(self._owner.list_topics(topic, timeout=30).topics[topic].partitions) == PARTITIONS
-
-    def decide(self, *numbers: int) -> None:
-        """Write decisions, in any case to all partitions in turn."""
-        for number in numbers:
-            self._owner.produce(TOPICS.decisions, b"%d" % number, b"key", number % PARTITIONS)
-        assert self._owner.flush(60) == 0
-
-    def close(self) -> None:
-        """End all brokers."""
-        self._owner.close()
 
 
 @pytest.fixture
-def brokers() -> Iterator[Brokers]:
-    with closing(Brokers()) as made:
+def brokers() -> Iterator[MockCluster]:
+    with closing(MockCluster(TOPICS.arrivals, TOPICS.clicks, TOPICS.decisions)) as made:
         yield made
+
+
+def decide(brokers: MockCluster, *numbers: int) -> None:
+    brokers.write(TOPICS.decisions, (b"%d" % number for number in numbers))
 
 
 class Received(list[Record]):
@@ -63,7 +42,7 @@ class Received(list[Record]):
 
 
 def with_transport(
-    brokers: Brokers, use: Callable[[KafkaTransport, Received], Awaitable[Any]], **settings: Any
+    brokers: MockCluster, use: Callable[[KafkaTransport, Received], Awaitable[Any]], **settings: Any
 ) -> KafkaTransport:
     transport = KafkaTransport(brokers.connection, TOPICS, **settings)
 
@@ -88,32 +67,34 @@ def arrival(number: int) -> Keyed:
     return Keyed("arrivals", b"s-%d" % number, b"{}")
 
 
-def test_every_decision_after_the_start_is_received_once_and_none_before_it(brokers: Brokers) -> None:
-    brokers.decide(*range(10))
+def test_every_decision_after_the_start_is_received_once_and_none_before_it(brokers: MockCluster) -> None:
+    decide(brokers, *range(10))
 
     async def use(transport: KafkaTransport, received: Received) -> None:
-        await asyncio.to_thread(brokers.decide, *range(100, 120))
+        await asyncio.to_thread(decide, brokers, *range(100, 120))
         assert await received.numbers(20) == [*range(100, 120)]
-        await asyncio.to_thread(brokers.decide, 120)
+        await asyncio.to_thread(decide, brokers, 120)
         assert await received.numbers(21) == [*range(100, 121)]
 
     with_transport(brokers, use)
 
 
-def test_records_go_to_the_partition_of_their_key_or_to_the_one_given(brokers: Brokers) -> None:
+def test_records_go_to_the_partition_of_their_key_or_to_the_one_given(brokers: MockCluster) -> None:
     async def use(transport: KafkaTransport, received: Received) -> None:
         await asyncio.gather(*(transport.send(arrival(number)) for number in range(40)))
         await transport.send(Keyed("clicks", b"s-1", b"{}", 2))
 
     with_transport(brokers, use)
-    placed = [record.partition for record in read(brokers, TOPICS.arrivals)]
+    placed = [record.partition for record in brokers.read(TOPICS.arrivals)]
     assert sorted(placed) == sorted(murmur2_partition(b"s-%d" % number, PARTITIONS) for number in range(40))
-    assert [record.partition for record in read(brokers, TOPICS.clicks)] == [2]
+    assert [record.partition for record in brokers.read(TOPICS.clicks)] == [2]
 
 
-def test_decisions_that_come_while_the_loop_is_busy_are_received_afterwards_in_their_order(brokers: Brokers) -> None:
+def test_decisions_that_come_while_the_loop_is_busy_are_received_afterwards_in_their_order(
+    brokers: MockCluster,
+) -> None:
     async def use(transport: KafkaTransport, received: Received) -> None:
-        brokers.decide(*range(30_000))  # blocks the loop
+        decide(brokers, *range(30_000))  # blocks the loop
         await received.numbers(30_000)
         for partition in range(PARTITIONS):
             offsets = [record.offset for record in received if record.partition == partition]
@@ -122,7 +103,7 @@ def test_decisions_that_come_while_the_loop_is_busy_are_received_afterwards_in_t
     with_transport(brokers, use)
 
 
-def test_stopping_waits_for_what_is_in_flight_and_leaves_no_thread(brokers: Brokers) -> None:
+def test_stopping_waits_for_what_is_in_flight_and_leaves_no_thread(brokers: MockCluster) -> None:
     sent: list[asyncio.Future[None]] = []
 
     async def use(transport: KafkaTransport, received: Received) -> None:
@@ -135,7 +116,7 @@ def test_stopping_waits_for_what_is_in_flight_and_leaves_no_thread(brokers: Brok
     assert not client_threads()
 
 
-def test_a_record_after_the_end_is_not_delivered(brokers: Brokers) -> None:
+def test_a_record_after_the_end_is_not_delivered(brokers: MockCluster) -> None:
     async def use(transport: KafkaTransport, received: Received) -> None:
         await transport.stop()
         with pytest.raises(UndeliveredError, match="the client is closed"):
@@ -144,7 +125,7 @@ def test_a_record_after_the_end_is_not_delivered(brokers: Brokers) -> None:
     with_transport(brokers, use)
 
 
-def test_a_record_that_is_too_large_is_given_up_alone(brokers: Brokers) -> None:
+def test_a_record_that_is_too_large_is_given_up_alone(brokers: MockCluster) -> None:
     async def use(transport: KafkaTransport, received: Received) -> None:
         large = transport.send(Keyed("arrivals", b"s", bytes(2 << 20)))
         await transport.send(arrival(1))
@@ -155,7 +136,7 @@ def test_a_record_that_is_too_large_is_given_up_alone(brokers: Brokers) -> None:
 
 
 def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_told(
-    brokers: Brokers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    brokers: MockCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("worker.client.kafka._ANSWER_TIMEOUT", 0.2)
 
@@ -164,7 +145,7 @@ def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_told(
         await asyncio.to_thread(brokers.close)
         sent = [transport.send(arrival(number)) for number in range(3)]
         for future in sent:
-            with pytest.raises(UndeliveredError, match="no broker took the record"):
+            with pytest.raises(UndeliveredError, match="no broker accepted the record"):
                 await future
         while transport.trouble is None:  # noqa: ASYNC110 - the test has a deadline
             await asyncio.sleep(0.01)
@@ -179,7 +160,7 @@ def test_without_brokers_records_are_given_up_in_time_and_the_trouble_is_told(
     assert sum("cannot use Kafka" in text for text in messages) == 1
 
 
-def test_the_thread_ends_with_a_loop_that_was_closed_without_a_stop(brokers: Brokers) -> None:
+def test_the_thread_ends_with_a_loop_that_was_closed_without_a_stop(brokers: MockCluster) -> None:
     transport = KafkaTransport(brokers.connection, TOPICS)
     asyncio.run(transport.start(lambda _: None))
     (thread,) = client_threads()
@@ -200,19 +181,8 @@ def test_a_setting_that_librdkafka_refuses_is_told_before_anything_is_started(
     assert not client_threads()
 
 
-def test_missing_topics_are_told_before_anything_is_started(brokers: Brokers) -> None:
+def test_missing_topics_are_told_before_anything_is_started(brokers: MockCluster) -> None:
     transport = KafkaTransport(brokers.connection, Topics("nowhere"))
     with pytest.raises(FailedError, match="adcascade topics create"):
         asyncio.run(transport.start(lambda _: None))
     assert not client_threads()
-
-
-def read(brokers: Brokers, topic: str) -> list[Record]:
-    from worker.kafka.clients import record_of, topic_reader
-
-    records: list[Record] = []
-    with topic_reader(brokers.connection) as reader:
-        reader.read_from({(topic, partition): 0 for partition in range(PARTITIONS)})
-        while len(reader.at_end) < PARTITIONS:
-            records += map(record_of, reader.poll(1.0))
-    return records

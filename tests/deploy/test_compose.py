@@ -12,6 +12,7 @@ import orjson
 import pytest
 from jsonschema.validators import validator_for
 from prometheus_client import CollectorRegistry
+from worker.kafka.faust.link import FaustOptions
 
 from tests.deploy.files import (
     DEPLOY,
@@ -29,7 +30,6 @@ from tests.programs import needs
 from worker.cli.options.catalog import read_arms
 from worker.cli.traffic import _settings as traffic_settings
 from worker.kafka.connection import Connection
-from worker.kafka.faust.link import FaustOptions
 from worker.web.server import operations
 
 SERVICES: dict[str, Any] = compose()["services"]

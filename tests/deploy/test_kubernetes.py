@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from worker.kafka.faust.link import FaustOptions
 
 from tests.deploy.files import (
     DEPLOY,
@@ -29,7 +30,6 @@ from worker.cli.options.catalog import read_arms
 from worker.http.server import HEALTH
 from worker.kafka import topics as kafka_topics
 from worker.kafka.connection import Connection
-from worker.kafka.faust.link import FaustOptions
 from worker.stream.topology import Topics
 from worker.web.server import operations
 

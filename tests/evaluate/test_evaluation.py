@@ -18,7 +18,7 @@ from worker.errors import FailedError, InputError
 from worker.evaluate import evaluation as module
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.logged import BEYOND, NO_VERSION, OPEN, SEVERAL
+from worker.evaluate.logged import BEYOND, NO_VERSION, OPEN, UNCERTAIN
 from worker.evaluate.planning import CONTRADICTS, Assembled
 from worker.evaluate.targets import Change, align, fold_again
 from worker.logs.findings import Findings
@@ -220,7 +220,14 @@ def test_a_session_opened_with_several_slates_is_left_out(lines: list[Line], tmp
     other = next(arm for arm in ("ad-1", "ad-2", "ad-3") if arm != slate[0])
     again = changed({**opened, "offset": 10**6}, slate=[other, *slate[1:]])
     evaluation = evaluate_log(write(tmp_path / "log.jsonl", [*lines, again]), Change())
-    assert evaluation.left_out[SEVERAL] == 1
+    assert evaluation.left_out[UNCERTAIN] == 1
+
+
+def test_a_session_that_is_marked_as_uncertain_is_left_out(lines: list[Line], tmp_path: Path) -> None:
+    at = next(i for i, line in enumerate(lines) if line["topic"] == "ads.journal" and '"opened"' in line["payload"])
+    lines[at] = changed(lines[at], uncertain=True)
+    evaluation = evaluate_log(write(tmp_path / "log.jsonl", lines), Change())
+    assert evaluation.left_out[UNCERTAIN] == 1
 
 
 def test_sessions_of_a_version_that_is_not_in_the_log_are_left_out(lines: list[Line], tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ import orjson
 
 from tests.embedded.traffic import ARMS, Sent, settings
 from tests.kafka.world import TopicSet, WorkerProcess, eventually
-from worker.kafka.clients import run_client
 from worker.kafka.control import KafkaControl
 from worker.kafka.topics import TopicLayout, create
 from worker.stream.settings import LearningSettings
@@ -112,7 +111,7 @@ class Fleet(TopicSet):
         self.arguments = [*self.flags, "--group", prefix, "--catalog", str(arms)]
         self.arguments += ["--progress-interval", "100ms", "--member-timeout", "2s", *flags(settings())]
         self.arguments += ["--max-behind", "36500d"]  # the events of these tests are years old
-        run_client(self.connection, create(self.connection, self.names, TopicLayout(partitions=partitions)))
+        create(self.connection, self.names, TopicLayout(partitions=partitions))
 
     def set_clock(self, now: int) -> None:
         """Set the clock of the workers; they must not read half of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,18 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiokafka.protocol.admin import CreateAclsRequest
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
 from tests.kafka.conftest import broker
 from tests.programs import needs
 from worker.kafka.clients import admin_client
 from worker.kafka.connection import Connection
 
-# The numbers of the protocol, by the names that Strimzi gives them.
-_TYPES = {"topic": 2, "group": 3, "cluster": 4}
-_PATTERNS = {"literal": 3, "prefix": 4}
-_OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10, "IdempotentWrite": 12}
-_ALLOW = 3
+# The names that Strimzi gives them.
+_TYPES = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "cluster": ResourceType.BROKER}
+_PATTERNS = {"literal": ResourcePatternType.LITERAL, "prefix": ResourcePatternType.PREFIXED}
+_OPERATIONS = {
+    "Read": AclOperation.READ,
+    "Write": AclOperation.WRITE,
+    "Create": AclOperation.CREATE,
+    "Describe": AclOperation.DESCRIBE,
+    "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
+    "IdempotentWrite": AclOperation.IDEMPOTENT_WRITE,
+}
 
 #: Only the anonymous user (the test itself, on the plain listener) and the client certificate have rights.
 RULES = {
@@ -41,24 +46,18 @@ class Guarded:
 
     def allow(self, user: str, rules: Sequence[Mapping[str, Any]]) -> None:
         """Grant rights to a user, written as in a KafkaUser of Strimzi."""
-        asyncio.run(self._allow(user, rules))
-
-    async def _allow(self, user: str, rules: Sequence[Mapping[str, Any]]) -> None:
-        async with admin_client(Connection(servers=(self.addresses["PLAINTEXT"],))) as admin:
-            for rule in rules:
-                resource = rule["resource"]
-                for operation in rule["operations"]:
-                    request = CreateAclsRequest(
-                        _TYPES[resource["type"]],
-                        resource["name"],
-                        _PATTERNS[resource["patternType"]],
-                        f"User:{user}",
-                        "*",
-                        _OPERATIONS[operation],
-                        _ALLOW,
-                    )
-                    answer: Any = await admin._send_request(request)
-                    assert [code for code, *_ in answer.creation_responses] == [0], answer
+        bindings = [
+            AclBinding(
+                *(_TYPES[rule["resource"]["type"]], rule["resource"]["name"]),
+                *(_PATTERNS[rule["resource"]["patternType"]], f"User:{user}", "*"),
+                *(_OPERATIONS[operation], AclPermissionType.ALLOW),
+            )
+            for rule in rules
+            for operation in rule["operations"]
+        ]
+        admin = admin_client(Connection(servers=(self.addresses["PLAINTEXT"],)))
+        for future in admin.create_acls(bindings).values():
+            future.result()
 
 
 @contextmanager

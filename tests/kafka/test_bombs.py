@@ -1,85 +1,64 @@
-"""Records and stored values that ended the worker, again and again, before their size was bounded."""
+"""Compressed batches: the broker refuses those that unpack to too much, and takes ordinary ones."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from hashlib import sha256
-from pathlib import Path
+import json
+from contextlib import closing
 
-import orjson
 import pytest
+from confluent_kafka import KafkaError, Producer
 
-from tests.embedded.traffic import START, arrivals
-from tests.kafka.fleet import Fleet, Running
+from tests.kafka.fleet import Fleet
 from tests.kafka.world import eventually
-from worker.kafka.unpacking import MOST_UNPACKED
-from worker.stream.topology import CUT_BYTES, LEAST_BYTES
+from worker.kafka.topics import DEFAULT_BYTES
 
-pytestmark = pytest.mark.slow
-
-HUGE = b'{"session_id":"huge","padding":"' + b"x" * 70_000_000 + b'"}'
-MEBIBYTE = 1 << 20
+#: Bytes of zeros that each codec packs into a batch below `max.message.bytes`. Snappy packs 21 to 1.
+BOMBS = {"gzip": 70_000_000, "zstd": 70_000_000, "lz4": 70_000_000, "snappy": 20_000_000}
 
 
-def memory(worker: Running) -> int:
-    """Return the most memory that a worker has taken, in bytes."""
-    status = Path(f"/proc/{worker.process.pid}/status").read_text(encoding="ascii")
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024
+def send(fleet: Fleet, topic: str, codec: str, *values: bytes) -> tuple[set[int], int]:
+    """Produce values to a partition in one batch; return the codes of errors and the bytes of a request."""
+    codes: set[int] = set()
+    statistics: list[str] = []
+    settings = {
+        "bootstrap.servers": fleet.address,
+        "compression.type": codec,
+        "message.max.bytes": 1_000_000_000,
+        "queue.buffering.max.kbytes": 2_000_000,
+        "linger.ms": 50,
+        "statistics.interval.ms": 20,
+        "stats_cb": statistics.append,
+    }
+    with closing(Producer(settings)) as producer:
+
+        def delivered(error: KafkaError | None, _: object) -> None:
+            codes.add(KafkaError.NO_ERROR if error is None else error.code())
+
+        for value in values:
+            producer.produce(topic, value, b"key", 0, on_delivery=delivered)
+        producer.flush()
+        statistics.clear()
+        eventually(lambda: producer.poll(0.1) is not None and statistics, what="statistics")
+    found = json.loads(statistics[0])
+    requests = sum(broker["req"].get("Produce", 0) for broker in found["brokers"].values())
+    return codes, found["tx_bytes"] // requests  # a new topic may be asked twice
 
 
-def large_arrival() -> bytes:
-    """Return an arrival whose fact is larger than the smallest topic takes."""
-    exclude = ["😀" * 60 + str(n) for n in range(250)]
-    body = {"session_id": "large", "occurred_at": START, "context": [0.0, 0.0, 0.0], "exclude": exclude}
-    return orjson.dumps(body)
+@pytest.mark.parametrize("codec", BOMBS)
+def test_a_small_batch_that_unpacks_to_too_much_is_refused_by_the_broker(fleet: Fleet, codec: str) -> None:
+    bomb = bytes(BOMBS[codec])
+    for topic in (fleet.names.arrivals, fleet.names.clicks):
+        codes, sent = send(fleet, topic, codec, bomb)
+        assert codes == {KafkaError.MSG_SIZE_TOO_LARGE}
+        assert sent < DEFAULT_BYTES, "it is small on its way"
+    codes, _ = send(fleet, fleet.names.decisions, codec, bomb)
+    assert codes == {KafkaError.NO_ERROR}, "a topic that stays compressed takes it"
 
 
-def test_bombs_large_outputs_small_topics_and_damaged_state_cost_a_dead_letter_and_nothing_else(fleet: Fleet) -> None:
-    fleet.set_clock(START)
-    names = fleet.names
-    fleet.configure(names.decisions, max_message_bytes=str(LEAST_BYTES))
-    first = fleet.serving()
-    good = arrivals(800, seconds=1)
-    fleet.send(good[:20])
-    eventually(lambda: len(fleet.answered()) == 20, what="all are answered")
-    assert first.terminate()[0] == 0, first.tail()
-    damaged = good[0].session.encode()
-    fleet.send_raw([(names.changelog, damaged, b"\x05"), (names.changelog, b"unknown", b"{}")])
-
-    worker = fleet.serving()
-    fleet.send_raw([(names.arrivals, b"huge", HUGE)])
-    bomb = bytes(MOST_UNPACKED + MEBIBYTE)
-    fleet.send_raw([(names.arrivals, b"bomb", bomb)] * 2, compression="zstd")
-    fleet.send_raw([(names.clicks, b"bomb", bomb)], compression="lz4")
-    del bomb
-    fleet.send_raw([(names.arrivals, b"large", large_arrival())])
-    for n, codec in enumerate(("gzip", "snappy", "lz4", "zstd")):
-        some = good[20:][n::4]
-        fleet.send_raw(((names.arrivals, one.session.encode(), one.value) for one in some), compression=codec)
-
-    eventually(lambda: len(fleet.answered()) == len(good), what="all are answered")
-    eventually(lambda: len(fleet.read(names.dead_letters)) == 5, what="dead letters")
-    assert fleet.running == [worker], "it was not restarted"
-    assert memory(worker) < 700 * MEBIBYTE
-    letters = {record.key: dict(record.headers) for record in fleet.read(names.dead_letters)}
-    reasons = Counter(dict(record.headers)["adcascade.reason"] for record in fleet.read(names.dead_letters))
-    assert reasons == {b"too-large": 2, b"unreadable": 3}
-    huge = next(record for record in fleet.read(names.dead_letters) if record.key == b"huge")
-    assert huge.value == HUGE[:CUT_BYTES]
-    assert letters[b"huge"]["adcascade.cut"] == b"value"
-    assert letters[b"huge"]["adcascade.length"] == b"%d" % len(HUGE)
-    assert letters[b"huge"]["adcascade.sha256"] == sha256(HUGE).hexdigest().encode()
-    assert b"unpacks to more than" in letters[None]["adcascade.error"]
-    assert "adcascade.last-offset" in letters[None]
-    assert b"large" not in {record.key for topic in (names.journal, names.changelog) for record in fleet.read(topic)}
-
-    log = worker.log.read_text(encoding="utf-8")
-    assert re.search(rf"{re.escape(names.changelog)}, partition \d, offset \d+, key b'", log)
-    for kind, least in {"damaged-state": 2, "bomb": 3, "too-large-output": 1}.items():
-        assert worker.metric(f'adcascade_troubles_total{{kind="{kind}"}}') == least
-    stored = {record.key: record.value for record in fleet.read(names.changelog)}
-    assert stored[damaged] is None and stored[b"unknown"] is None, "each is reported once"
-    assert worker.balanced
+@pytest.mark.parametrize("codec", BOMBS)
+def test_ordinary_compressed_batches_arrive(fleet: Fleet, codec: str) -> None:
+    values = [b'{"session_id":"s-%d"}' % n for n in range(2_000)]
+    codes, sent = send(fleet, fleet.names.arrivals, codec, *values)
+    assert codes == {KafkaError.NO_ERROR}
+    assert sent < sum(map(len, values)), "they went compressed"
+    assert [record.value for record in fleet.read(fleet.names.arrivals)] == values

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin import NewTopic
+from confluent_kafka.admin import NewTopic
 
 from tests.kafka.world import CommandLine, TopicSet
 from worker.cli.main import main
-from worker.kafka.clients import admin_client
-from worker.kafka.topics import wait_for_topics
+from worker.kafka.topics import compressed_inputs, wait_for_topics
 
 
 class TopicsCommand(TopicSet):
@@ -31,12 +29,9 @@ class TopicsCommand(TopicSet):
         topic = f"{self.names.prefix}.{name}"
         configs = {key.replace("_", "."): value for key, value in settings.items()}
 
-        async def create() -> None:
-            async with admin_client(self.connection) as admin:
-                await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
-                await wait_for_topics(admin, [topic])
-
-        asyncio.run(create())
+        admin = self.admin
+        admin.create_topics([NewTopic(topic, partitions, 1, config=configs)])[topic].result()
+        wait_for_topics(admin, [topic])
 
 
 @pytest.fixture
@@ -65,7 +60,7 @@ def test_created_topics_pass_the_check(topics: TopicsCommand) -> None:
 
 
 def test_check_lists_the_differences(topics: TopicsCommand) -> None:
-    topics.make("arrivals", 6, message_timestamp_type="LogAppendTime")
+    topics.make("arrivals", 6, message_timestamp_type="LogAppendTime", compression_type="uncompressed")
     topics.make("clicks", 5)
     topics.make("journal", 2, retention_ms="60000")
     topics.make("parameters", 1, cleanup_policy="delete")
@@ -74,6 +69,7 @@ def test_check_lists_the_differences(topics: TopicsCommand) -> None:
     for line in (
         "clicks: has 5 partitions, not 6",
         "clicks: message.timestamp.type is CreateTime, not LogAppendTime",
+        "clicks: compression.type is producer, not uncompressed",
         "journal: message.timestamp.type is CreateTime, not LogAppendTime",
         "journal: has 2 partitions, not 1",
         "journal: retention.ms is 60000, less than 2592000000",
@@ -86,7 +82,7 @@ def test_check_lists_the_differences(topics: TopicsCommand) -> None:
 
 
 def test_create_leaves_existing_topics_as_they_are_and_takes_their_partition_count(topics: TopicsCommand) -> None:
-    topics.make("arrivals", 6, message_timestamp_type="LogAppendTime")
+    topics.make("arrivals", 6, message_timestamp_type="LogAppendTime", compression_type="uncompressed")
     topics.make("parameters", 1, cleanup_policy="delete")
     made = topics.json("create", code=1)  # the parameters are different, and stay so
     assert made["arrivals"]["state"] == "right"
@@ -94,6 +90,14 @@ def test_create_leaves_existing_topics_as_they_are_and_takes_their_partition_cou
     assert made["parameters"]["state"] == "different"
     found = topics.json("check", code=1)
     assert found["parameters"]["differences"][0] == "cleanup.policy is delete, not compact"
+
+
+def test_an_input_whose_batches_the_broker_does_not_unpack_is_a_warning_for_the_worker(topics: TopicsCommand) -> None:
+    topics.json("create")
+    assert compressed_inputs(topics.connection, topics.names) == []
+    topics.configure(topics.names.clicks, compression_type="producer")
+    (line,) = compressed_inputs(topics.connection, topics.names)
+    assert line.startswith(f"{topics.names.clicks}: compression.type is producer: set it to uncompressed")
 
 
 def test_more_replicas_than_brokers_are_reported_in_one_line(topics: TopicsCommand) -> None:

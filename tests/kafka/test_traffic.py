@@ -14,12 +14,12 @@ from typing import Any
 
 import orjson
 import pytest
-from aiokafka.partitioner import murmur2
 
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.world import ROOT, eventually
 from worker.cli.main import main
 from worker.simulation.poison import KINDS
+from worker.stream.partitioning import murmur2_partition
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_all_of_a_session_is_in_the_partition_of_its_key(served: Served) -> None
             partitions[record.key].add(record.partition)
     assert len(partitions) == SESSIONS
     for key, found in partitions.items():
-        assert found == {(murmur2(key) & 0x7FFFFFFF) % PARTITIONS}
+        assert found == {murmur2_partition(key, PARTITIONS)}
 
 
 def test_tokens_are_accepted_and_only_poison_becomes_dead_letters(served: Served) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -10,21 +9,22 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from worker.child import command, environment
 from worker.cli.main import main
-from worker.kafka.clients import admin_client, partition_counts, standalone_consumer
+from worker.kafka.clients import END, admin_client, offsets_of, partition_counts, topic_reader
 from worker.kafka.connection import Connection
-from worker.kafka.topics import TopicLayout
+from worker.kafka.topics import TopicLayout, wait_for_topics
 from worker.stream.topology import ONLY_PARTITION, Topics
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +43,18 @@ def eventually(condition: Callable[[], _T], *, within: float = 60.0, what: str =
         pause.wait(0.05)
 
 
+class ReadRecord(NamedTuple):
+    """A record of a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: Any
+    value: Any
+    headers: tuple[tuple[str, Any], ...]
+
+
 class TopicSet:
     """Topics under a prefix of their own."""
 
@@ -53,38 +65,29 @@ class TopicSet:
         #: The flags of commands on these topics.
         self.flags = ["--broker", address, "--prefix", prefix]
 
-    def administer(self, call: Callable[[AIOKafkaAdminClient], Awaitable[_T]]) -> _T:
-        async def run() -> _T:
-            async with admin_client(self.connection) as admin:
-                return await call(admin)
+    @cached_property
+    def admin(self) -> AdminClient:
+        # Kept: futures of a client that is garbage are never done.
+        return admin_client(self.connection)
 
-        return asyncio.run(run())
+    def ends(self, *topics: str) -> dict[tuple[str, int], int]:
+        counts = partition_counts(self.connection, *topics)
+        return offsets_of(self.admin, [TopicPartition(t, p) for t in topics for p in range(counts[t])], END)
 
-    def ends(self, *topics: str) -> dict[TopicPartition, int]:
-        async def fetch() -> dict[TopicPartition, int]:
-            counts = await partition_counts(self.connection, *topics)
-            async with standalone_consumer(self.connection) as consumer:
-                return dict(
-                    await consumer.end_offsets([TopicPartition(t, p) for t in topics for p in range(counts[t])])
-                )
-
-        return asyncio.run(fetch())
-
-    def read(self, topic: str) -> list[Any]:
+    def read(self, topic: str) -> list[ReadRecord]:
         """Return all records of a topic, in the order of each partition."""
-        ends = self.ends(topic)
-
-        async def fetch() -> list[Any]:
-            async with standalone_consumer(self.connection, fetch_max_wait_ms=50) as consumer:
-                consumer.assign(list(ends))
-                await consumer.seek_to_beginning(*ends)
-                records: list[Any] = []
-                while any([await consumer.position(tp) < end for tp, end in ends.items()]):
-                    for some in (await consumer.getmany(timeout_ms=200)).values():
-                        records += some
-                return records
-
-        return asyncio.run(fetch())
+        ends, records = self.ends(topic), list[ReadRecord]()
+        with topic_reader(self.connection, fetch_wait_max_ms=50) as reader:
+            reader.read_from(dict.fromkeys(ends, 0))
+            while any(reader.positions[place] < end for place, end in ends.items()):
+                records += [
+                    ReadRecord(
+                        *(one.topic(), one.partition(), one.offset(), one.timestamp()[1], one.key(), one.value()),
+                        tuple(one.headers() or ()),
+                    )
+                    for one in reader.poll(0.2)
+                ]
+        return records
 
     def send_raw(
         self,
@@ -94,33 +97,46 @@ class TopicSet:
         compression: str = "gzip",
     ) -> list[int]:
         """Send records as they are, to the partitions of a partitioner of its own; return their partitions."""
-        # Compressed, so that a record may be larger than the largest batch that a broker takes.
-        options: dict[str, Any] = {"linger_ms": 2, "compression_type": compression, "max_request_size": 1 << 30}
-        if place is not None:
-            options["partitioner"] = lambda key, partitions, _: partitions[place(key, len(partitions))]
+        sizes = {"message.max.bytes": 1_000_000_000, "queue.buffering.max.kbytes": 2_097_151, "batch.size": 1_000_000}
+        settings = {"bootstrap.servers": self.address, "linger.ms": 2, "compression.type": compression, **sizes}
+        if transaction:
+            settings["transactional.id"] = transaction
+        partitions: dict[int, int] = {}
+        errors: list[KafkaError] = []
+        with closing(Producer({**settings, "partitioner": "murmur2_random"})) as producer:
+            if transaction:
+                producer.init_transactions()
+                producer.begin_transaction()
+            for number, (topic, key, value) in enumerate(records):
 
-        async def produce() -> list[int]:
-            async with AIOKafkaProducer(
-                bootstrap_servers=self.address, transactional_id=transaction, **options
-            ) as producer:
-                if transaction:
-                    await producer.begin_transaction()
-                futures = [await producer.send(topic, value, key=key) for topic, key, value in records]
-                if transaction:
-                    await producer.commit_transaction()
-                return [(await future).partition for future in futures]
+                def delivered(error: KafkaError | None, message: Any, number: int = number) -> None:
+                    if error is not None:
+                        errors.append(error)
+                    partitions[number] = message.partition()
 
-        return asyncio.run(produce())
+                count = len(producer.list_topics(topic).topics[topic].partitions) if place else 0
+                where = place(key or b"", count) if place else -1
+                producer.produce(topic, value, key, where, on_delivery=delivered)
+            producer.flush()
+            if transaction:
+                producer.commit_transaction()
+        if errors:
+            raise KafkaException(errors[0])
+        return [partitions[number] for number in sorted(partitions)]
 
     def configure(self, topic: str, **settings: str) -> None:
-        configs = {name.replace("_", "."): value for name, value in settings.items()}
-        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs)
-        self.administer(lambda admin: admin.alter_configs([resource]))
+        entries = [
+            ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        for future in self.admin.incremental_alter_configs([resource]).values():
+            future.result()
 
     def trim(self, topic: str, before: int) -> None:
         """Delete the records before an offset from a topic with one partition."""
-        offsets = {TopicPartition(topic, ONLY_PARTITION): RecordsToDelete(before_offset=before)}
-        self.administer(lambda admin: admin.delete_records(offsets))
+        for future in self.admin.delete_records([TopicPartition(topic, ONLY_PARTITION, before)]).values():
+            future.result()
 
 
 class CommandLine:
@@ -232,14 +248,17 @@ class World(TopicSet):
         self.acknowledged: dict[tuple[str, int], tuple[int, int]] = {}
         # Without policies: a compacted topic cannot be trimmed.
         wanted = TopicLayout().topics(self.names, partitions)
-        made = [NewTopic(topic.name, topic.partitions, 1) for topic in wanted]
-        self.administer(lambda admin: admin.create_topics(made))
+        admin = self.admin
+        for future in admin.create_topics([NewTopic(topic.name, topic.partitions, 1) for topic in wanted]).values():
+            future.result()
+        wait_for_topics(admin, [topic.name for topic in wanted])
 
     # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def committed(self) -> dict[TopicPartition, int]:
-        offsets: Any = self.administer(lambda admin: admin.list_consumer_group_offsets(self.names.prefix))
-        return {tp: value.offset for tp, value in offsets.items() if tp.topic in self.names.inputs}
+    def committed(self) -> dict[tuple[str, int], int]:
+        group = ConsumerGroupTopicPartitions(self.names.prefix)
+        (future,) = self.admin.list_consumer_group_offsets([group]).values()
+        return {(tp.topic, tp.partition): tp.offset for tp in future.result().topic_partitions}
 
     # ── traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

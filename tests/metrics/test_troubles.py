@@ -36,12 +36,12 @@ def names(troubles: TroubleLog) -> list[str]:
 
 def test_a_report_is_active_for_a_while(clock):
     troubles = TroubleLog(clock)
-    troubles.add("bomb", "arrivals, partition 1, offset 7")
+    troubles.add("too-large-output", "arrivals, partition 1, offset 7")
     clock.now = ACTIVE
-    assert names(troubles) == ["bomb"]
+    assert names(troubles) == ["too-large-output"]
     clock.now = ACTIVE + 1
     assert names(troubles) == []
-    assert troubles.totals()["bomb"] == 1
+    assert troubles.totals()["too-large-output"] == 1
 
 
 def test_some_kinds_need_several_reports(clock, caplog):
@@ -59,11 +59,11 @@ def test_the_log_has_one_line_a_minute_with_an_example(clock, caplog):
     troubles = TroubleLog(clock)
     for second in range(int(2 * BETWEEN_LINES) + 1):
         clock.now = float(second)
-        troubles.add("bomb", f"offset {second}")
+        troubles.add("too-large-output", f"offset {second}")
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 3
     assert "offset 0" in caplog.messages[0]
     assert "(60 times)" in caplog.messages[1]
-    assert TROUBLES["bomb"].remedy in caplog.messages[2]
+    assert TROUBLES["too-large-output"].remedy in caplog.messages[2]
 
 
 def test_lasting_trouble_is_active_until_it_is_over(clock, caplog):
@@ -183,23 +183,23 @@ def test_the_sample_of_contexts_covers_at_least_a_minute(clock):
 
 
 def test_an_example_cannot_forge_a_line_of_the_log(clock, caplog):
-    TroubleLog(clock).add("bomb", "x\nERROR all is lost\x1b[2J")
+    TroubleLog(clock).add("too-large-output", "x\nERROR all is lost\x1b[2J")
     assert "x?ERROR all is lost?[2J." in caplog.messages[0]
 
 
 def test_bad_trouble_comes_first_and_everybody_shows_it():
     metrics, batch = Metrics(), Troubles()
-    batch.add("bomb", "x" * 1000)
+    batch.add("too-large-output", "x" * 1000)
     batch.add("split-sessions", "session s")
     emits = Emits()
     emits.tally.troubles.update(batch)
     metrics.batch(emits, 1, 0.0)
     value = metrics.registry.get_sample_value
-    assert value("adcascade_trouble", {"kind": "bomb", "level": "warn"}) == 1
+    assert value("adcascade_trouble", {"kind": "too-large-output", "level": "warn"}) == 1
     assert value("adcascade_trouble", {"kind": "clock", "level": "bad"}) == 0
-    assert value("adcascade_troubles_total", {"kind": "bomb"}) == 1
+    assert value("adcascade_troubles_total", {"kind": "too-large-output"}) == 1
     shown = [one for one in problems(metrics.snapshot(), None) if "kind" in one]
-    assert [(one["kind"], one["level"]) for one in shown] == [("split-sessions", "bad"), ("bomb", "warn")]
+    assert [(one["kind"], one["level"]) for one in shown] == [("split-sessions", "bad"), ("too-large-output", "warn")]
     assert len(shown[1]["detail"]) < LONGEST_EXAMPLE + 30
     ready = operations(metrics.registry, lambda: None, metrics.trouble_lines)["/readyz"]({})
     assert ready.status == 200

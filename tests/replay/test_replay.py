@@ -12,15 +12,16 @@ import pytest
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
-from worker.logs.format import encode_line
+from worker.logs.format import LogWriter, encode_line
 from worker.replay.relearn import relearn
 from worker.replay.verify import verify
 from worker.stream.events import ArmEntry, CatalogueChange
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Record, Topics
+from worker.stream.versions import Versions
 
 from ..golden.recording import FACTS, GOLDEN, START, Run, fingerprint, record
-from .logs import Document, Replay, hashes, lines_of, of, payload, recorded_hashes, shuffled
+from .logs import Document, Replay, change, hashes, journal, lines_of, of, payload, recorded_hashes, shuffled
 
 both = pytest.mark.parametrize("how", [verify, relearn])
 
@@ -47,6 +48,28 @@ def test_a_run_without_room_for_all_sessions_is_reproduced(tmp_path: Path, repla
     changed = next(line for line in of(lines, "decisions") if payload(line)["mode"] == "fallback")
     changed["payload"] = orjson.dumps({**payload(changed), "value": 0.5}).decode()
     assert replayed(lines).mismatches == 1
+
+
+@pytest.mark.parametrize("at_most", [0, 12])
+def test_a_run_with_uncertain_sessions_is_reproduced_without_learning_from_them(
+    tmp_path: Path, replayed: Replay, monkeypatch: pytest.MonkeyPatch, at_most: int
+) -> None:
+    monkeypatch.setattr(Versions, "is_certain", lambda self, time, sent_at: time % 3 > 0)
+    with LogWriter(tmp_path / "log") as log:
+        run = Run(sessions=200, rate=4, seed=0, oddities=True, tap=log, settings={"learn_at_most": at_most})
+        for task in run.runner.tasks:
+            task.take_over(0, 10**6)
+        runner = run.go(())
+    lines = lines_of(tmp_path / "log")
+    assert 50 < len({p["session_id"] for p in map(payload, journal(lines, "opened")) if p.get("uncertain")}) < 90
+    for how in (verify, relearn):
+        report = replayed(lines, how)
+        assert report.mismatches == report.unverified == report.unfolded == 0, report.findings.as_json()
+        assert hashes(report) == recorded_hashes(lines)
+        assert report.sessions == runner.tally.opened
+    for line in journal(lines, "opened"):
+        change(line, uncertain=False)
+    assert replayed(lines).mismatches > 0, "they are learned from now"
 
 
 def test_a_run_with_a_new_catalogue_is_reproduced(tmp_path: Path, replayed: Replay) -> None:

@@ -72,7 +72,7 @@ FIELDS = {
     **named(st.none() | numbers, "regret_bound regret_posterior smallest_eigenvalue"),
     **named(tuples(numbers), "context thresholds"),
     **named(tuples(short_ids), "slate exclude"),
-    **named(st.booleans(), "clicked active frozen"),
+    **named(st.booleans(), "clicked active frozen uncertain"),
     **named(st.sampled_from(MODES), "mode"),
     **named(st.floats(0, 1, exclude_min=True), "propensity"),
     **named(st.none() | st.floats(0, 1, exclude_min=True), "share"),

@@ -18,7 +18,7 @@ from worker.stream.journal import JournalRecord
 from worker.stream.learner import Learner, Outcome, _pass_over
 from worker.stream.parameters import Parameters
 from worker.stream.session import answered
-from worker.stream.windows import Answer, ClosedWindow, SessionPlan, agreed
+from worker.stream.windows import Answer, ClosedWindow, SessionPlan
 
 # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,6 +92,7 @@ class Closed:
     arms: list[str] = field(default_factory=list)
     clicked: list[bool] = field(default_factory=list)
     unanswered: list[tuple[int, str]] = field(default_factory=list)
+    uncertain: int = 0
 
     @classmethod
     def of(cls, window: ClosedWindow) -> Closed:
@@ -105,6 +106,7 @@ class Closed:
             arms=window.arms,
             clicked=window.clicked.tolist(),
             unanswered=window.unanswered,
+            uncertain=window.uncertain,
         )
 
     def in_columns(self) -> ClosedWindow:
@@ -121,6 +123,7 @@ class Closed:
             clicked=np.array(self.clicked, dtype=np.bool_),
             unanswered_positions=np.array([position for position, _ in self.unanswered], dtype=np.intp),
             unanswered_codes=np.array([slates.names[arm] for _, arm in self.unanswered], dtype=np.intp),
+            uncertain=self.uncertain,
         )
 
 
@@ -129,7 +132,7 @@ class _Window:
 
     def __init__(self, first_offset: int) -> None:
         self.first_offset = first_offset
-        self.sessions: dict[tuple[str, int], SessionPlan | set[SessionPlan]] = {}
+        self.sessions: dict[tuple[str, int], set[SessionPlan | None]] = {}
         self.answered_sessions: list[str] = []  # with feedback of this window's time
 
 
@@ -175,12 +178,7 @@ class WindowsOneByOne:
         )
         key = (event.session_id, arrived_at)
         window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
-        known = window.sessions.setdefault(key, plan)
-        if known is not plan and known != plan:
-            if isinstance(known, SessionPlan):
-                window.sessions[key] = {known, plan}
-            else:
-                known.add(plan)
+        window.sessions.setdefault(key, set()).add(None if event.uncertain else plan)
         return True
 
     def answer(self, offset: int, event: FeedbackFact) -> bool:
@@ -248,20 +246,16 @@ class WindowsOneByOne:
 
     def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
         closed = Closed(start=end - self._window, end=end)
-        for row, key in enumerate(sorted(window.sessions)):
-            plans = window.sessions[key]
-            answers = self._belonging(key, session_timeout)
-            if isinstance(plans, SessionPlan):
-                closed.plans.append(plans)
-                shown, clicked = answered(plans.slate, answers, whole_slate=whole_slates)
-                _count(closed, row, plans.slate, shown, clicked)
-                if not clicked and shown < len(plans.slate):
-                    closed.unanswered.append((shown + 1, plans.slate[shown]))
-            else:
-                plan, displays = agreed(plans, answers, whole_slate=whole_slates)
-                closed.plans.append(plan)
-                for position, arm, clicked in displays:
-                    _count(closed, row, (arm,), 1, clicked, first=position)
+        for key in sorted(window.sessions):
+            plan, *others = window.sessions[key]
+            if plan is None or others:
+                closed.uncertain += 1
+                continue
+            shown, clicked = answered(plan.slate, self._belonging(key, session_timeout), whole_slate=whole_slates)
+            _count(closed, len(closed.plans), plan.slate, shown, clicked)
+            closed.plans.append(plan)
+            if not clicked and shown < len(plan.slate):
+                closed.unanswered.append((shown + 1, plan.slate[shown]))
         return closed.in_columns()
 
     def skip(self, until: int) -> None:
@@ -295,11 +289,11 @@ def _several(known: Answer | set[Answer]) -> Collection[Answer]:
     return (known,) if isinstance(known, Answer) else known
 
 
-def _count(closed: Closed, row: int, slate: tuple[str, ...], shown: int, clicked: bool, *, first: int = 1) -> None:
-    """Add the first displays of a slate, from the position `first` on, all passed over but possibly the last."""
+def _count(closed: Closed, row: int, slate: tuple[str, ...], shown: int, clicked: bool) -> None:
+    """Add the first displays of a slate, all passed over but possibly the last."""
     if shown:
         closed.rows.extend([row] * shown)
-        closed.positions.extend(range(first, first + shown))
+        closed.positions.extend(range(1, 1 + shown))
         closed.arms.extend(slate[:shown])
         closed.clicked.extend([False] * (shown - 1))
         closed.clicked.append(clicked)

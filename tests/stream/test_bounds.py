@@ -32,7 +32,6 @@ from worker.stream.topology import (
     RESERVED_BYTES,
     DeadLetter,
     Record,
-    UnreadableBatch,
     dead_letter,
 )
 from worker.stream.versions import Versions
@@ -90,23 +89,6 @@ def test_a_record_that_fits_is_whole_and_has_no_further_headers() -> None:
     letter = dead_letter(Record(TOPICS.arrivals, 0, 5, 0, b"k" * 1024, value), "too-large", "too large")
     assert (letter.key, letter.value) == (b"k" * 1024, value)
     assert len(letter.headers) == 5
-
-
-def test_a_batch_that_cannot_be_unpacked_costs_one_dead_letter_and_a_report() -> None:
-    task = serving()
-    batch = UnreadableBatch(
-        b"\0" * 100, last_offset=9, error="the batch of offsets 4 to 9 (zstd, 100 bytes) is damaged"
-    )
-    emits = task.handle([Record(TOPICS.arrivals, 0, 4, 0, None, batch), arrival()])
-    (letter,) = emits.dead_letters
-    headers = dict(letter.headers)
-    assert headers["adcascade.reason"] == b"unreadable"
-    assert (headers["adcascade.offset"], headers["adcascade.last-offset"]) == (b"4", b"9")
-    assert headers["adcascade.sha256"] == sha256(b"\0" * 100).hexdigest().encode()
-    assert headers["adcascade.error"] == batch.error.encode()
-    assert "bomb" in emits.tally.troubles.reports
-    assert len(emits.decisions) == 1
-    assert_balanced(emits.tally, task)
 
 
 # ── outputs ──────────────────────────────────────────────────────────────────────────────────────────────────────────

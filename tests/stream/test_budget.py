@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stream import scenes
-from tests.stream.test_replanning import ARRIVAL, LATE, ONE, ZERO
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
 from worker.bandit.click_model import Observations
@@ -20,9 +19,7 @@ from worker.stream.encoding import encode_journal
 from worker.stream.events import Progress
 from worker.stream.folding import score_of_rank, score_of_weighted_rank
 from worker.stream.learner import Learner
-from worker.stream.serving import Serving
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.versions import Versions
 
 # ── shares ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -117,29 +114,6 @@ def test_sessions_are_counted_by_window_until_it_is_over_and_again_after_a_resta
     task.hand_over()
     assert task.opened == ()
     assert scenes.serving().opened is None, "where all are journaled, progress is as it was"
-
-
-@pytest.mark.parametrize(("first", "second"), [(0.9, 0.1), (0.1, 0.9), (1.0, 0.1), (0.1, 0.1)])
-def test_a_session_with_several_plans_is_journaled_with_all_of_them_if_one_calls_for_it(first, second) -> None:
-    """The user saw the plan under version 0. The next worker plans under version 1 as well."""
-    kept = 0
-    for n in range(40):
-        versions = Versions(replace(ZERO, shares=Shares(first, first)))
-        versions.learn(replace(ONE, shares=Shares(second, second)), published_at=LATE)
-        task = Serving(versions, topics=scenes.TOPICS)
-        task.take_over(0, 1)
-        name, share = f"s{n}", max(first, second)
-        opened = scenes.facts(task.handle([scenes.arrival(name, at=ARRIVAL)]))
-        answer = scenes.facts(task.handle([scenes.passed(name, at=ARRIVAL + 9, arm="cap")]))
-        expected = journaled(ZERO.settings.salt, name, share)
-        if expected == 0:
-            assert (opened, answer) == ([], [])
-            continue
-        kept += 1
-        assert sorted(fact["parameters_version"] for fact in opened) == [0, 1]
-        assert {fact.get("share") for fact in opened} == {expected}
-        assert len(answer) == 1
-    assert 0 < kept <= 40
 
 
 # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────

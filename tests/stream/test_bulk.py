@@ -25,7 +25,6 @@ from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import Opened, Progress
 from worker.stream.journal import JournalRecord
 from worker.stream.learner import Learner, Outcome
-from worker.stream.topology import UnreadableBatch
 from worker.stream.version_encoding import encode_parameters
 from worker.stream.windows import OpenWindows
 
@@ -37,6 +36,8 @@ ODD: tuple[bytes | None, ...] = (
     encode_journal(opened()),
     encode_journal(opened(context=(1.0, float("nan")))),
     encode_journal(opened("ß", slate=("ü",))),
+    encode_journal(opened(uncertain=True)),
+    encode_journal(opened(context=(1.0, float("nan")), uncertain=True)),
     encode_journal(opened(slate=(), modes=("none",))),
     encode_journal(opened(modes=("exploit",))),
     encode_journal(opened(arrived_at=MAX_FACT_LEAD + 11)),
@@ -50,7 +51,6 @@ ODD: tuple[bytes | None, ...] = (
     b"",
     b"null",
     None,
-    UnreadableBatch(FACT, last_offset=3, error="as a test"),
 )
 
 

@@ -59,6 +59,7 @@ def absurd(random: Random) -> bytes | None:
         *[lambda: encode_journal(feedback(position, arm, random.random() < 0.5, time, name))] * 4,
         *[lambda: encode_journal(Progress(partition=random.randrange(partitions), partitions=partitions, time=time))]
         * 3,
+        lambda: encode_journal(opened(name, time, slate, context=(number, 1.0), uncertain=True)),
         lambda: encode_journal(opened(name, time, slate, context=(number,) * random.choice((0, 1, 3, 500)))),
         lambda: encode_journal(ArmChange(arm=arm, reward=reward, active=active)),
         lambda: encode_journal(CatalogueChange(changes=entries)),

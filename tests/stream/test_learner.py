@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from threadpoolctl import threadpool_info
 
 from tests.first_release import FIRST_RELEASE
@@ -152,6 +153,23 @@ def test_one_progress_record_closes_several_windows_in_order_each_with_its_own_v
         (2, 1000, 2000, 1),
         (3, 3000, 4000, 1),
     ]
+
+
+def test_uncertain_sessions_count_among_the_sessions_and_are_not_learned_from() -> None:
+    x, y = session("x", 0), session("y", 10)
+    marked = [structs.replace(x[0], uncertain=True), x[1]]
+    without, outcome = learned(*y, progress(1350)), learned(*marked, *y, progress(1350))
+    (version,), (episode,) = outcome.versions, outcome.episodes
+    assert version.model == without.versions[0].model
+    assert (version.observations, version.expected_sessions) == (2, 2)
+    assert (episode.sessions, episode.learned, episode.displays, episode.clicks) == (2, 1, 2, 1)
+
+
+def test_a_window_with_uncertain_sessions_only_is_closed_without_a_version() -> None:
+    reader = learner()
+    outcome = reader.handle(written([structs.replace(session("x", 0)[0], uncertain=True), progress(1350)]))
+    assert (outcome.versions, outcome.episodes) == ([], [])
+    assert (reader.closed_until, reader.open_sessions) == (1000, 0)
 
 
 def test_every_version_names_the_hash_of_its_parent() -> None:

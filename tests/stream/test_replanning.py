@@ -7,16 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.stream import scenes
-from worker.stream import replanning
-from worker.stream.decoding import decode_journal
-from worker.stream.events import FeedbackFact, Opened
+from worker.stream import arrivals
+from worker.stream.budget import Shares
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
-from worker.stream.topology import Emits, Record
-from worker.stream.versions import Versions
-from worker.stream.windows import OpenWindows
+from worker.stream.topology import Record
+from worker.stream.versions import KEPT, Versions
 
-ARRIVAL, WINDOW = 10_000, 60_000
+ARRIVAL = 10_000
 ZERO = scenes.parameters(repeats=False)
 #: Version 1 has other rewards, so another order. It should have served the arrival, but was published after it.
 ONE = replace(
@@ -28,93 +26,86 @@ ONE = replace(
 LATE, IN_TIME = ARRIVAL + 300, ARRIVAL - 5_000
 
 
-def worker(*known: Parameters, published_at: int = LATE) -> Serving:
-    versions = Versions(ZERO)
+def worker(*known: Parameters, published_at: int = LATE, first: Parameters = ZERO) -> Serving:
+    versions = Versions(first)
     for parameters in known:
         versions.learn(parameters, published_at=published_at)
     return Serving(versions, topics=scenes.TOPICS)
 
 
-def arrival() -> Record:
-    return scenes.arrival(at=ARRIVAL)
+def arrival(session: str = "s", offset: int = 0) -> Record:
+    return scenes.arrival(session, at=ARRIVAL)._replace(offset=offset)
 
 
-def facts(*emits: Emits) -> list[Opened | FeedbackFact]:
-    return [decode_journal(value) for one in emits for _, value in one.journal]  # type: ignore[misc]
-
-
-def slates(emits: Emits) -> dict[int, tuple[str, ...]]:
-    return {fact.parameters_version: fact.slate for fact in facts(emits) if isinstance(fact, Opened)}
-
-
-def first_slate() -> tuple[str, ...]:
-    """Return what the user sees: the decision of a worker that crashes before anything else is durable."""
-    return slates(worker().handle([arrival()]))[0]
-
-
-def test_the_journal_gets_every_plan_that_the_user_may_have_seen() -> None:
+def test_a_session_that_another_version_may_have_served_is_answered_and_journaled_as_uncertain() -> None:
+    shown = scenes.decisions(worker().handle([arrival()]))[0]["slate"]
     second = worker(ONE)
     second.take_over(0, 1)
-    planned = slates(second.handle([arrival()]))
-    assert planned.keys() == {0, 1}
-    assert planned[0] == first_slate() != planned[1]
+    emits = second.handle([arrival()])
+    (fact,), (decision,) = scenes.facts(emits), scenes.decisions(emits)
+    assert (fact["uncertain"], fact["parameters_version"]) == (True, 1)
+    assert fact["slate"] == decision["slate"] != shown
+    assert len(emits.changelog) == 1
+    assert emits.tally.replanned == 1
+    scenes.assert_balanced(emits.tally, second)
 
 
-@pytest.mark.parametrize("answer", [1, 2, 3])
-def test_nothing_counts_that_was_not_shown(answer: int) -> None:
-    shown = first_slate()
+def test_the_mark_is_there_again_whenever_the_arrival_comes_again_before_the_end_of_the_takeover() -> None:
     second = worker(ONE)
     second.take_over(0, 1)
-    emits = [
-        second.handle([one])
-        for one in (arrival(), scenes.click(at=ARRIVAL + 9, position=answer, arm=shown[answer - 1]))
-    ]
-    windows = OpenWindows(window=WINDOW)
-    for offset, fact in enumerate(facts(*emits)):
-        assert windows.open(offset, fact) if isinstance(fact, Opened) else windows.answer(offset, fact)
-    closed = windows.close(WINDOW, session_timeout=10_000, whole_slates=False)
-    assert set(closed.arms) <= set(shown[:answer])
-    assert (shown[answer - 1], True) in zip(closed.arms, closed.clicked, strict=True), "the click counts"
+    changelog = second.handle([arrival()]).changelog
+    for owner in (second, worker(ONE)):
+        if owner is not second:
+            owner.restore(scenes.stored(changelog))
+            owner.take_over(0, 1)
+        again = owner.handle([arrival()])
+        assert [fact.get("uncertain") for fact in scenes.facts(again)] == [True]
+        assert again.tally.repeated == 1
 
 
-def test_a_session_whose_feedback_fits_only_the_first_plan_is_counted_once() -> None:
-    shown = first_slate()
+def test_a_plan_in_the_table_is_no_proof_because_a_worker_that_was_paused_may_have_put_it_there() -> None:
+    changelog = worker().handle([arrival()]).changelog
     second = worker(ONE)
+    second.restore(scenes.stored(changelog))
     second.take_over(0, 1)
-    stored = slates(second.handle([arrival()]))[1]
-    (position, *_) = [at for at, (one, other) in enumerate(zip(shown, stored, strict=True), 1) if one != other]
-    feedback = scenes.passed(at=ARRIVAL + 9, position=position, arm=shown[position - 1])
-    tallies = [second.handle([feedback]).tally for _ in range(2)]
-    assert [tally.replanned for tally in tallies] == [1, 0]
-    assert [tally.dead["arm-mismatch"] for tally in tallies] == [1, 1]
+    (fact,) = scenes.facts(second.handle([arrival()]))
+    assert (fact["uncertain"], fact["parameters_version"]) == (True, 0)
 
 
-def test_a_table_value_whose_other_plans_were_not_journaled_gets_them_when_its_arrival_comes_again() -> None:
-    second = worker(ONE)
+@pytest.mark.parametrize(("published_at", "end"), [(IN_TIME, 1), (LATE, 0)])
+def test_a_version_in_time_and_an_arrival_after_the_takeover_leave_no_doubt(published_at: int, end: int) -> None:
+    second = worker(ONE, published_at=published_at)
+    second.take_over(0, end)
+    emits = second.handle([arrival()])
+    (fact,) = scenes.facts(emits)
+    assert "uncertain" not in fact
+    assert (fact["parameters_version"], emits.tally.replanned) == (1, 0)
+
+
+def test_an_arrival_before_all_versions_that_are_kept_is_uncertain() -> None:
+    second = worker(*(replace(ONE, version=number, effective_at=ARRIVAL + number) for number in range(1, KEPT + 1)))
     second.take_over(0, 1)
-    changelog = [Record(scenes.TOPICS.changelog, 0, 0, 0, *pair) for pair in second.handle([arrival()]).changelog]
-    third = worker(ONE)
-    third.restore(changelog)
-    third.take_over(0, 1)
-    assert slates(third.handle([arrival()])).keys() == {0, 1}
-
-
-def test_a_version_in_time_leaves_one_plan() -> None:
-    second = worker(ONE, published_at=IN_TIME)
-    second.take_over(0, 1)
-    assert slates(second.handle([arrival()])).keys() == {1}
-
-
-def test_an_arrival_that_came_after_the_takeover_has_one_plan() -> None:
-    second = worker(ONE)
-    second.take_over(0, 0)
-    assert slates(second.handle([arrival()])).keys() == {1}
+    assert scenes.facts(second.handle([arrival()]))[0]["uncertain"]
 
 
 def test_of_a_long_backlog_only_the_beginning_can_have_been_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replanning, "MOST_REPEATED", 2)
+    monkeypatch.setattr(arrivals, "MOST_REPEATED", 2)
     second = worker(ONE)
     second.take_over(5, 100)
-    records = [arrival()._replace(offset=offset) for offset in (6, 7)]
-    assert len(slates(second.handle(records[1:]))) == 1
-    assert len(slates(second.handle(records[:1]))) == 2
+    facts = scenes.facts(second.handle([arrival("a", 6), arrival("b", 7)]))
+    assert [fact.get("uncertain") for fact in facts] == [True, None]
+
+
+@pytest.mark.parametrize("share", [0.9, 0.1])
+def test_an_uncertain_session_is_journaled_with_its_feedback_whatever_its_share(share: float) -> None:
+    """An earlier owner may have journaled it as certain; without the mark and the feedback it would be half of one."""
+    second = worker(replace(ONE, shares=Shares(share, share)))
+    second.take_over(0, 1)
+    for name in map(str, range(20)):
+        emits = second.handle([arrival(name)])
+        arm = scenes.decisions(emits)[0]["arm"]
+        facts = scenes.facts(emits) + scenes.facts(second.handle([scenes.passed(name, at=ARRIVAL + 9, arm=arm)]))
+        assert [(fact["kind"], fact.get("uncertain"), fact.get("share")) for fact in facts] == [
+            ("opened", True, None),
+            ("feedback", None, None),
+        ]

@@ -410,7 +410,7 @@ def test_the_asyncapi_document_has_the_policies_of_the_contract() -> None:
 def test_the_asyncapi_document_has_the_headers_and_reasons_of_a_dead_letter() -> None:
     headers = asyncapi()["components"]["messages"]["dead-letter"]["headers"]
     names = [f"adcascade.{name}" for name in ("reason", "topic", "partition", "offset", "error")]
-    more = [f"adcascade.{name}" for name in ("cut", "length", "sha256", "key-length", "key-sha256", "last-offset")]
+    more = [f"adcascade.{name}" for name in ("cut", "length", "sha256", "key-length", "key-sha256")]
     assert headers["required"] == names
     assert list(headers["properties"]) == names + more
     assert tuple(headers["properties"]["adcascade.reason"]["enum"]) == DEAD_LETTER_REASONS

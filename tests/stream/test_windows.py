@@ -12,7 +12,7 @@ from tests.stream.one_by_one import Closed
 from tests.stream.scenes import feedback, opened
 from worker.stream.events import Opened
 from worker.stream.session import answered
-from worker.stream.windows import Answer, ClosedWindow, OpenWindows, SessionPlan, agreed
+from worker.stream.windows import Answer, ClosedWindow, OpenWindows
 
 WINDOW, TIMEOUT = 1000, 300
 
@@ -157,45 +157,40 @@ def test_windows_of_another_length_hold_the_same_sessions_and_closed_ones_stay_c
     assert not windows.answers
 
 
-# ── several slates for one session ───────────────────────────────────────────────────────────────────────────────────
+# ── uncertain sessions ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("slates", "reports", "counted"),
+    "facts",
     [
-        # Only one of them fits the reports: it is the one that was shown.
-        ([("a", "b"), ("c", "d")], [(1, "c", PASS)], [("c", PASS)]),
-        ([("a", "b"), ("c", "d")], [(2, "d", CLICK)], [("c", PASS), ("d", CLICK)]),
-        # Both fit: the first position differs, so its arm is unknown.
-        ([("a", "b"), ("c", "b")], [(2, "b", CLICK)], [("b", CLICK)]),
-        ([("a", "b"), ("a", "c")], [(1, "a", PASS)], [("a", PASS)]),
-        # They fit equally well, and contradict each other.
-        ([("a", "b"), ("c", "d")], [(1, "a", PASS), (2, "d", CLICK)], []),
-        # A repeated report has no weight.
-        ([("a", "b"), ("a", "d")], [(1, "a", PASS), (1, "a", PASS), (2, "d", PASS)], [("a", PASS), ("d", PASS)]),
-        ([("a", "b"), ("c", "d"), ("e", "f")], [], []),
-        ([("a",), ("a", "b")], [(1, "a", PASS)], [("a", PASS)]),
+        [opened(uncertain=True)],
+        [opened(), opened(uncertain=True)],
+        [opened(slate=("a", "b")), opened(slate=("a", "c"))],
+        [opened(parameters_version=3), opened(parameters_version=4)],
+        [opened(share=0.5), opened()],
+        [opened(context=(0.5,)), opened(context=(0.6,))],  # two users under one key
+        [opened(slate=("a",)), opened(slate=("b",)), opened(slate=("a",))],
     ],
 )
-def test_of_several_slates_those_that_fit_best_count_where_they_agree(slates, reports, counted) -> None:
-    for order in permutations(slates):
-        events = [opened(slate=slate) for slate in order] + [feedback(*report) for report in reports]
-        assert displays(closed(*events)) == [(0, arm, clicked) for arm, clicked in counted]
+@pytest.mark.parametrize("whole_slates", [False, True])
+def test_a_session_that_is_marked_or_whose_facts_differ_is_counted_and_not_learned_from(facts, whole_slates) -> None:
+    for order in permutations(facts):
+        window = closed(opened("t"), *order, feedback(1, "a", CLICK), whole_slates=whole_slates)
+        assert (len(window.plans), window.uncertain, window.sessions) == (1, 1, 2)
+        assert not window.clicked.any()
 
 
-def test_unanswered_slates_that_differ_count_as_passed_only_where_they_agree() -> None:
-    window = closed(opened(slate=("a", "b")), opened(slate=("a", "c")), whole_slates=True)
-    assert displays(window) == [(0, "a", False)]
+def test_a_session_whose_fact_is_repeated_is_certain() -> None:
+    window = closed(opened(share=1.0), opened(), feedback(1, "a", CLICK))
+    assert (displays(window), window.uncertain) == ([(0, "a", True)], 0)
 
 
-def test_the_same_slate_from_two_versions_is_one_slate_served_by_the_older() -> None:
-    window = closed(opened(parameters_version=4), opened(parameters_version=3), feedback(1, "a", CLICK))
-    assert displays(window) == [(0, "a", True)]
-    assert window.plans[0].parameters_version == 3
-
-
-def test_two_users_under_one_key_train_nothing() -> None:
-    assert not closed(opened(context=(0.5,)), opened(context=(0.6,)), feedback(1, "a", CLICK)).arms
+def test_an_uncertain_session_stays_uncertain_in_windows_of_another_length() -> None:
+    windows = OpenWindows(window=WINDOW)
+    windows.open(0, opened(uncertain=True))
+    windows.resize(700)
+    windows.open(1, opened())
+    assert windows.close(700, session_timeout=TIMEOUT, whole_slates=False).uncertain == 1
 
 
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -211,6 +206,7 @@ EVENTS = st.lists(
             arrived_at=st.sampled_from([100, 200, 999]),
             slate=SLATES,
             parameters_version=st.integers(0, 2),
+            uncertain=st.booleans(),
         ),
         st.builds(
             feedback,
@@ -251,28 +247,3 @@ def test_another_report_only_adds_displays_or_moves_the_click_forward(slate, rep
         assert shown_then <= shown
     else:
         assert clicked_then or shown_then >= shown
-
-
-@given(st.lists(SLATES, min_size=1, max_size=4), st.data(), st.booleans())
-def test_only_displays_count_whatever_else_was_planned(slates, data, whole_slate) -> None:
-    """The user saw one of the slates, and every report is about it."""
-    true = data.draw(st.sampled_from(slates))
-    click = data.draw(st.integers(1, len(true) + 1))  # after the end: none
-    seen = true[:click]
-    reported = data.draw(st.sets(st.integers(1, len(seen)))) if seen else set()
-    reports = [Answer(0, h, seen[h - 1], h == click) for h in reported]
-    plans = [SessionPlan(version, slate, b"", b"", 0) for version, slate in enumerate(slates)]
-    _, counted = agreed(plans, reports, whole_slate=whole_slate and click not in range(1, len(true) + 1))
-    for position, arm, clicked in counted:
-        assert position <= len(seen)
-        assert arm == seen[position - 1]
-        assert clicked == (position == click)
-
-
-@given(st.lists(SLATES, min_size=1, max_size=4), st.lists(REPORTS), st.booleans())
-def test_one_slate_is_the_simplest_case_of_several(slates, reports, whole_slate) -> None:
-    slate = slates[0]
-    plan, counted = agreed([SessionPlan(0, slate, b"", b"", 0)] * 2, reports, whole_slate=whole_slate)
-    shown, clicked = answered(slate, reports, whole_slate=whole_slate)
-    assert plan.slate == slate
-    assert counted == [(h, slate[h - 1], clicked and h == shown) for h in range(1, shown + 1)]

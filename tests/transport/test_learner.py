@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
 import pytest
-from aiokafka.errors import MessageSizeTooLargeError
+from confluent_kafka import KafkaError, KafkaException
 
 from tests.embedded.traffic import ARMS, settings
 from tests.kafka.golden import Golden
-from tests.transport.fake import in_loop
+from tests.transport.memory_topics import MemoryMessage, MemoryTopics
 from worker.errors import FailedError
-from worker.kafka.history import HistoryWriter
 from worker.kafka.learner import JournalPublisher
 from worker.kafka.parameters import PublishedParameters, decoded
 from worker.metrics import Metrics
@@ -29,110 +27,118 @@ from worker.stream.version_encoding import encode_parameters
 TOPICS = Topics("t")
 
 
-class Log:
-    """All topics of the learner: producer and consumer at once."""
-
-    def __init__(self) -> None:
-        self.records: list[Any] = []
-        self._position = 0
-
-    async def send_and_wait(self, topic: str, value: bytes | None, key: bytes) -> Any:
-        offset = len(self.records)
-        self.records.append(SimpleNamespace(topic=topic, partition=0, offset=offset, timestamp=0, key=key, value=value))
-        return self.records[-1]
-
-    def assignment(self) -> set[Any]:
-        return set()
-
-    def assign(self, partitions: Any) -> None:
-        """Read everything."""
-
-    async def beginning_offsets(self, partitions: list[Any]) -> dict[Any, int]:
-        return dict.fromkeys(partitions, 0)
-
-    async def end_offsets(self, partitions: list[Any]) -> dict[Any, int]:
-        return dict.fromkeys(partitions, len(self.records))
-
-    def pause(self, tp: Any) -> None:
-        """Fetch nothing."""
-
-    def resume(self, tp: Any) -> None:
-        """Fetch again."""
-
-    def seek(self, tp: Any, offset: int) -> None:
-        self._position = offset
-
-    async def position(self, tp: Any) -> int:
-        return self._position
-
-    async def getmany(self, tp: Any, timeout_ms: int) -> dict[Any, list[Any]]:
-        start, self._position = self._position, len(self.records)
-        return {tp: [record for record in self.records[start:] if record.topic == tp.topic]}
-
-    def written(self) -> list[tuple[str, bytes]]:
-        return [(record.topic, record.key) for record in self.records]
+def publisher(topics: Any, journal: Any = None) -> JournalPublisher:
+    published = PublishedParameters(Parameters.first(settings(), ARMS), [], Metrics())
+    return JournalPublisher(
+        TOPICS, published, journal=MemoryTopics() if journal is None else journal, versions=topics, producer=topics
+    )
 
 
-@in_loop
-async def test_a_learner_continues_from_versions_that_another_kind_of_machine_published(
+def written(topics: MemoryTopics) -> list[tuple[str, bytes | None]]:
+    """Return topics and keys of all records without the history, in the order of the writes."""
+    return [(one.topic, one.key) for one in topics.written if one.topic != TOPICS.parameters_history]
+
+
+def versions(topics: MemoryTopics) -> list[Parameters]:
+    return decoded(topics.topics[TOPICS.parameters])
+
+
+class EndedError(Exception):
+    """The journal has no further records."""
+
+
+class Journal(MemoryTopics):
+    """A journal that ends the learner at its end; `before_reading` is called with the number of each poll."""
+
+    def __init__(self, facts: list[bytes]) -> None:
+        super().__init__()
+        for fact in facts:
+            self.produce(TOPICS.journal, fact)
+        self.polls = 0
+
+    def before_reading(self, poll: int) -> None:
+        """Do nothing."""
+
+    def poll(self, seconds: float, most: int = 10_000) -> list[MemoryMessage]:
+        self.polls += 1
+        self.before_reading(self.polls)
+        if not (found := super().poll(seconds, most)):
+            raise EndedError
+        return found
+
+
+def test_a_learner_folds_the_journal_and_the_next_one_finds_nothing_to_do(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    log, facts = Log(), Golden(20, seconds=8).values("journal")
-    learner = Learner(settings(), ARMS)
-    zero, *_, one = [*learner.begin().versions, *learner.handle(enumerate(facts)).versions]
+    topics, facts = MemoryTopics(), Golden(20, seconds=8).values("journal")
+    for expected in ([0, 0, 1], [0, 0, 1]):
+        mine = publisher(topics, Journal(facts))
+        with pytest.raises(EndedError):
+            mine.run(lambda mine=mine: Learner(settings(), ARMS, mine.published.history))  # type: ignore[misc]
+        assert [version.version for version in versions(topics)] == expected
+    reports = [orjson.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert {report["position"] for report in reports} >= {0, len(facts)}
+
+
+def test_a_learner_continues_from_a_version_that_another_kind_of_machine_published_meanwhile(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    topics, facts = MemoryTopics(), Golden(20, seconds=8).values("journal")
+    first = Learner(settings(), ARMS)
+    *_, one = [*first.begin().versions, *first.handle(enumerate(facts)).versions]
     theirs = replace(one, radius=one.radius + 1e-12)
     assert (one.version, theirs.sha256 == one.sha256) == (1, False)
-    for version in (zero, theirs):
-        await log.send_and_wait(TOPICS.parameters, encode_parameters(version), b"%d" % version.version)
-    mine = publisher(log)
-    made = learner.handle(())
-    made.versions.append(one)
-    learners: list[Learner] = []
 
-    async def fold(learner: Learner, _: Any) -> None:
-        learners.append(learner)
-        if len(learners) == 1:
-            await mine.publish(made, learner, len(facts))
-        raise KeyboardInterrupt
+    class Raced(Journal):
+        def before_reading(self, poll: int) -> None:
+            if poll == 1:
+                topics.produce(TOPICS.parameters, encode_parameters(theirs), b"1")
 
-    mine._fold = fold  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        await mine.run(lambda: Learner(settings(), ARMS, mine._published.history))
-    assert [one.current.sha256 for one in learners] == [theirs.sha256] * 2
-    assert len(log.records) == 2, "nothing is published over it"
+    mine, learners = publisher(topics, Raced(facts)), list[Learner]()
+
+    def make_learner() -> Learner:
+        learners.append(Learner(settings(), ARMS, mine.published.history))
+        return learners[-1]
+
+    with pytest.raises(EndedError):
+        mine.run(make_learner)
+    assert learners[1].current.sha256 == theirs.sha256
+    assert {version.sha256 for version in versions(topics) if version.version == 1} == {theirs.sha256}
     assert b'{"rounded":1}' in capfdbinary.readouterr().out.splitlines()
 
 
-def publisher(log: Any, history: Any = None) -> JournalPublisher:
-    published = PublishedParameters(Parameters.first(settings(), ARMS), [], Metrics())
-    kept = Log() if history is None else history
-    writer = HistoryWriter(TOPICS.parameters_history, consumer=kept, producer=kept)
-    return JournalPublisher(TOPICS, published, journal=log, parameters=log, history=writer, producer=log)
+def test_a_journal_that_is_trimmed_while_it_is_read_is_a_failure_that_says_so() -> None:
+    class Trimmed(Journal):
+        def before_reading(self, poll: int) -> None:
+            raise KafkaException(KafkaError(KafkaError._AUTO_OFFSET_RESET))
+
+    mine = publisher(MemoryTopics(), Trimmed([]))
+    with pytest.raises(FailedError, match=r"t\.journal was trimmed while it was read: offset 0 is gone"):
+        mine.run(lambda: Learner(settings(), ARMS))
 
 
-@in_loop
-async def test_episodes_come_first_and_a_version_comes_once_whoever_makes_it(
+def test_episodes_come_first_and_a_version_comes_once_whoever_makes_it(
     capfdbinary: pytest.CaptureFixture[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    log, learner, facts = Log(), Learner(settings(), ARMS), Golden(20, seconds=8).values("journal")
+    topics, learner, facts = MemoryTopics(), Learner(settings(), ARMS), Golden(20, seconds=8).values("journal")
     begun, folded = learner.begin(), learner.handle(enumerate(facts))
     folded.refusals.append(Refusal(order=Command(action="freeze"), reason="as a test"))
-    for either in (publisher(log), publisher(log)):
-        await either.publish(begun, learner, 0)
-        await either.publish(folded, learner, len(facts))
-    assert log.written() == [
+    for either in (publisher(topics), publisher(topics)):
+        either.publish(begun, learner, 0)
+        either.publish(folded, learner, len(facts))
+    assert written(topics) == [
         (TOPICS.parameters, b"0"),
         (TOPICS.episodes, b"1"),
         (TOPICS.parameters, b"0"),  # again, from a newer position
         (TOPICS.parameters, b"1"),
         (TOPICS.episodes, b"1"),
     ]
-    assert [version.version for version in decoded(log.records)] == [0, 0, 1]
+    assert [version.version for version in versions(topics)] == [0, 0, 1]
     assert "refused: as a test" in caplog.text
     reports = [orjson.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert [report["position"] for report in reports] == [0, len(facts)] * 2
     assert reports[1]["watermark"] == learner.watermark
-    assert reports[1]["episodes"] == [orjson.loads(log.records[1].value)]
+    assert reports[1]["episodes"] == [orjson.loads(topics.topics[TOPICS.episodes][0].value or b"")]
 
 
 # ── two learners that disagree ───────────────────────────────────────────────────────────────────────────────────────
@@ -141,25 +147,25 @@ async def test_episodes_come_first_and_a_version_comes_once_whoever_makes_it(
 class Rival:
     """A learner process with its own β, which the supervisor starts again after a failure."""
 
-    def __init__(self, log: Log, facts: list[tuple[int, bytes]], beta: float) -> None:
-        self.log, self.facts, self.settings = log, facts, settings(beta=beta)
+    def __init__(self, topics: MemoryTopics, facts: list[tuple[int, bytes]], beta: float) -> None:
+        self.topics, self.facts, self.settings = topics, facts, settings(beta=beta)
         self.failures = 0
-        self.publisher = publisher(log)
+        self.start()
 
-    async def start(self) -> None:
-        self.publisher = publisher(self.log)
-        await self.publisher._read_parameters()
-        self.learner = Learner(self.settings, ARMS, self.publisher._published.history)
-        await self.publisher.publish(self.learner.begin(), self.learner, 0)
+    def start(self) -> None:
+        self.publisher = publisher(self.topics)
+        self.publisher.read_parameters()
+        self.learner = Learner(self.settings, ARMS, self.publisher.published.history)
+        self.publisher.publish(self.learner.begin(), self.learner, 0)
 
-    async def fold(self, until: int) -> None:
+    def fold(self, until: int) -> None:
         for _ in range(20):
             try:
-                await self.publisher.publish(self.learner.handle(self.facts[:until]), self.learner, until)
+                self.publisher.publish(self.learner.handle(self.facts[:until]), self.learner, until)
                 return
             except FailedError:
                 self.failures += 1
-                await self.start()
+                self.start()
         raise AssertionError("the learners do not converge")
 
 
@@ -168,73 +174,59 @@ def facts() -> list[tuple[int, bytes]]:
     return list(enumerate(Golden(60, seconds=40).values("journal")))
 
 
-@in_loop
-async def test_two_learners_with_different_settings_defer_to_what_is_published(facts: list[tuple[int, bytes]]) -> None:
-    chance, log = Random(1), Log()
-    rivals = [Rival(log, facts, beta) for beta in (1.0, 4.0)]
-    for rival in rivals:
-        await rival.start()
+def test_two_learners_with_different_settings_defer_to_what_is_published(facts: list[tuple[int, bytes]]) -> None:
+    chance, topics = Random(1), MemoryTopics()
+    rivals = [Rival(topics, facts, beta) for beta in (1.0, 4.0)]
     for until in range(10, len(facts) + 10, 10):
         for rival in chance.sample(rivals, 2):
-            await rival.fold(until)
-    versions = decoded(record for record in log.records if record.topic == TOPICS.parameters)
-    contents = {(version.version, version.sha256) for version in versions}
-    assert len(contents) == max(version.version for version in versions) + 1 > 4, "one content for each version"
-    assert {version.settings.beta for version in versions} == {1.0, 4.0}
+            rival.fold(until)
+    published = versions(topics)
+    contents = {(version.version, version.sha256) for version in published}
+    assert len(contents) == max(version.version for version in published) + 1 > 4, "one content for each version"
+    assert {version.settings.beta for version in published} == {1.0, 4.0}
     assert rivals[0].learner.current.sha256 == rivals[1].learner.current.sha256
     assert min(rival.failures for rival in rivals) > 0
 
 
-@in_loop
-async def test_of_two_contents_written_at_once_the_first_is_written_again_so_that_compaction_keeps_it(
+def test_of_two_contents_written_at_once_the_first_is_written_again_so_that_compaction_keeps_it(
     facts: list[tuple[int, bytes]],
 ) -> None:
-    log = Log()
-    one, other = (Rival(log, facts, beta) for beta in (1.0, 4.0))
-    for rival in (one, other):
-        await rival.start()
-    ahead = other.learner.handle(facts)
-    send = log.send_and_wait
+    topics = MemoryTopics()
+    one, other = (Rival(topics, facts, beta) for beta in (1.0, 4.0))
+    theirs = next(version for version in other.learner.handle(facts).versions if version.version == 1)
 
-    async def raced(topic: str, value: bytes, key: bytes) -> Any:
-        if topic == TOPICS.parameters and log.send_and_wait is raced and key == b"1":
-            log.send_and_wait = send  # type: ignore[method-assign]
-            theirs = next(version for version in ahead.versions if version.version == 1)
-            await send(topic, encode_parameters(theirs), key)
-        return await send(topic, value, key)
+    def write_theirs_first(topic: str, key: bytes | None) -> None:
+        if (topic, key) == (TOPICS.parameters, b"1"):
+            topics.error = lambda topic, key: None
+            topics.produce(topic, encode_parameters(theirs), key)
 
-    log.send_and_wait = raced  # type: ignore[method-assign]
+    topics.error = write_theirs_first
     with pytest.raises(FailedError, match="two learners disagree"):
-        await one.publisher.publish(one.learner.handle(facts), one.learner, len(facts))
-    written = [version for version in decoded(log.records[1:]) if version.version == 1]
-    assert [version.settings.beta for version in written] == [4.0, 1.0, 4.0]
-    assert log.records[-1].value == encode_parameters(written[0])
+        one.publisher.publish(one.learner.handle(facts), one.learner, len(facts))
+    contents = [version for version in versions(topics) if version.version == 1]
+    assert [version.settings.beta for version in contents] == [4.0, 1.0, 4.0]
+    assert topics.topics[TOPICS.parameters][-1].value == encode_parameters(theirs)
 
 
-@in_loop
-async def test_a_version_that_the_topic_does_not_take_is_a_failure_that_says_so() -> None:
-    class Small(Log):
-        async def send_and_wait(self, topic: str, value: bytes, key: bytes) -> None:
-            raise MessageSizeTooLargeError
-
-    learner = Learner(settings(), ARMS)
+def test_a_version_that_the_topic_does_not_take_is_a_failure_that_says_so() -> None:
+    topics, learner = MemoryTopics(), Learner(settings(), ARMS)
+    topics.error = lambda topic, key: KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
     with pytest.raises(FailedError, match=r"t\.parameters does not take version 0, which has [\d,]+ bytes"):
-        await publisher(Small()).publish(learner.begin(), learner, 0)
+        publisher(topics).publish(learner.begin(), learner, 0)
 
 
-@in_loop
-async def test_a_learner_does_not_decode_the_versions_that_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, learner, facts = Log(), Learner(settings(), ARMS), Golden(20, seconds=8).values("journal")
+def test_a_learner_does_not_decode_the_versions_that_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, learner, facts = MemoryTopics(), Learner(settings(), ARMS), Golden(20, seconds=8).values("journal")
 
     def fail(_: bytes) -> None:
         raise AssertionError("decoded again")
 
     monkeypatch.setattr("worker.kafka.parameters.decode_parameters", fail)
-    mine = publisher(log)
-    await mine.publish(learner.begin(), learner, 0)
+    mine = publisher(topics)
+    mine.publish(learner.begin(), learner, 0)
     outcome = learner.handle(enumerate(facts))
-    await mine.publish(outcome, learner, len(facts))
-    assert [version.sha256 for version in mine._published.history] == [
+    mine.publish(outcome, learner, len(facts))
+    assert [version.sha256 for version in mine.published.history] == [
         outcome.versions[0].sha256,
         outcome.versions[-1].sha256,
     ]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
+from faust.types import TP
 
 from tests.embedded.traffic import ARMS, START, arrivals, settings
 from worker.errors import FailedError, InputError
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import PublishedParameters, UnfitError, last_versions, with_dimension
+from worker.kafka.polls import Poll, RecordList
 from worker.kafka.processors import StreamProcessors
-from worker.kafka.worker import PipelineSettings, WorkerSettings, warn
+from worker.kafka.worker import WorkerSettings, warn
 from worker.metrics import Metrics
+from worker.metrics.catalogue import STAGES
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, continued
+from worker.stream.settings import Arm, LearningSettings, continued
 from worker.stream.topology import Emits, Record, Topics
 from worker.stream.version_encoding import encode_parameters
 from worker.stream.versions import KEPT, RoundedError
@@ -166,7 +170,10 @@ class PartitionBench:
         self.processors = StreamProcessors(
             published, TOPICS, self.metrics, limits=Limits(), clock=lambda: self.now, steady=lambda: 0
         )
-        self.partition: Any = self.processors.make_task(0)
+        self.serving = self.processors.make_serving(0)
+
+    def handle(self, records: Sequence[Record]) -> Emits:
+        return self.processors.handle([(self.serving, records)])[0]
 
     def records(self, count: int, timestamp: int) -> list[Record]:
         sent = arrivals(count, seconds=1)
@@ -178,10 +185,10 @@ class PartitionBench:
 
 def test_a_record_without_a_time_is_dated_by_the_clock() -> None:
     bench = PartitionBench(now=START + 1000)
-    emits = bench.partition.handle(bench.records(3, timestamp=-1))
+    emits = bench.handle(bench.records(3, timestamp=-1))
     assert (len(emits.decisions), len(emits.dead_letters)) == (3, 0)
     late = PartitionBench(now=START - 3_600_000)
-    emits = late.partition.handle(late.records(3, timestamp=-1))
+    emits = late.handle(late.records(3, timestamp=-1))
     assert {dict(letter.headers)["adcascade.reason"] for letter in emits.dead_letters} == {b"future"}
 
 
@@ -190,12 +197,10 @@ def test_the_timestamp_of_a_client_cannot_make_the_future_the_present(confirmed:
     bench = PartitionBench(now=START)
     records = bench.records(2, timestamp=START)
     if confirmed:
-        bench.partition.handle(records[1:])
+        bench.handle(records[1:])
     far = START + (3_600_000 if confirmed else 74 * 365 * 86_400_000)
     value = orjson.dumps(orjson.loads(records[0].value or b"") | {"occurred_at": far})
-    emits = bench.partition.handle(
-        [records[0]._replace(timestamp=far, value=value), records[1]._replace(timestamp=far)]
-    )
+    emits = bench.handle([records[0]._replace(timestamp=far, value=value), records[1]._replace(timestamp=far)])
     (letter,) = emits.dead_letters
     assert dict(letter.headers)["adcascade.reason"] == b"future"
     assert letter.value == value
@@ -204,39 +209,41 @@ def test_the_timestamp_of_a_client_cannot_make_the_future_the_present(confirmed:
 
 def test_what_was_written_long_ago_is_read_whenever_the_worker_starts() -> None:
     bench = PartitionBench(now=START + 86_400_000)
-    emits = bench.partition.handle(bench.records(2, timestamp=START) + bench.records(3, timestamp=-1)[2:])
+    emits = bench.handle(bench.records(2, timestamp=START) + bench.records(3, timestamp=-1)[2:])
     assert (len(emits.decisions), len(emits.dead_letters)) == (3, 0)
-    written_now = bench.partition.handle(bench.records(3, timestamp=bench.now))
+    written_now = bench.handle(bench.records(3, timestamp=bench.now))
     assert {dict(letter.headers)["adcascade.reason"] for letter in written_now.dead_letters} == {b"past"}
 
 
 def test_sessions_handed_over_and_recovered_balance() -> None:
     bench = PartitionBench()
-    changelog = bench.partition.handle(bench.records(5, timestamp=START)).changelog
-    bench.partition.release()
+    changelog = bench.handle(bench.records(5, timestamp=START)).changelog
+    bench.processors.release(bench.serving)
     bench.processors.check_accounts()
     assert counted(bench.metrics, "accounting_imbalance", identity="sessions") == 0
     assert counted(bench.metrics, "sessions_handed_over_total") == 5
     assert counted(bench.metrics, "open_sessions") == 0
     successor = PartitionBench()
-    successor.partition.restore(Record(TOPICS.changelog, 0, 0, 0, key, value) for key, value in changelog)
+    successor.processors.restore(
+        successor.serving, (Record(TOPICS.changelog, 0, 0, 0, key, value) for key, value in changelog)
+    )
     assert counted(successor.metrics, "sessions_recovered_total") == 5
-    assert not any(successor.metrics.census(open_sessions=successor.partition.serving.open_sessions, parked=0).values())
+    assert not any(successor.metrics.census(open_sessions=successor.serving.open_sessions, parked=0).values())
 
 
 def test_a_silent_partition_deletes_ended_sessions_and_counts_no_batch() -> None:
     bench = PartitionBench()
-    bench.partition.handle(bench.records(2, timestamp=START))
-    assert bench.partition.handle([]).changelog == []
-    bench.partition.acknowledged(START + 3_600_000)
-    assert [value for _, value in bench.partition.handle([]).changelog] == [None, None]
+    bench.handle(bench.records(2, timestamp=START))
+    assert bench.processors.delete_over(bench.serving).changelog == []
+    bench.serving.acknowledged(START + 3_600_000)
+    assert [value for _, value in bench.processors.delete_over(bench.serving).changelog] == [None, None]
     assert counted(bench.metrics, "open_sessions") == 0
     assert counted(bench.metrics, "batch_records_count") == 1
 
 
 def test_the_time_from_arrival_to_decision_is_measured_for_every_arrival() -> None:
     bench = PartitionBench(now=START + 40)
-    bench.partition.handle(bench.records(7, timestamp=START))
+    bench.handle(bench.records(7, timestamp=START))
     assert counted(bench.metrics, "arrival_to_decision_seconds_count") == 7
     assert counted(bench.metrics, "arrival_to_decision_seconds_bucket", le="0.025") == 0
     assert counted(bench.metrics, "arrival_to_decision_seconds_bucket", le="0.05") == 7
@@ -245,11 +252,11 @@ def test_the_time_from_arrival_to_decision_is_measured_for_every_arrival() -> No
 def test_partitions_that_handle_records_together_do_what_each_does_alone() -> None:
     sizes = (5, 0, 70)  # none: a position that moved on without a record
     bench = PartitionBench()
-    tasks = [bench.partition, bench.processors.make_task(1), bench.processors.make_task(2)]
+    servings = [bench.serving, bench.processors.make_serving(1), bench.processors.make_serving(2)]
     records = [bench.records(size, timestamp=START) for size in sizes]
-    emitted = bench.processors.handle_together(list(zip(tasks, records, strict=True)))
+    emitted = bench.processors.handle(list(zip(servings, records, strict=True)))
     for some, emits in zip(records, emitted, strict=True):
-        wanted = PartitionBench().partition.handle(some) if some else Emits()
+        wanted = PartitionBench().handle(some) if some else Emits()
         assert (emits.journal, emits.changelog, emits.decisions) == (wanted.journal, wanted.changelog, wanted.decisions)
         assert len(emits.decisions) == len(some)
     assert counted(bench.metrics, "arrivals_total") == sum(sizes), "the tally is that of all, and counts once"
@@ -268,9 +275,13 @@ def test_the_dimension_comes_from_the_option_or_from_the_published_parameters() 
         with_dimension(settings(), 9, [ZERO])
 
 
+def configuration(learning: LearningSettings) -> WorkerSettings:
+    connection = Connection(servers=("127.0.0.1:1",))
+    return WorkerSettings(connection=connection, topics=TOPICS, learner=("true",), learning=learning, arms=ARMS)
+
+
 def test_settings_that_differ_from_the_published_ones_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    connected = PipelineSettings(connection=Connection(servers=("127.0.0.1:1",)), learner=("true",), versions=("true",))
-    configured = WorkerSettings(pipelines=connected, learning=settings(), arms=ARMS)
+    configured = configuration(settings())
     warn(configured, settings(), [replace(ZERO, settings=settings(window=20_000, policy="greedy"))])
     assert "policy, window" in caplog.text
 
@@ -278,11 +289,10 @@ def test_settings_that_differ_from_the_published_ones_are_logged(caplog: pytest.
 def test_standardise_given_later_than_version_0_is_logged_because_it_has_no_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    connected = PipelineSettings(connection=Connection(servers=("127.0.0.1:1",)), learner=("true",), versions=("true",))
     for given, published in ((True, True), (True, False)):
         caplog.clear()
         learning, zero = settings(standardise=given), replace(ZERO, settings=settings(standardise=published))
-        configured = WorkerSettings(pipelines=connected, learning=learning, arms=ARMS)
+        configured = configuration(learning)
         warn(configured, continued(learning, zero.settings), [zero])
         expected = [] if given == published else ["standardise is on here and off in the published parameters"]
         assert [record.getMessage().partition(", which")[0] for record in caplog.records] == expected
@@ -314,15 +324,25 @@ def test_a_version_of_another_model_is_refused_with_one_line_and_serving_goes_on
 def test_the_accounts_of_all_partitions_balance_until_they_are_released() -> None:
     metrics = Metrics()
     processors = StreamProcessors(PublishedParameters(ZERO, [ZERO], metrics), TOPICS, metrics, limits=Limits())
-    tasks = [processors.make_task(2), processors.make_task(3)]
-    tasks[0].handle(PartitionBench().records(4, timestamp=START))
-    tasks[0].acknowledged(77)
-    assert processors.progress == 0, "the other partition has none"
-    for task in tasks:
+    servings = [processors.make_serving(2), processors.make_serving(3)]
+    processors.handle([(servings[0], PartitionBench().records(4, timestamp=START))])
+    for serving in servings:
         processors.check_accounts()
         assert counted(metrics, "accounting_imbalance", identity="sessions") == 0
-        task.release()
+        processors.release(serving)
     assert counted(metrics, "sessions_handed_over_total") == 4
+
+
+def test_every_stage_of_a_poll_is_measured() -> None:
+    bench = PartitionBench()
+    lists = [
+        RecordList(TP(TOPICS.arrivals, 0), 2, bench.records(2, timestamp=START)),
+        RecordList(TP(TOPICS.clicks, 0), 5, []),  # a position that moved on without a record
+    ]
+    bench.processors.measure(Poll(1, 0, lists, 10.0), 10.5, 11.0, [0.25, 0.5])
+    counts = {stage: counted(bench.metrics, "stage_seconds_count", stage=stage) for stage in STAGES}
+    assert counts == {"fetch": 1, "queue": 1, "handle": 1, "write": 2}
+    assert counted(bench.metrics, "stage_seconds_sum", stage="queue") == 0.5
 
 
 def test_the_partitions_of_a_worker_share_their_room() -> None:
@@ -330,14 +350,14 @@ def test_the_partitions_of_a_worker_share_their_room() -> None:
     processors = StreamProcessors(
         PublishedParameters(ZERO, [ZERO], metrics), TOPICS, metrics, limits=Limits(), max_open_sessions=6, partitions=4
     )
-    tasks = [processors.make_task(2), processors.make_task(3)]
-    tasks[0].handle(PartitionBench().records(4, timestamp=START))
+    first, second = processors.make_serving(2), processors.make_serving(3)
+    processors.handle([(first, PartitionBench().records(4, timestamp=START))])
     others = [one._replace(partition=3) for one in PartitionBench().records(4, timestamp=START)]
-    emits = tasks[1].handle(others)
+    (emits,) = processors.handle([(second, others)])
     assert (emits.tally.opened, emits.tally.unremembered, len(emits.decisions)) == (2, 2, 4)
     processors.check_accounts()
     assert counted(metrics, "accounting_imbalance", identity="arrivals") == 0
     assert counted(metrics, "arrivals_classified_total", **{"class": "unremembered"}) == 2
     assert counted(metrics, "trouble", kind="too-many-sessions", level="bad") == 1
-    tasks[0].release()
-    assert tasks[1].handle(others).tally.opened == 2
+    processors.release(first)
+    assert processors.handle([(second, others)])[0].tally.opened == 2

@@ -1,4 +1,4 @@
-"""The real processors on the transport in memory: crashes and rebalances leave the journal of an embedded run."""
+"""The real processors without a broker: crashes and rebalances leave the journal of an embedded run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import orjson
 import pytest
-from aiokafka.structs import TopicPartition
+from faust.types import TP
 
 from tests.embedded.traffic import ARMS, SECOND, START, settings
 from tests.kafka.golden import Golden, last_decisions
-from tests.transport.fake import FakeTransport, in_loop
+from tests.transport.fake import FakeKafka, FakeWorker, in_loop, settle
 from worker.kafka.parameters import PublishedParameters
-from worker.kafka.pipelines import PartitionPipelines
+from worker.kafka.partitions import Partitions
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
@@ -28,20 +28,20 @@ PARTITIONS = 4
 TOPICS = Topics()
 
 
-def produce(golden: Golden, kafka: FakeTransport, *, since: int = 0, until: int = 10**15) -> None:
+def produce(golden: Golden, kafka: FakeKafka, *, since: int = 0, until: int = 10**15) -> None:
     """Append the inputs of an embedded run, or those of a time."""
     for one in golden.sent:
         if not since < one.at <= until:
             continue
         key = one.session.encode()
-        tp = TopicPartition(getattr(TOPICS, one.topic), golden.runner.partition_of(key))
+        tp = TP(getattr(TOPICS, one.topic), golden.runner.partition_of(key))
         kafka.append(tp, key, one.value, timestamp=one.at)
 
 
-class WorkerOnFake:
+class WorkerOnFake(FakeWorker):
     """A worker without learner process and web server; its clock is `error` milliseconds wrong."""
 
-    def __init__(self, kafka: FakeTransport, *, error: int = 0, shares: Shares = ALL) -> None:
+    def __init__(self, kafka: FakeKafka, *, error: int = 0, shares: Shares = ALL) -> None:
         self.metrics = Metrics()
         self.now, self.error = START, error
         zero = replace(Parameters.first(settings(), ARMS), shares=shares)
@@ -49,11 +49,14 @@ class WorkerOnFake:
         clocks = {"clock": lambda: self.now + self.error, "steady": lambda: self.now}
         processors = StreamProcessors(published, TOPICS, self.metrics, limits=Limits(), **clocks)
         self.check_accounts = processors.check_accounts
-        self.pipelines = PartitionPipelines(
-            kafka, TOPICS, make_task=processors.make_task, handle_together=processors.handle_together
-        )
-        options = {"partitions": PARTITIONS, "clock": processors.clock, "interval": 0.0, "write_timeout": 60.0}
-        self.progress = ProgressReporter(self.pipelines, kafka, **options)
+        super().__init__(kafka, Partitions(processors, TOPICS, know_versions=settle))
+        self.progress = ProgressReporter(count=PARTITIONS, clock=processors.clock, interval=0.0)
+
+    async def report_progress(self) -> None:
+        """Let all partitions write their progress, and make it durable."""
+        await self.progress._look(self)  # type: ignore[arg-type]
+        await settle()
+        await self.persist_all()
 
     def imbalance(self) -> float:
         self.check_accounts()
@@ -70,46 +73,46 @@ def golden() -> Golden:
     return Golden(60, seconds=8)
 
 
-def is_golden(kafka: FakeTransport, golden: Golden) -> bool:
+def is_golden(kafka: FakeKafka, golden: Golden) -> bool:
     """Whether the journal holds the facts of the golden run, and folds to its parameters."""
-    journal = kafka.durable[TopicPartition(TOPICS.journal, 0)]
+    journal = kafka.durable[TP(TOPICS.journal, 0)]
     assert {record.value for record in journal if b'"progress"' not in (record.value or b"")} == golden.facts
     versions = Learner(settings(), ARMS).handle((one.offset, one.value, one.timestamp) for one in journal).versions
     return [version.sha256 for version in versions if version.version] == golden.hashes[1:]
 
 
-async def disturbed(golden: Golden, kafka: FakeTransport, seed: int, shares: Shares = ALL) -> WorkerOnFake:
+async def disturbed(golden: Golden, kafka: FakeKafka, seed: int, shares: Shares = ALL) -> WorkerOnFake:
     """Let workers serve the golden inputs that crash and rebalance anywhere; return the last, after its progress."""
     chance = random.Random(seed)
     produce(golden, kafka)
-    worker, members = WorkerOnFake(kafka, shares=shares), 0
-    await kafka.rebalance(worker.pipelines, range(PARTITIONS), "member-0")
+    worker = WorkerOnFake(kafka, shares=shares)
+    await worker.rebalance(range(PARTITIONS))
     inputs = [tp for tp in kafka.durable if tp.topic in TOPICS.inputs]
     for step in range(10**5):
         if all(kafka.committed.get(tp, 0) == len(kafka.durable[tp]) for tp in inputs):
             break
         action = chance.random()
         if action < 0.3:
-            await kafka.poll(worker.pipelines, most=chance.randrange(1, 8))
-        elif pending := {batch.tp: batch for batch in reversed(kafka.pending())}:
-            await kafka.persist(pending[chance.choice(sorted(pending))])  # the oldest of any partition
+            await worker.poll(most=chance.randrange(1, 8))
+        elif pending := {write.tp: write for write in reversed(kafka.pending)}:
+            await worker.persist(pending[chance.choice(sorted(pending))])  # the oldest of any partition
         if action > 0.97:
-            kafka.commit(worker.pipelines)
+            worker.commit()
         if action > 0.99 and step < 2_000:
             if chance.random() < 0.5:  # kill -9: a new process joins
-                kafka.lose_pending()
-                worker, members = WorkerOnFake(kafka, shares=shares), members + 1
-            await kafka.rebalance(worker.pipelines, range(PARTITIONS), f"member-{members}")
+                kafka.pending.clear()
+                worker = WorkerOnFake(kafka, shares=shares)
+            await worker.rebalance(range(PARTITIONS))
+    await worker.persist_all()
     worker.now = golden.sent[-1].at + 60 * SECOND
-    await worker.progress.set_targets()
-    await kafka.persist_all()
+    await worker.report_progress()
     return worker
 
 
 @pytest.mark.parametrize("seed", range(12))
 @in_loop
 async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journal(golden: Golden, seed: int) -> None:
-    kafka = FakeTransport(TOPICS)
+    kafka = FakeKafka(TOPICS)
     worker = await disturbed(golden, kafka, seed)
     assert is_golden(kafka, golden)
     assert worker.imbalance() == 0
@@ -123,9 +126,9 @@ async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journa
 @pytest.mark.parametrize("seed", range(4))
 @in_loop
 async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count_all(golden: Golden, seed: int) -> None:
-    kafka, share = FakeTransport(TOPICS), 0.4
+    kafka, share = FakeKafka(TOPICS), 0.4
     worker = await disturbed(golden, kafka, seed, Shares(share, share))
-    journal = [orjson.loads(record.value or b"") for record in kafka.durable[TopicPartition(TOPICS.journal, 0)]]
+    journal = [orjson.loads(record.value or b"") for record in kafka.durable[TP(TOPICS.journal, 0)]]
     bodies = [orjson.loads(fact) for fact in golden.facts]
     kept = {body["session_id"] for body in bodies if journaled(settings().salt, body["session_id"], share) != 0}
     assert 10 < len(kept) < 40
@@ -145,21 +148,39 @@ async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count
     assert worker.imbalance() == 0
 
 
-def test_progress_in_the_background_ends_all_sessions(golden: Golden) -> None:
-    kafka = FakeTransport(TOPICS)
+@in_loop
+async def test_progress_ends_all_sessions(golden: Golden) -> None:
+    kafka = FakeKafka(TOPICS)
     produce(golden, kafka)
     worker = WorkerOnFake(kafka)
+    await worker.rebalance(range(PARTITIONS))
+    await worker.poll()
+    await worker.persist_all()
     worker.now = golden.sent[-1].at + 60 * SECOND
-    sessions = {one.session.encode() for one in golden.sent}
-
-    def deleted() -> bool:
-        changelog = [record for tp, log in kafka.durable.items() if tp.topic == TOPICS.changelog for record in log]
-        return {record.key for record in changelog if record.value is None} == sessions
-
-    kafka.finished = deleted
-    assert kafka.run(worker.pipelines, partitions=PARTITIONS, background=[worker.progress.run]) == 0
+    await worker.report_progress()
+    changelog = [record for tp, log in kafka.durable.items() if tp.topic == TOPICS.changelog for record in log]
+    assert {record.key for record in changelog if record.value is None} == {one.session.encode() for one in golden.sent}
     assert is_golden(kafka, golden)
     assert worker.imbalance() == 0
+
+
+@in_loop
+async def test_a_partition_that_lags_keeps_its_target_and_holds_time_back(golden: Golden) -> None:
+    kafka = FakeKafka(TOPICS)
+    worker = WorkerOnFake(kafka)
+    await worker.rebalance(range(PARTITIONS))
+    produce(golden, kafka)
+    early = worker.now
+    await worker.report_progress()
+    assert not [value for value in kafka.values(TOPICS.journal) if b"progress" in value]
+    worker.now += SECOND
+    await worker.report_progress()
+    await worker.poll()
+    await worker.persist_all()
+    await settle()
+    await worker.persist_all()
+    times = {orjson.loads(value)["time"] for value in kafka.values(TOPICS.journal) if b"progress" in value}
+    assert times == {early}
 
 
 HOUR = 3_600_000
@@ -194,23 +215,22 @@ async def test_a_wrong_clock_costs_no_session_and_no_feedback(
 
 async def second_by_second(
     golden: Golden, *, broker: bool, wrong: range, error: int
-) -> tuple[WorkerOnFake, FakeTransport, list[int]]:
+) -> tuple[WorkerOnFake, FakeKafka, list[int]]:
     """Serve the inputs of a golden run as time passes; return the seconds with trouble, too.
 
     The clock of the worker is wrong in some of the seconds. With `broker`, the broker sets the times of the journal.
     """
-    kafka, reported = FakeTransport(TOPICS), []
+    kafka, reported = FakeKafka(TOPICS), []
     worker = WorkerOnFake(kafka, error=error if 0 in wrong else 0)
     kafka.clock = (lambda: worker.now) if broker else None
-    await kafka.rebalance(worker.pipelines, range(PARTITIONS))
+    await worker.rebalance(range(PARTITIONS))
     for second in range(40):
         worker.now = START + second * SECOND
         worker.error = error if second in wrong else 0
         produce(golden, kafka, since=worker.now - SECOND, until=worker.now)
-        await kafka.poll(worker.pipelines)
-        await kafka.persist_all()
-        await worker.progress.set_targets()
-        await kafka.persist_all()
+        await worker.poll()
+        await worker.persist_all()
+        await worker.report_progress()
         if any(trouble.name == "clock" for trouble in worker.metrics.troubles.active()):
             reported.append(second)
     return worker, kafka, reported

@@ -20,7 +20,6 @@ from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, sigmoid
 from worker.bandit.click_model import Displays, Fit, Observations, inputs
-from worker.bandit.computed import computed_by, resume
 from worker.bandit.estimators import Coefficients, estimate, inner
 from worker.bandit.precision import Precision, SortedDisplays
 from worker.bandit.rows import in_blocks
@@ -93,16 +92,6 @@ class AdditiveModel:
         precision = self.precision
         parts = (self.theta_context, self.theta_arms, precision.context, precision.cross, precision.arms)
         return dict(zip(self.fields, parts, strict=True))
-
-    def export(self) -> dict[str, Array]:
-        return {**self.pack(), **computed_by(self.precision, "precision.")}
-
-    @classmethod
-    def restore(cls, arrays: Mapping[str, Array], *, intercept: bool = False) -> AdditiveModel:
-        precision = Precision(**{name: arrays[f"precision.{name}"] for name in ("context", "cross", "arms")})
-        resume(precision, arrays, "precision.")
-        theta = {name: arrays[name] for name in ("theta_context", "theta_arms")}
-        return cls(**theta, precision=precision, intercept=intercept)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AdditiveModel):
@@ -297,8 +286,6 @@ class AdditiveHeads:
     """The kernel for the arms `shown`: e^{−(s+θ)} = e^{−s} e^{−θ} saves an exponential per arm, and squared widths are
     one product, [−2 L(x − ū); 1; ‖L(x − ū)‖²] · [L(U_k − ū); ‖L(U_k − ū)‖² + 1/D_k; 1].
     """  # noqa: D205
-
-    computed: ClassVar[tuple[str, ...]] = ("middle", "narrowest", "whitened_arms")
 
     def __init__(self, model: AdditiveModel, shown: Ints, dtype: DTypeLike) -> None:
         self.model, self.shown, self.dtype = model, shown, np.dtype(dtype)

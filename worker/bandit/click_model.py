@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -204,21 +204,6 @@ class ClickModel(Protocol):
     @property
     def smallest_eigenvalue(self) -> float:
         """The smallest eigenvalue of the precision."""
-
-
-@runtime_checkable
-class Portable(Protocol):
-    """A click model that takes long to prepare, and that another process can go on with (see `computed.py`).
-
-    A model without these methods is packed, and unpacked and prepared again.
-    """
-
-    def export(self) -> dict[str, Array]:
-        """Return all that the model consists of, and of what it has computed all that serving needs."""
-
-    @classmethod
-    def restore(cls, arrays: Mapping[str, Array], *, intercept: bool = True) -> ClickModel:
-        """Return the model that `export` took apart, without computing; it keeps the large arrays, read-only."""
 
 
 Model = TypeVar("Model", bound=ClickModel, covariant=True)

@@ -8,7 +8,7 @@ its n(n+1)/2 products u_i u_j with the packed covariances.
 from __future__ import annotations
 
 from functools import cache, cached_property
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -53,8 +53,6 @@ class Spread(Protocol):
 
 class PersonalHeads:
     """The kernel for the arms `shown`, of coefficients (K, n) and how certain they are."""
-
-    computed: ClassVar[tuple[str, ...]] = ("spreads",)
 
     def __init__(self, coefficients: Floats, precision: Spread, shown: Ints, dtype: DTypeLike) -> None:
         self.dtype, self.size = np.dtype(dtype), coefficients.shape[1]

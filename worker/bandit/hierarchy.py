@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -105,7 +104,6 @@ class Hierarchy:
     information: Floats
     #: The hierarchy that this one was made from, and the arms whose information differs: saves factorising the others.
     before: tuple[Hierarchy, Ints] | None = None
-    computed: ClassVar[tuple[str, ...]] = ("whitening",)
 
     @property
     def arms(self) -> int:

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.additive import INTERCEPT_PRECISION
-from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, frozen_array
+from worker.bandit.arrays import Floats, Ints, freeze_fields, frozen_array
 from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
-from worker.bandit.computed import computed_by, resume
 from worker.bandit.estimators import Coefficients, estimate, inner
 from worker.bandit.heads import PersonalHeads, packed_covariances, products, triangle
 from worker.bandit.hierarchy import ByArm, Hierarchy
@@ -32,7 +31,6 @@ from worker.errors import EstimationError, InputError
 #: collapses, every probability goes to 0 or 1, and exploration ends for ever.
 WEAKEST, STRONGEST = 0.25, 1000.0
 EVIDENCE_STEPS = 2
-_PRECISION = ("features", "shared", "own", "information")
 AT_ONCE = 64  # contexts whose widths of chosen arms are computed at once
 
 
@@ -70,7 +68,6 @@ class PersonalModel:
     precision: Hierarchy = field(repr=False)
     #: A factorisation costs far more than a step with an old one.
     reuses_information: ClassVar[bool] = True
-    computed: ClassVar[tuple[str, ...]] = ("heads_of_arms", "_packed_covariances")
 
     def __post_init__(self) -> None:
         size, features = self.precision.size, self.precision.features
@@ -139,25 +136,6 @@ class PersonalModel:
             precision.information[:, rows, columns],
         )
         return dict(zip(self.fields, parts, strict=True))
-
-    def export(self) -> dict[str, Array]:
-        precision = self.precision
-        return {
-            "shared": self.shared,
-            "own": self.own,
-            **{f"precision.{name}": getattr(precision, name) for name in _PRECISION},
-            **computed_by(precision, "precision."),
-            **computed_by(self),
-        }
-
-    @classmethod
-    def restore(cls, arrays: Mapping[str, Array], *, intercept: bool = True) -> PersonalModel:
-        features, prior, own, information = (arrays[f"precision.{name}"] for name in _PRECISION)
-        precision = Hierarchy(features=features, shared=prior, own=own, information=information)
-        resume(precision, arrays, "precision.")
-        model = cls(shared=arrays["shared"], own=arrays["own"], precision=precision)
-        resume(model, arrays)
-        return model
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PersonalModel):

@@ -20,10 +20,9 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -32,7 +31,6 @@ from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints, check_rewards, sigmoid
 from worker.bandit.bonuses import Bonus
 from worker.bandit.click_model import BLOCK, ClickModel, HeadBatch
-from worker.bandit.computed import computed_by, resume
 from worker.bandit.rows import ROWS
 from worker.errors import InputError
 
@@ -95,8 +93,6 @@ class Planner:
     array([[1, 1, 0]])
     """
 
-    computed: ClassVar[tuple[str, ...]] = ("frontier", "by_falling_revenue", "contenders")
-
     def __init__(
         self,
         model: ClickModel,
@@ -127,15 +123,6 @@ class Planner:
         self._heads = model.heads(self.shown, self.dtype)
         self.answers = None if answers is None or answers.are_all_one else answers
         self._answers = None if self.answers is None else self.answers.of_arms(self.shown).astype(self.dtype)
-
-    def export(self) -> dict[str, Array]:
-        """Return what is computed beside the model, for `resume` of a planner under the same version."""
-        return {**computed_by(self), **computed_by(self._heads, "heads.")}
-
-    def resume(self, arrays: Mapping[str, Array]) -> None:
-        """Go on with what another planner has computed; what is not in `arrays` is computed when it is needed."""
-        resume(self, arrays)
-        resume(self._heads, arrays, "heads.")
 
     def batch(self, contexts: Floats | HeadBatch) -> HeadBatch:
         """Return the contexts (n, d) as the kernel needs them; a batch stays what it is."""

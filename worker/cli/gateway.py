@@ -26,7 +26,7 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal."""
-    from worker.gateway.run import GatewaySettings, run_gateway
+    from worker.gateway.run import GatewaySettings, check_topics, run_gateway
 
     reached = connection(options)
     settings = GatewaySettings(
@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
         max_in_flight=options.max_in_flight,
         max_remembered_sessions=options.max_remembered_sessions,
     )
+    check_topics(settings)  # before there is a log, so that an error is one line
     # Remembered sessions live for a minute and hold no cycles; a search among a hundred thousand takes as long as some
     # answers may.
     gc.set_threshold(100_000, 50, 100)

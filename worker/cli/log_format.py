@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -17,9 +16,9 @@ FORMATS = ("json", "text")
 LEVELS = ("debug", "info", "warning", "error")
 HIDDEN = "…"
 
-# At INFO, faust and aiokafka log tables at every rebalance, and mode warns of every late timer, as on any busy machine.
-# All of it is shown at DEBUG only.
-_LIBRARY_LEVELS = {"faust": "WARNING", "aiokafka": "WARNING", "mode": "ERROR"}
+# At INFO, faust logs tables at every rebalance, and mode warns of every late timer, as on any busy machine: shown at
+# DEBUG only.
+_LIBRARY_LEVELS = {"faust": "WARNING", "mode": "ERROR"}
 
 
 class _NoServices(logging.Filter):
@@ -33,88 +32,6 @@ class _NoServices(logging.Filter):
             isinstance(record.args, tuple) and any(isinstance(one, AdcascadeError) for one in record.args)
         )
         return record.levelno > logging.INFO and not logged
-
-
-#: Messages of aiokafka at a first start or a change of the group, by a part of them, and their meanings.
-_PASSING = {
-    "Group Coordinator Request failed: [Error 15]": "the broker prepares its consumer groups; trying again",
-    "Marking the coordinator dead": "the broker that coordinates the group has changed; looking for the new one",
-    "because it is rebalancing": "a worker joins or leaves: the group is rebalancing",
-}
-#: Seconds after which these messages are no longer normal, and seconds between two warnings then.
-PERSISTS, BETWEEN_WARNINGS = 30.0, 60.0
-
-
-@dataclass(slots=True)
-class _Series:
-    """Messages of a kind, each within `PERSISTS` of the one before: the first, the last, the last shown."""
-
-    first: float
-    last: float
-    shown: float
-
-
-class PassingTrouble(logging.Filter):
-    """Show what passes by itself once, as information; if it does not pass, as a warning from time to time.
-
-    `least` is the lowest level that is shown.
-    """
-
-    def __init__(self, least: int) -> None:
-        super().__init__()
-        self._least = least
-        self._series: dict[str, _Series] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Change or drop a record that may pass by itself."""
-        if not record.name.startswith("aiokafka"):
-            return True
-        message = record.getMessage()
-        meaning = next((text for part, text in _PASSING.items() if part in message), None)
-        if meaning is None:
-            return True
-        now, series = record.created, self._series.get(meaning)
-        if series is None or now - series.last > PERSISTS:
-            self._series[meaning] = _Series(now, now, now)
-            return self._change(record, logging.INFO, meaning)
-        series.last, lasting = now, now - series.first
-        if lasting < PERSISTS or (series.shown > series.first and now - series.shown < BETWEEN_WARNINGS):
-            return False
-        series.shown = now
-        return self._change(record, logging.WARNING, f"{message}; for {lasting:.0f} s now ({meaning})")
-
-    def _change(self, record: logging.LogRecord, level: int, message: str) -> bool:
-        record.levelno, record.levelname, record.msg, record.args = level, logging.getLevelName(level), message, ()
-        return level >= self._least
-
-
-#: Seconds between two lines of the same kind from aiokafka.
-BETWEEN_REPEATS = 10.0
-
-
-class Repeated(logging.Filter):
-    """Show each kind of message of aiokafka every few seconds only, with the number of those left out.
-
-    While no broker answers, each of its clients logs many times a second that it cannot connect.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown: dict[tuple[str, str], tuple[float, int]] = {}  # when the last was shown, and how many came since
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Drop a record if one of its kind was shown a moment ago."""
-        if not record.name.startswith("aiokafka"):
-            return True
-        kind = record.name, str(record.msg)[:40]
-        last, more = self._shown.get(kind, (-BETWEEN_REPEATS, 0))
-        if record.created < last + BETWEEN_REPEATS:
-            self._shown[kind] = last, more + 1
-            return False
-        self._shown[kind] = record.created, 0
-        if more:
-            record.msg, record.args = f"{record.getMessage()} (and {more:,} more like it)", ()
-        return True
 
 
 class JsonLines(logging.Formatter):
@@ -175,8 +92,6 @@ def configure(
     handler.setFormatter(JsonLines(shown) if chosen == "json" else TextLines(shown))
     if level != "debug":
         handler.addFilter(_NoServices())
-        handler.addFilter(PassingTrouble(logging.getLevelNamesMapping()[level.upper()]))
-        handler.addFilter(Repeated())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

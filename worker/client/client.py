@@ -29,15 +29,16 @@ class Client:
 
     Parameters
     ----------
-    servers : brokers (``host:port``, several with commas between or as a sequence), or a `Connection` with TLS or SASL
+    servers : brokers (``host:port``, several with commas between or as a sequence), or a `Connection` with settings of
+        librdkafka, such as those of TLS and SASL
     prefix : prefix of the topic names
     timeout : seconds after which an answer is given up
     fallback : ads to show if there is no answer in time, the first one first
-    prefetch : whether `passed` answers at once from the slate, or waits for the decision of a worker
+    prefetch : whether `passed` answers immediately from the slate, or waits for the decision of a worker
     most_in_flight : most requests without an answer or an acknowledgement; further ones wait, up to their timeout
     remember : most sessions that are remembered, for late decisions and repeated requests
     remember_seconds : how long they are remembered
-    delivery_timeout : seconds after which a record that no broker takes is given up
+    delivery_timeout : seconds after which a record that no broker accepted is given up
     transport : another way to the workers than Kafka
     """
 
@@ -128,8 +129,9 @@ class Client:
     async def passed(self, decision: Decision, *, within: float | None = None) -> Decision:
         """Report that the ad was seen and passed over; return the next one.
 
-        With `prefetch` the answer is the next ad of the slate, at once: slates are planned as a whole and never change.
-        Without it, the answer is the decision of a worker, or the next ad of the slate if that does not come in time.
+        With `prefetch` the answer is the next ad of the slate, immediately: slates are planned as a whole and never
+        change. Without it, the answer is the decision of a worker, or the next ad of the slate if that does not come in
+        time.
 
         Fallback ads are not reported, since no worker planned them. After one, the answer is the decision of the
         workers if it has come meanwhile, or else the next fallback ad.
@@ -157,7 +159,7 @@ class Client:
         """Report a click, and wait until the brokers have it. The session has ended with it.
 
         A click on a fallback ad is not reported, since no worker planned it. Raises `UndeliveredError` if the brokers
-        do not take the click in time.
+        do not accept the click in time.
         """
         if decision.arm is None:
             raise InputError(f"session {decision.session_id!r} shows no ad that could be clicked")
@@ -194,7 +196,7 @@ class Client:
         await delivered(await self._send(feedback, partition))
 
     async def flush(self) -> None:
-        """Wait until the brokers have everything. Raises `UndeliveredError` if they do not take a record in time."""
+        """Wait until the brokers have everything. Raises `UndeliveredError` if they do not accept a record in time."""
         await self._exchange.flush()
 
     async def _report(self, decision: Decision, *, clicked: bool) -> asyncio.Future[object]:

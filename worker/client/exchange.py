@@ -2,15 +2,15 @@
 
 Rules that hold in this file:
 
-- The decisions of all clients come by; one is taken up if its session is known here, or if `others` is set.
-- Of a session the decision of the highest position counts. Workers repeat decisions after a crash: what repeats or
-  goes back is counted and changes nothing.
+- The decisions of all clients are received; one is used if its session is known here, or if `others` is set.
+- The decision of the highest position of a session counts. Workers repeat decisions after a crash: a repeated or
+  earlier one is counted and changes nothing.
 - A wait ends with a decision of its position or a later one, or at its deadline. A decision that comes later is
   remembered, and answers the next wait.
 - An arrival that is asked for again is answered from memory. If no decision came yet and nobody else waits for it, the
-  same bytes are sent again; workers take them as a repetition.
-- Every request holds a place until it is answered or given up, and its record is acknowledged or has failed. When all
-  places are taken, further requests wait for one, and give up at their deadline without sending anything.
+  same bytes are sent again; workers accept them as a repetition.
+- Every request holds a slot until it is answered or given up, and its record is acknowledged or has failed. When no
+  slot is free, further requests wait for one, and give up at their deadline without sending anything.
 
 Deadlines are times of the event loop's clock.
 """
@@ -65,7 +65,7 @@ class Counts:
     late : decisions that came after somebody had stopped waiting for them
     repeated : decisions that were known already, or for an earlier position
     undelivered : records that no broker took in time
-    refused : requests that found no place before their deadline
+    refused : requests that got no slot before their deadline
     """
 
     arrivals: int = 0
@@ -92,13 +92,13 @@ class _Session:
     waits: tuple[tuple[int, asyncio.Future[Known | None]], ...] = ()
 
 
-class _Place:
-    """A place that a request holds: while somebody waits for it, and while its record is on its way."""
+class _Slot:
+    """A slot of the in-flight limit, held by a request while somebody waits for it and while its record is sent."""
 
-    __slots__ = ("_holds", "_room")
+    __slots__ = ("_free", "_holds")
 
-    def __init__(self, room: asyncio.Semaphore) -> None:
-        self._room, self._holds = room, 1
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free, self._holds = free, 1
 
     def hold(self) -> None:
         self._holds += 1
@@ -106,11 +106,11 @@ class _Place:
     def release(self, _: object = None) -> None:
         self._holds -= 1
         if not self._holds:
-            self._room.release()
+            self._free.release()
 
 
 class Exchange:
-    """Send requests over a transport, and find the decisions that answer them.
+    """Sends requests over a transport, and finds the decisions that answer them.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Exchange:
     ) -> None:
         self.transport = transport
         self.counts = Counts()
-        self._room = asyncio.Semaphore(most_in_flight)
+        self._free = asyncio.Semaphore(most_in_flight)
         self._remember, self._others = remember, others
         self.seconds = seconds
         self._sessions: dict[bytes, _Session] = {}  # in the order in which they became known
@@ -146,16 +146,16 @@ class Exchange:
         session = self._find(record.key, request)
         if session is not None and session.known is not None:
             return session.known
-        place = await self._enter(deadline)
-        if place is None:
+        slot = await self._enter(deadline)
+        if slot is None:
             return None
         try:
-            # Others may have asked for the same session while there was no place.
+            # Others may have asked for the same session while no slot was free.
             session = self._find(record.key, request) or self._add(record.key)
             if session.arrival is None:
                 session.request, session.arrival = request, record
             if session.known is None and not session.asking:
-                self._send(session.arrival, place)
+                self._send(session.arrival, slot)
                 self.counts.arrivals += 1
             session.asking += 1
             try:
@@ -163,21 +163,18 @@ class Exchange:
             finally:
                 session.asking -= 1
         finally:
-            place.release()
+            slot.release()
 
     async def report(self, record: Keyed, deadline: float) -> asyncio.Future[Any] | None:
-        """Send feedback; return the future of its acknowledgement, or None if there was no place before the deadline.
-
-        Others may wait for the same future: it must not be cancelled.
-        """
-        place = await self._enter(deadline)
-        if place is None:
+        """Send feedback; return the future of its acknowledgement, or None if no slot was free before the deadline."""
+        slot = await self._enter(deadline)
+        if slot is None:
             return None
         try:
             self.counts.feedback += 1
-            return self._send(record, place)
+            return self._send(record, slot)
         finally:
-            place.release()
+            slot.release()
 
     async def decision(self, key: bytes, position: int, deadline: float) -> Known | None:
         """Return the decision of a session for a position or a later one, or None at the deadline."""
@@ -214,33 +211,32 @@ class Exchange:
             raise Rejected("session-reused", REUSED)
         return session
 
-    async def _enter(self, deadline: float) -> _Place | None:
-        if self._room.locked():
+    async def _enter(self, deadline: float) -> _Slot | None:
+        if self._free.locked():
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._room.acquire()
+                    await self._free.acquire()
             except TimeoutError:
                 self.counts.refused += 1
                 return None
         else:
-            await self._room.acquire()  # returns at once
-        return _Place(self._room)
+            await self._free.acquire()  # returns immediately
+        return _Slot(self._free)
 
     # ── records out ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, record: Keyed, place: _Place) -> asyncio.Future[Any]:
+    def _send(self, record: Keyed, slot: _Slot) -> asyncio.Future[Any]:
         acknowledged = self.transport.send(record)
-        place.hold()
-        acknowledged.add_done_callback(place.release)
+        slot.hold()
+        acknowledged.add_done_callback(slot.release)
         self._unacknowledged.add(acknowledged)
         acknowledged.add_done_callback(self._settle)
         return acknowledged
 
     def _settle(self, acknowledged: asyncio.Future[Any]) -> None:
         self._unacknowledged.discard(acknowledged)
-        if not acknowledged.cancelled() and (error := acknowledged.exception()) is not None:
+        if not acknowledged.cancelled() and acknowledged.exception() is not None:
             self.counts.undelivered += 1
-            log.warning("records were not delivered: %r", error)
 
     async def flush(self) -> None:
         """Wait until everything sent is acknowledged. Raises `UndeliveredError` if a record is given up."""
@@ -250,7 +246,7 @@ class Exchange:
     # ── decisions in ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, records: Sequence[Record]) -> None:
-        """Take up decisions, and end the waits for them."""
+        """Accept decisions, and end the waits for them."""
         sessions, others = self._sessions, self._others
         for record in records:
             key, value = record.key, record.value
@@ -264,9 +260,9 @@ class Exchange:
             except Rejected as rejected:
                 log.warning("%s: not a decision: %s", record.where, rejected)
                 continue
-            self._take(session or self._add(key), Known(value, position, record.partition))
+            self._apply(session or self._add(key), Known(value, position, record.partition))
 
-    def _take(self, session: _Session, known: Known) -> None:
+    def _apply(self, session: _Session, known: Known) -> None:
         before, position = session.known, known.position
         if before is not None and position <= before.position:
             self.counts.repeated += 1
@@ -304,7 +300,7 @@ class Exchange:
     # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _add(self, key: bytes) -> _Session:
-        """Begin to remember a session, and forget those that are too old or too many."""
+        """Remember a session from now on, and forget those that are too old or too many."""
         sessions, now = self._sessions, self._clock()
         while sessions:
             oldest = next(iter(sessions))

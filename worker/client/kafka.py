@@ -29,7 +29,6 @@ from worker.client.transport import Keyed, Receive, UndeliveredError
 from worker.errors import FailedError
 from worker.kafka.clients import (
     END,
-    REQUEST_TIMEOUT,
     TopicReader,
     offsets_of,
     partition_counts,
@@ -50,7 +49,7 @@ _MOST_RECORDS: Final = 2_048
 _MOST_POLLS: Final = 4
 #: Seconds until the next poll after an error.
 _PAUSE: Final = 0.5
-#: Seconds that the brokers may take to describe the topics before they count as unreachable.
+#: Seconds that the brokers may take to describe topics before they count as unreachable.
 _ANSWER_TIMEOUT: Final = 5.0
 
 #: The future of a record, and the error of its delivery.
@@ -104,7 +103,7 @@ class KafkaTransport:
         if len(set(counts.values())) > 1:
             found = ", ".join(f"{topic} has {count} partitions" for topic, count in counts.items())
             raise FailedError(f"{found}; the numbers must be equal")
-        self.partitions = self._found_partitions = counts[topics.decisions]
+        self.partitions = counts[topics.decisions]
         # Nobody needs the ends of partitions here, and each would wake the thread.
         self._reader = TopicReader(connection, auto_offset_reset="latest", enable_partition_eof=False)
         decisions = [TopicPartition(topics.decisions, number) for number in range(self.partitions)]
@@ -114,8 +113,8 @@ class KafkaTransport:
                 acks="all", linger_ms=0, max_in_flight=5, message_timeout_ms=max(1, int(1000 * self._delivery_timeout))
             )
         )
-        for topic in self._names.values():  # so that the first record does not wait for metadata
-            self._producer.list_topics(topic, timeout=REQUEST_TIMEOUT)
+        for topic in self._names.values():  # so that the first record does not wait for it
+            self._refresh_metadata(topic)
 
     async def stop(self) -> None:
         """Wait until everything sent is delivered or given up, and disconnect."""
@@ -144,6 +143,7 @@ class KafkaTransport:
                 on_delivery=partial(self._on_delivery, sent),
             )
         except (KafkaException, BufferError, RuntimeError) as error:
+            log.warning("a record cannot be sent: %s", reason_of(error))
             _fail(sent, error)
         return sent
 
@@ -194,11 +194,18 @@ class KafkaTransport:
     def _extend(self) -> None:
         """Read partitions that are new, and have records sent to them."""
         positions, found = self._reader.positions, self._found_partitions
-        if found > len(positions):
+        if found <= len(positions):
+            return
+        self._found_partitions = 0  # until they are found again
+        if min(map(self._refresh_metadata, self._names.values())) >= found:
             log.info("the topics have %d partitions, %d before", found, len(positions))
             added = {(self._topics.decisions, number): 0 for number in range(len(positions), found)}
             self._reader.read_from(positions | added)
             self._in_loop(partial(setattr, self, "partitions", found))
+
+    def _refresh_metadata(self, topic: str) -> int:
+        """Update what the producer knows of a topic; return the number of its partitions."""
+        return len(self._producer.list_topics(topic, timeout=_ANSWER_TIMEOUT).topics[topic].partitions)
 
     def _in_loop(self, function: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -220,7 +227,7 @@ class KafkaTransport:
                 self._report(str(error))
             else:
                 self._report(None)
-                self._found_partitions = max(self.partitions, min(len(topic.partitions) for topic in found))
+                self._found_partitions = min(len(topic.partitions) for topic in found)
 
     def _report(self, trouble: str | None) -> None:
         if trouble is None:
@@ -231,5 +238,5 @@ class KafkaTransport:
 
 
 def _fail(sent: asyncio.Future[None], error: Exception) -> None:
-    sent.set_exception(UndeliveredError(f"no broker took the record ({reason_of(error)}); send it again"))
+    sent.set_exception(UndeliveredError(f"no broker accepted the record ({reason_of(error)}); send it again"))
     sent.exception()  # whoever does not wait for it needs no complaint of asyncio

@@ -1,4 +1,4 @@
-"""The seam between the rules of a client and Kafka: a `Transport` takes records and hands over decisions."""
+"""The seam between the rules of a client and Kafka: a `Transport` sends records and hands over decisions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from worker.stream.topology import Record
 #: The topics that clients write to, without the prefix.
 Input: TypeAlias = Literal["arrivals", "clicks"]
 
-#: Called with the decisions of every fetch.
+#: Called with the decisions of every poll.
 Receive: TypeAlias = Callable[[Sequence[Record]], None]
 
 
 class UndeliveredError(FailedError):
-    """The brokers did not take a record within the time for delivery."""
+    """The brokers did not accept a record within the time for delivery."""
 
 
 class Keyed(NamedTuple):

@@ -10,7 +10,7 @@ Rules that hold in this file:
 - Where a share of the sessions is journaled (`worker.stream.budget`), the others count by their decisions, if the log
   has these with the arrivals. Else sessions are left out until all kinds have the same share: those whose number is
   not below the lowest share. So no estimator needs weights for it.
-- A session that was opened with several slates (after a crash) is left out, because its rule is uncertain.
+- A session that is uncertain (after a crash, the user may have seen another slate) is left out, as in learning.
 - Memory: a few hundred bytes per session. The log itself may be larger.
 """
 
@@ -32,7 +32,7 @@ from worker.stream.session import answered
 OPEN: Final = "not over at the end of the log"
 NO_VERSION: Final = "version not in the log"
 NO_SLATE: Final = "slate not in the log"
-SEVERAL: Final = "opened with several slates"
+UNCERTAIN: Final = "uncertain which slate was shown"
 FALLBACK: Final = "served by the fallback"
 BEYOND: Final = "beyond the share that the journal has of every kind of session"
 
@@ -94,7 +94,8 @@ class LoggedSessions:
             openings = {Opening(decision.parameters_version, decision.slate, decision.mode, context, arrival.exclude)}
         elif decision is None or not trace.arrivals:
             self.share = min([self.share, *(o.share for _, o in trace.openings if o.share is not None)])
-        reason = self._reason_to_leave_out(openings)
+        is_marked = any(opened.uncertain for _, opened in trace.openings)
+        reason = UNCERTAIN if is_marked else self._reason_to_leave_out(openings)
         if reason is not None:
             self.left_out[reason] += 1
             return
@@ -126,7 +127,7 @@ class LoggedSessions:
 
     def _reason_to_leave_out(self, openings: set[Opening]) -> str | None:
         if len(openings) != 1:
-            return SEVERAL if openings else NO_SLATE
+            return UNCERTAIN if openings else NO_SLATE
         (opening,) = openings
         if opening.mode == "fallback":
             return FALLBACK

@@ -1,4 +1,4 @@
-"""Metrics of a gateway, beside those of the HTTP interface."""
+"""Metrics of a gateway, in addition to those of the HTTP interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORDS: Final = MetricSpec(
 WAITS: Final = MetricSpec(
     "adcascade_gateway_waits_total",
     "counter",
-    "Waits for a decision, by their end: it came, it did not come in time, or there was no place for the request.",
+    "Waits for a decision, by their end: it came, it did not come in time, or no slot was free for the request.",
     {"end": ("answered", "timed-out", "refused")},
 )
 LATE: Final = MetricSpec(
@@ -27,7 +27,7 @@ REPEATED: Final = MetricSpec(
     "adcascade_gateway_repeated_decisions_total", "counter", "Decisions that were known, or for an earlier position."
 )
 UNDELIVERED: Final = MetricSpec(
-    "adcascade_gateway_undelivered_batches_total", "counter", "Batches of records that no broker took in time."
+    "adcascade_gateway_undelivered_batches_total", "counter", "Records that no broker accepted in time."
 )
 REMEMBERED: Final = MetricSpec("adcascade_gateway_remembered_sessions", "gauge", "Sessions that are remembered.")
 CONNECTED: Final = MetricSpec("adcascade_gateway_connected", "gauge", "1 while the brokers can be reached, else 0.")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from worker.kafka.clients import partition_counts, record_of, topic_reader
+from worker.kafka.clients import record_of, topic_reader
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.parameters import decoded
 from worker.stream.parameters import Parameters
@@ -34,10 +34,6 @@ class PublishedModel:
         self._on_newest = on_newest
         self._stopping = threading.Event()
         self.planner: SlatePlanner | None = None
-
-    def check(self) -> None:
-        """Raise `FailedError` if there is no such topic."""
-        partition_counts(self._connection, self._topic)
 
     @property
     def version(self) -> int:

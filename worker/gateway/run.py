@@ -17,6 +17,7 @@ from worker.gateway.model import PublishedModel
 from worker.gateway.service import KafkaAdService
 from worker.http.api import ApiSettings
 from worker.http.server import http_server
+from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
@@ -41,6 +42,12 @@ class GatewaySettings:
     max_remembered_sessions: int
 
 
+def check_topics(settings: GatewaySettings) -> None:
+    """Raise `FailedError` if no broker can be reached, or if a topic is missing."""
+    topics = settings.topics
+    partition_counts(settings.connection, topics.parameters, topics.arrivals, topics.clicks, topics.decisions)
+
+
 async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises `FailedError` if Kafka or the port cannot be used at the start."""
     connection, topics = settings.connection, settings.topics
@@ -59,7 +66,6 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(GatewayMetrics(exchange, model))
     service = KafkaAdService(exchange, model, settings.limits)
-    await asyncio.to_thread(model.check)
     async with (
         _started(exchange),
         model.following(),

@@ -50,7 +50,7 @@ class KafkaAdService:
         self._exchange, self._model, self._limits, self._clock = exchange, model, limits, clock
 
     def ready(self) -> str | None:
-        """Return why no requests can be taken."""
+        """Return why no requests can be answered."""
         if self._model.planner is None:
             return "no parameters are published yet: a worker has to run"
         return self._exchange.transport.trouble
@@ -104,9 +104,9 @@ class KafkaAdService:
             return Answer(feedback.session_id, None, self._exchange.ending(key), fallback=not in_time)
         if known is not None and (current := self._current(key, known)).decision is None:
             return current
-        found = await self._exchange.decision(key, feedback.position + 1, deadline)
-        if found is not None:
-            return self._current(key, found)
+        following = await self._exchange.decision(key, feedback.position + 1, deadline)
+        if following is not None:
+            return self._current(key, following)
         await _acknowledged(sent, 0.0)
         if known is not None:
             return Answer(feedback.session_id, _from_slate(known, feedback.position + 1))
@@ -160,16 +160,16 @@ def _last(decision: Decision) -> int:
 
 def _check_display(feedback: Feedback, decision: Decision) -> None:
     """Raise `Rejected` if a slate does not have the display; earlier positions are not in it."""
-    place = feedback.position - decision.position
-    if place >= len(decision.slate):
+    ahead = feedback.position - decision.position
+    if ahead >= len(decision.slate):
         raise Rejected("position", f"$.position is beyond the slate of {_last(decision)}")
-    if place < 0:
+    if ahead < 0:
         return
-    if feedback.arm != decision.slate[place]:
+    if feedback.arm != decision.slate[ahead]:
         raise Rejected("arm-mismatch", "$.arm is not what was shown at that position")
     if decision.tokens is not None:
         given = (feedback.token or "").encode()
-        if not hmac.compare_digest(given, decision.tokens[place].encode()):
+        if not hmac.compare_digest(given, decision.tokens[ahead].encode()):
             raise Rejected("token", "$.token is missing or does not belong to this display")
 
 
@@ -194,5 +194,5 @@ async def _acknowledged(sent: asyncio.Future[Any], deadline: float) -> bool:
     if not sent.done():
         return False
     if sent.exception() is not None:
-        raise UnavailableError("no broker took the record; send it again")
+        raise UnavailableError("no broker accepted the record; send it again")
     return True

@@ -5,9 +5,10 @@ All of it blocks: commands, the learner process and threads use it. Errors becom
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -25,6 +26,11 @@ _PATIENCE: Final = 30.0
 #: librdkafka wants a name of a group also where none is joined.
 NO_GROUP: Final = "adcascade-reader"
 
+#: Log of clients whose errors are raised.
+_SILENT: Final = logging.getLogger("worker.kafka.silent")
+_SILENT.propagate = False
+_SILENT.addHandler(logging.NullHandler())
+
 BEGINNING: Final = OffsetSpec.earliest()
 END: Final = OffsetSpec.latest()
 
@@ -35,11 +41,12 @@ def readable_errors(connection: Connection) -> Iterator[None]:
     try:
         yield
     except KafkaException as error:
-        cause: KafkaException | KafkaError = error
-        if error.args and error.args[0].code() in _NO_BROKER:
+        reason = reason_of(error)
+        if error.args and error.args[0].code() in _NO_BROKER and connection.errors:
             # librdkafka reports the cause per broker; its exception only says that no broker could be used.
-            cause = next((one for one in reversed(connection.errors) if one.code() != _ALL_DOWN), cause)
-        raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason_of(cause)}") from None
+            causes = [reason_of(one) for one in connection.errors if one.code() != _ALL_DOWN]
+            reason = causes[-1] if causes else "the broker closes the connection; does it need TLS (--tls)?"
+        raise FailedError(f"cannot use Kafka at {', '.join(connection.servers)}: {reason}") from None
 
 
 _ALL_DOWN: Final = KafkaError._ALL_BROKERS_DOWN
@@ -52,7 +59,7 @@ _NO_BROKER: Final = (_ALL_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, Ka
 
 def admin_client(connection: Connection) -> AdminClient:
     """Return a client that describes and creates topics; raise `KafkaException` if no broker can be reached."""
-    admin = AdminClient(connection.configuration())
+    admin = AdminClient(connection.configuration(logger=_SILENT))
     deadline = monotonic() + REQUEST_TIMEOUT
     while True:
         try:
@@ -119,21 +126,30 @@ def offsets_of(
 
     The end is that of the committed records. After the last record of a time there is none: the offset is -1 then.
     """
-    found = start_offsets(admin, partitions, spec)
-    return {(tp.topic, tp.partition): future.result().offset for tp, future in found.items()}
-
-
-def start_offsets(
-    admin: AdminClient, partitions: Iterable[TopicPartition], spec: OffsetSpec
-) -> dict[TopicPartition, Any]:
-    """Ask for an offset of each partition; return the futures of the answers."""
     wanted = dict.fromkeys(partitions, spec)
     if not wanted:
         return {}
-    futures: dict[TopicPartition, Any] = admin.list_offsets(
-        wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT
-    )
-    return futures
+    deadline = monotonic() + REQUEST_TIMEOUT
+    while True:
+        futures = admin.list_offsets(
+            wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=REQUEST_TIMEOUT
+        )
+        try:
+            return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
+        except KafkaException as error:
+            if error.args[0].code() not in _OUTDATED or monotonic() > deadline:
+                raise
+        sleep(0.05)
+        admin.list_topics(timeout=REQUEST_TIMEOUT)
+
+
+#: Errors of a client, or of a broker, that does not know a new partition or its leader yet.
+_OUTDATED: Final = (
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
 
 
 # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,6 +193,7 @@ class TopicReader:
         self._admin: AdminClient | None = None
         self.positions: dict[tuple[str, int], int] = {}
         self.at_end: set[tuple[str, int]] = set()
+        self._failure: KafkaError | None = None
 
     @property
     def admin(self) -> AdminClient:
@@ -208,8 +225,11 @@ class TopicReader:
         """Return the next records; wait for the first of them.
 
         An error of a broker is left to librdkafka, which tries again. Raises `KafkaException` for one that does not
-        pass.
+        pass, after the records before it.
         """
+        if (failure := self._failure) is not None:
+            self._failure = None
+            raise KafkaException(failure)
         messages = self._consumer.consume(1, seconds)
         if messages and most > 1:
             messages += self._consumer.consume(most - 1, 0)
@@ -223,8 +243,8 @@ class TopicReader:
             elif error.code() == KafkaError._PARTITION_EOF:
                 self.positions[place] = message.offset()
                 self.at_end.add(place)
-            elif not error.retriable():
-                raise KafkaException(error)
+            elif not error.retriable() and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                self._failure = error  # without rights for a group, one can read outside of any
         return records
 
     def read_to(self, topic: str, start: int, end: int) -> Iterator[Record]:

@@ -31,8 +31,7 @@ from faust.types.assignor import HostToPartitionMap, PartitionAssignorT
 from yarl import URL
 
 from worker.errors import FailedError
-from worker.kafka.clients import BEGINNING, END, REQUEST_TIMEOUT, durable_producer, existing_topics
-from worker.kafka.clients import start_offsets as start_listing
+from worker.kafka.clients import BEGINNING, END, REQUEST_TIMEOUT, durable_producer, existing_topics, offsets_of
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.polls import Flight, Flights, Poll, RecordList
 from worker.kafka.thread import ClientThread
@@ -300,8 +299,10 @@ class Consumer(base.Consumer):
             yield tp, self._to_message(tp, polled)
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:  # noqa: ASYNC109 (Faust's)
-        # Nothing waits by the clock: Faust cancels the fetcher when it stops, and a rebalance drops the poll.
-        poll = await self._kafka.next_poll(self.generation)
+        # Nothing waits by the clock: Faust cancels the fetcher when it stops. What was read before a rebalance or a seek
+        # is dropped here: a recovery that sees later records of a changelog first would skip the earlier ones.
+        while (poll := await self._kafka.next_poll()).generation != self.generation:
+            pass
         inputs = [one for one in poll.lists if one.tp.topic in self.options.topics.inputs]
         found: dict[TP, Poll | RecordList] = {one.tp: one for one in poll.lists if one not in inputs}
         if inputs:
@@ -367,13 +368,8 @@ class Consumer(base.Consumer):
 
     async def _list_offsets(self, partitions: Iterable[TP], spec: OffsetSpec) -> dict[TP, int]:
         wanted = [TopicPartition(*tp) for tp in partitions]
-
-        async def ask() -> dict[TP, int]:
-            futures = start_listing(self._offset_admin, wanted, spec)
-            found = await asyncio.gather(*map(asyncio.wrap_future, futures.values()))
-            return {TP(tp.topic, tp.partition): info.offset for tp, info in zip(futures, found, strict=True)}
-
-        return await self._patiently(ask) if wanted else {}
+        found = await self._patiently(lambda: asyncio.to_thread(offsets_of, self._offset_admin, wanted, spec))
+        return {TP(*place): offset for place, offset in found.items()}
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to a request, which is repeated for a while: a broker may be starting."""

@@ -106,7 +106,7 @@ class JournalPublisher:
         producer: Producer,
     ) -> None:
         self._topics = topics
-        self._published = published
+        self.published = published
         self._journal = journal
         self._versions = versions
         self._history = HistoryWriter(topics.parameters_history, reader=versions, producer=producer)
@@ -131,7 +131,7 @@ class JournalPublisher:
         position = learner.resume_offset
         self._journal.read_from({(self._topics.journal, ONLY_PARTITION): position})
         begun = learner.begin()
-        if self._published.history:
+        if self.published.history:
             self.keep(begun.troubles)  # what the learner before this one has not written
         self.publish(begun, learner, position)
         while True:
@@ -175,19 +175,19 @@ class JournalPublisher:
             while tags and tags[0][0] < version.journal_offset:
                 self._tag(tags.popleft()[1], outcome.troubles)
             self.read_parameters()
-            if not self._published.wants(version):
+            if not self.published.wants(version):
                 log.info("version %d is published already", version.version)
                 continue
             if self._unkept_since is not None:  # at most one waits: however fast versions come, none is left out
                 self.keep(outcome.troubles)
             self._write(version)
             self._unkept_since = monotonic()
-            first = self._published.content(version.version)
+            first = self.published.content(version.version)
             if first is not None and first.sha256 != version.sha256:
                 # Another learner was faster. Of the records with one key, compaction keeps the last: let it be the
                 # first content, which all workers serve by.
                 self._write(first)
-                self._published.wants(version)  # raises
+                self.published.wants(version)  # raises
         for _, tag in tags:
             self._tag(tag, outcome.troubles)
         self._report(learner, position, outcome, episodes)
@@ -195,7 +195,7 @@ class JournalPublisher:
     def _write(self, version: Parameters) -> None:
         """Write a version, and take all that is in the topic by then."""
         topic, key = self._topics.parameters, version_key(version.version)
-        value = self._published.encode(version)
+        value = self.published.encode(version)
         try:
             written = write(self._producer, topic, value, key)
         except KafkaException as error:
@@ -211,7 +211,7 @@ class JournalPublisher:
         # What is read back would be these bytes, and a version can have several megabytes.
         record = Record(topic, ONLY_PARTITION, written.offset(), written.timestamp()[1], key, value)
         self._parameters_position += 1
-        self._published.handle([record])
+        self.published.handle([record])
 
     def _report(self, learner: Learner, position: int, outcome: Outcome, episodes: Sequence[bytes] = ()) -> None:
         self._reported = monotonic()
@@ -229,7 +229,7 @@ class JournalPublisher:
 
     def keep(self, troubles: Troubles) -> None:
         """Add the last versions to the history. A failure delays it and nothing else: the next version repeats it."""
-        versions, self._unkept_since = self._published.history, None
+        versions, self._unkept_since = self.published.history, None
         try:
             self._history.keep(versions)
         except KafkaException as error:
@@ -240,7 +240,7 @@ class JournalPublisher:
         if self._unkept_since is not None:
             self.keep(troubles)
         try:
-            self._history.tag(tag, self._published.history)
+            self._history.tag(tag, self.published.history)
         except KafkaException as error:
             troubles.add("history", f"tag {tag.name}: {reason_of(error)}")
 
@@ -249,7 +249,7 @@ class JournalPublisher:
         records = self._versions.read_to_end(self._topics.parameters, self._parameters_position)
         if records:
             self._parameters_position = records[-1].offset + 1
-            self._published.handle(records)
+            self.published.handle(records)
 
 
 def _journal_record(message: Message) -> tuple[int, bytes | None, int]:

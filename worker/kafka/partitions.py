@@ -189,7 +189,7 @@ class Partitions:
         self.progress[partition] = progress
         if serving.has_due:
             flight = Flight({}, 0)
-            self._write(partition, self._processors.handle([(serving, [])])[0], flight)
+            self._write(partition, self._processors.delete_over(serving), flight)
             self._consumer.flights.launch(flight)
 
 

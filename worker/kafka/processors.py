@@ -91,10 +91,7 @@ class StreamProcessors:
             troubles.clear("clock")
 
     def handle(self, work: Sequence[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
-        """Serve records of several partitions, with the same results as one by one, and count them.
-
-        Without records, delete the sessions that are over.
-        """
+        """Serve records of several partitions, with the same results as one by one, and count them."""
         started = time.perf_counter()
         records = self._dated([some for _, some in work])
         emits = handle_together((serving, some) for (serving, _), some in zip(work, records, strict=True))
@@ -103,6 +100,12 @@ class StreamProcessors:
         delays = Counter(now - abs(one.timestamp) for some in records for one in some if one.topic == arrivals)
         for delay, times in delays.items():
             self._metrics.decided(max(0, delay) / 1000, times)
+        return emits
+
+    def delete_over(self, serving: Serving) -> Emits:
+        """Delete the sessions that are over."""
+        emits = serving.handle(())
+        self._metrics.add(emits.tally)
         return emits
 
     def _dated(self, lists: Sequence[Sequence[Record]]) -> Sequence[Sequence[Record]]:

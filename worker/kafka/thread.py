@@ -119,7 +119,7 @@ class ClientThread(threading.Thread):
     def read(self, positions: Mapping[TP, int], generation: int) -> asyncio.Future[None]:
         """Read these partitions from now on, and no others, from these positions unless they are being read.
 
-        A new generation starts all of them there, and drops the polls that wait.
+        A new generation starts all of them there.
         """
 
         def read(_: Consumer) -> None:
@@ -131,17 +131,15 @@ class ClientThread(threading.Thread):
 
         return self.call(read)
 
-    async def next_poll(self, generation: int) -> Poll:
-        """Return the next poll of this generation or a later one."""
-        while True:
-            while self._polls:
-                poll = self._polls.popleft()
-                if len(self._polls) == MOST_POLLS - 1:
-                    self._calls.put(lambda: None)  # there is room again
-                if poll.generation >= generation:
-                    return poll
+    async def next_poll(self) -> Poll:
+        """Return the next poll, of whatever generation."""
+        while not self._polls:
             self._arrived = self._event_loop.create_future()
             await self._arrived
+        poll = self._polls.popleft()
+        if len(self._polls) == MOST_POLLS - 1:
+            self._calls.put(lambda: None)  # there is room again
+        return poll
 
     def _on_poll(self) -> None:
         if self._arrived is not None and not self._arrived.done():

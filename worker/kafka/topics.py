@@ -219,7 +219,7 @@ def _compare(wanted: WantedTopic, found: FoundTopic, replication: int | None) ->
 
 def _find(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
     topics = existing_topics(admin, [topic.name for topic in TopicLayout().topics(names, 1)])
-    settings, errors = _settings_of(admin, topics)
+    settings, errors = settings_of(admin, topics)
     for name, error in errors.items():
         raise FailedError(f"the settings of {name} cannot be read: {error}")
     return {
@@ -233,7 +233,7 @@ def _find(admin: AdminClient, names: Topics) -> dict[str, FoundTopic]:
     }
 
 
-def _settings_of(admin: AdminClient, topics: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+def settings_of(admin: AdminClient, topics: Collection[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return the settings of topics, and, for those that cannot be read, why."""
     settings: dict[str, dict[str, str]] = {}
     errors: dict[str, str] = {}
@@ -339,7 +339,7 @@ def _read_setting(connection: Connection, topics: Sequence[str], setting: str, d
     """Return a setting of the topics that exist and can be read; log a warning for the others."""
     with readable_errors(connection):
         admin = admin_client(connection)
-        settings, errors = _settings_of(admin, existing_topics(admin, topics))
+        settings, errors = settings_of(admin, existing_topics(admin, topics))
     for name, error in errors.items():
         log.warning("%s of %s cannot be read, %s is assumed: %s", setting, name, default, error)
     return {name: values.get(setting, default) for name, values in settings.items()}

@@ -82,6 +82,8 @@ def run_worker(settings: WorkerSettings) -> int:
     first = Parameters.first(learning, settings.arms)
     if not history:
         check_size(first.arms, first.model, largest_version(connection, topics), settings=first.settings)
+    for line in compressed_inputs(connection, topics):
+        log.warning(line)
     warn(settings, learning, history)
     most_sessions = settings.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
     metrics = Metrics()
@@ -175,8 +177,6 @@ class Worker:
 
 def warn(settings: WorkerSettings, learning: LearningSettings, history: Sequence[Parameters]) -> None:
     """Log settings that may surprise."""
-    for compressed in compressed_inputs(settings.connection, settings.topics):
-        log.warning(compressed)
     newest = history[-1] if history else None
     if newest is not None and (changed := different(learning, newest.settings)):
         log.warning(

@@ -205,8 +205,8 @@ CATALOGUE: Final = (
     _counter("adcascade_clicks_total", "Clicked sessions by position of the click.", position=POSITIONS),
     _counter(
         "adcascade_replanned_sessions_total",
-        "Sessions that were planned again after the crash of a worker, under a version that came late, while the user "
-        "saw the first slate. Their feedback is learned from as far as it is certain, but no further decision follows.",
+        "Sessions that were planned again after a partition was taken over, while a version was late: the user may "
+        "have seen another slate. They are answered, marked uncertain in the journal, and not learned from.",
     ),
     _counter("adcascade_dead_letters_total", "Records written to the dead letters.", reason=DEAD_LETTER_REASONS),
     _counter("adcascade_troubles_total", "Reports of trouble, by kind.", kind=tuple(TROUBLES)),

@@ -9,7 +9,8 @@ Rules that hold in this file:
   of machines. Tokens are not compared: the secret is not in the log.
 - A decision is `unverified` if the log lacks its version, or, at the beginning or end of the log, its arrival or the
   feedback before it. In the middle of the log, a missing arrival or feedback is a mismatch.
-- `opened` in the journal is compared in the same way.
+- `opened` in the journal is compared in the same way. An uncertain session may have several decisions for one position:
+  each is compared with the plan under its own version.
 """
 
 from __future__ import annotations
@@ -145,12 +146,14 @@ class DecisionAudit:
             self._add_mismatch("opened", line, trace, None, version, difference)
 
     def _share_difference(self, opened: Opened, version: int) -> Difference | None:
-        """Compare the share of a journaled session with that of its plan; other plans may have a higher one."""
+        """Compare the share of a journaled session with that of its plan; uncertain ones are journaled in any case."""
+        if opened.uncertain:
+            return None
         parameters = self._versions.planner(version).parameters
-        least = parameters.shares.of_slate(opened.modes)
+        expected = parameters.shares.of_slate(opened.modes)
         share = 1.0 if opened.share is None else opened.share
-        if share < least or (share > least and least == 1):
-            return "share", least, share
+        if share != expected:
+            return "share", expected, share
         if journal_number(parameters.settings.salt, opened.session_id) >= share:
             return "share", "not journaled", share
         return None

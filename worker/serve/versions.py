@@ -10,7 +10,7 @@ from worker.embedded.state import StateView
 from worker.errors import AdcascadeError
 from worker.metrics import Metrics
 from worker.stream.parameters import Parameters
-from worker.stream.slates import SlatePlanner
+from worker.stream.slates import SlatePlanner, prepared
 from worker.stream.version_decoding import decode_parameters
 from worker.stream.versions import Versions
 
@@ -46,12 +46,7 @@ class StoredVersions:
     def _read(self, after: int) -> list[tuple[Parameters, SlatePlanner]]:
         with StateView(self._folder) as state:
             found = [decode_parameters(value) for value in state.parameters(after)]
-        read = []
-        for parameters in found:
-            planner = SlatePlanner(parameters)
-            planner.prepare()
-            read.append((parameters, planner))
-        return read
+        return [(parameters, prepared(parameters)) for parameters in found]
 
     def _take(self, parameters: Parameters, planner: SlatePlanner) -> None:
         self._stored = max(self._stored, parameters.version)

@@ -9,8 +9,8 @@ import orjson
 from worker.stream.decoding import LARGEST_NUMBER, Limits
 from worker.stream.events import DEAD_LETTER_REASONS, Reason
 
-#: The reasons that need more than one record: of its session, of its batch, or a secret.
-_OTHERS: Final = frozenset(("unreadable", "arm-mismatch", "token", "parked-overflow"))
+#: The reasons that need more than one record of a session, or a secret.
+_OTHERS: Final = frozenset(("arm-mismatch", "token", "parked-overflow"))
 
 #: All kinds: the dead-letter reasons that a single record can have.
 KINDS: Final[tuple[Reason, ...]] = tuple(reason for reason in DEAD_LETTER_REASONS if reason not in _OTHERS)

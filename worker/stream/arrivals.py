@@ -8,11 +8,16 @@ Rules that hold in this file (docs/design.md §3):
 - Without room for more sessions, an arrival is answered with a fallback slate and not remembered: it leaves no value in
   the table and no fact in the journal. If it comes again, it may be remembered then.
 - Another arrival with the id of a session in the table is a dead letter.
+- Decisions, facts and table values are written together. So a worker can end when only the decision is written, and
+  the next owner of the partition plans the arrival again. An arrival that was there before the takeover, and that an
+  earlier owner may have planned under another version, is journaled as uncertain, whatever its share: the user may have
+  seen another slate. This holds each time that it comes, also if the session is in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from worker.stream.batch import Batch
 from worker.stream.budget import ALL, journaled
@@ -23,7 +28,6 @@ from worker.stream.exclusions import brief_exclusions
 from worker.stream.feedback import FeedbackJoin
 from worker.stream.parameters import Parameters
 from worker.stream.reading import RecordReader
-from worker.stream.replanning import Plan, Replans
 from worker.stream.session import Session
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.table import SessionTable
@@ -31,6 +35,10 @@ from worker.stream.topology import Record
 from worker.stream.versions import Versions
 
 REUSED = "another arrival has this session_id; ids must be unique"
+
+#: Arrivals of a partition that can have been answered and not be committed: more than a worker handles between two
+#: commits, and few compared with a backlog of hours.
+MOST_REPEATED: Final = 65_536
 
 
 def plan_together(work: Sequence[tuple[Arrivals, Batch]]) -> None:
@@ -49,8 +57,6 @@ def plan_together(work: Sequence[tuple[Arrivals, Batch]]) -> None:
         for (batch, arrival), context, slate in zip(group, contexts, planner.plan(new, contexts), strict=True):
             batch.planned[arrival.session_id] = (planner, context, slate)
             batch.emits.sample = context
-    for arrivals, batch in work:
-        arrivals._plan_again(batch)
 
 
 class Arrivals:
@@ -62,14 +68,23 @@ class Arrivals:
         versions: Versions,
         *,
         reader: RecordReader,
-        replans: Replans,
         feedback: FeedbackJoin,
     ) -> None:
         self._sessions = sessions
         self._versions = versions
         self._reader = reader
-        self._replans = replans
         self._feedback = feedback
+        self._repeated_until = 0
+
+    def take_over(self, start: int, end: int) -> None:
+        """Note that earlier owners may have answered the arrivals between these offsets, the end excluded."""
+        self._repeated_until = min(end, start + MOST_REPEATED)
+
+    def _is_uncertain(self, record: Record, arrival: Arrival) -> bool:
+        """Whether an earlier owner of the partition may have answered an arrival with another slate."""
+        return record.offset < self._repeated_until and not self._versions.is_certain(
+            arrival.occurred_at, abs(record.timestamp)
+        )
 
     # ── planning ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -82,32 +97,11 @@ class Arrivals:
                 first.setdefault(event.session_id, event)
         return first.values()
 
-    def _plan_again(self, batch: Batch) -> None:
-        """Journal how an earlier owner of the partition may have planned arrivals that come again."""
-        again = [
-            (record, event)
-            for record, event in zip(batch.records, batch.events, strict=True)
-            if type(event) is Arrival and self._replans.concerns(record)
-        ]
-        if not again:
-            return
-        plans: dict[str, Plan] = {}
-        for _, arrival in again:
-            known = self._sessions.states.get(arrival.session_id)
-            if arrival.session_id in batch.planned:
-                planner, _, slate = batch.planned[arrival.session_id]
-                share = planner.parameters.shares.of_slate(slate.modes)
-                plans[arrival.session_id] = Plan(planner.parameters.version, slate.arms, share, False)
-            elif type(known) is Session and known.arrived_at == arrival.occurred_at:
-                plans[arrival.session_id] = Plan(known.version, known.slate, known.share, True)
-        facts, batch.shares = self._replans.others(again, plans)
-        batch.facts += facts
-
     # ── a record ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, record: Record, arrival: Arrival, batch: Batch) -> None:
         """Open the session of an arrival, or find it in the table; journal it if it is to be."""
-        session_id = arrival.session_id
+        session_id, uncertain = arrival.session_id, self._is_uncertain(record, arrival)
         known = self._sessions.states.get(session_id)
         if type(known) is Session:
             session = known
@@ -124,9 +118,10 @@ class Arrivals:
             self._answer_unremembered(record, arrival, batch)
             return
         else:
-            session = self._open(arrival, batch)
+            session = self._open(arrival, batch, uncertain)
         if session.share == 0:
             return
+        batch.emits.tally.replanned += uncertain
         batch.facts.append(
             opened_document(
                 session_id,
@@ -137,10 +132,11 @@ class Arrivals:
                 arrival.exclude,
                 session.version,
                 session.share,
+                uncertain,
             )
         )
 
-    def _open(self, arrival: Arrival, batch: Batch) -> Session:
+    def _open(self, arrival: Arrival, batch: Batch, uncertain: bool) -> Session:
         """Put a session that is planned into the table, with the feedback that waited for it."""
         session_id, emits = arrival.session_id, batch.emits
         planner, context, slate = batch.planned[session_id]
@@ -148,7 +144,7 @@ class Arrivals:
         deadline = arrival.occurred_at + parameters.settings.session_timeout
         exclude = brief_exclusions(arrival.exclude)
         session = Session(arrival.occurred_at, deadline, context, exclude, parameters.version, *slate)
-        session.share = self._share(session_id, slate, parameters, batch)
+        session.share = None if uncertain else _share(session_id, slate, parameters)
         parked = self._sessions.open(session_id, session)
         if (over := self._sessions.progress - deadline - parameters.settings.lateness) >= 0:
             emits.tally.troubles.add("late-arrivals", f"session {session_id!r}, over for {over / 1000:,.0f} s")
@@ -161,14 +157,6 @@ class Arrivals:
             self._feedback.take_parked(session_id, session, parked, emits)
         return session
 
-    def _share(self, session_id: str, slate: Slate, parameters: Parameters, batch: Batch) -> float | None:
-        """Return what a new session remembers of its share in the journal."""
-        if session_id in batch.shares:
-            return batch.shares[session_id]
-        if parameters.shares == ALL:
-            return None
-        return journaled(parameters.settings.salt, session_id, parameters.shares.of_slate(slate.modes))
-
     def _answer_unremembered(self, record: Record, arrival: Arrival, batch: Batch) -> None:
         """Answer an arrival for which there is no room."""
         known = batch.unremembered.get(arrival.session_id)
@@ -180,3 +168,10 @@ class Arrivals:
         session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
         batch.unremembered[arrival.session_id] = session
         batch.emits.tally.unremembered += 1
+
+
+def _share(session_id: str, slate: Slate, parameters: Parameters) -> float | None:
+    """Return what a new session remembers of its share in the journal."""
+    if parameters.shares == ALL:
+        return None
+    return journaled(parameters.settings.salt, session_id, parameters.shares.of_slate(slate.modes))

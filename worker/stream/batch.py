@@ -20,8 +20,7 @@ class Batch:
     """Records with their events, None in place of dead letters, and what became of them so far.
 
     `planned` are the new sessions; `touched` maps every session concerned to whether its value has changed; `facts` are
-    for the journal; `unremembered` are sessions without room; `shares` are those of sessions with several plans;
-    `decisions` are what clients are answered.
+    for the journal; `unremembered` are sessions without room; `decisions` are what clients are answered.
     """
 
     records: Sequence[Record]
@@ -31,5 +30,4 @@ class Batch:
     touched: dict[str, bool] = field(default_factory=dict)
     facts: list[dict[str, Any]] = field(default_factory=list)
     unremembered: dict[str, Session] = field(default_factory=dict)
-    shares: dict[str, float | None] = field(default_factory=dict)
     decisions: list[dict[str, Any]] = field(default_factory=list)

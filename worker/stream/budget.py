@@ -7,8 +7,8 @@ hold in this file (docs/design.md §3 and §4):
   Exploring ones come first, because they teach the most. Slates drawn uniformly count as exploring.
 - A session is journaled iff its number, a stable hash of its id, is below the share of its slate under the version
   that planned it. Context and slate decide, never the answers. So the estimate needs no weights (docs/math.md §11).
-- With several plans (`replanning.py`), it is journaled iff one of the plans says so: the number is the same for all, so
-  the probability is the highest of the shares.
+- A session that is uncertain (`arrivals.py`) is journaled in any case: an earlier owner may have journaled it without
+  the mark.
 - A journaled session stands for 1/share sessions wherever sessions are counted or ranked.
 - How many sessions there were is counted by serving, per partition and window of arrival, and comes with progress.
 """

@@ -133,7 +133,7 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
     With the `timestamp` of the record, a time too far after it is rejected as `future`.
     """
     # Only a context may have numbers that are missing.
-    has_null = type(value) is bytes and b"null" in value
+    has_null = value is not None and b"null" in value
     event = _without_gaps(read(_JOURNAL_WITH_GAPS, value, inf)) if has_null else read(_JOURNAL, value, inf)
     _check_fact(event, timestamp)
     return event
@@ -189,6 +189,7 @@ class _OpenedWithGaps(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_f
     exclude: tuple[Identifier, ...]
     parameters_version: Count
     share: Probability | None = None
+    uncertain: bool = False
 
 
 _ARRIVAL: Final = Reader[Arrival](Arrival)
@@ -242,6 +243,7 @@ def _without_gaps(event: JournalEvent | _OpenedWithGaps) -> JournalEvent:
         exclude=event.exclude,
         parameters_version=event.parameters_version,
         share=event.share,
+        uncertain=event.uncertain,
     )
 
 
@@ -317,7 +319,7 @@ def _check_lead(event: JournalEvent, timestamp: int) -> None:
 
 def _are_plain(values: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:
     """Return whether records need none of the checks that `read` and `decode_journal` make before they decode."""
-    plain = [value for value in values if type(value) is bytes]
+    plain = [value for value in values if value is not None]
     if len(plain) < len(values) or max(map(len, plain), default=0) > 2 * MAX_DEPTH:
         return False
     joined = b"".join(plain)

@@ -71,6 +71,7 @@ def encode_opened(event: Opened) -> bytes:
             event.exclude,
             event.parameters_version,
             event.share,
+            event.uncertain,
         )
     )
 
@@ -84,6 +85,7 @@ def opened_document(
     exclude: tuple[str, ...],
     parameters_version: int,
     share: float | None = None,
+    uncertain: bool = False,
 ) -> dict[str, Any]:
     """Return `opened` as a document to encode, without making it an event first."""
     if not isfinite(sum(context)):
@@ -100,6 +102,8 @@ def opened_document(
     }
     if share is not None:
         document["share"] = share
+    if uncertain:
+        document["uncertain"] = True
     return document
 
 

@@ -40,7 +40,6 @@ Mode: TypeAlias = Literal["warmup", "random", "fallback", "explore", "exploit", 
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 
 Reason: TypeAlias = Literal[
-    "unreadable",
     "undecodable",
     "invalid",
     "too-large",
@@ -126,7 +125,8 @@ class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag=
     """A session was opened with this slate (journal); `modes` has one entry per position of the slate.
 
     `context` has the numbers of the arrival before they are standardised; one that is missing is NaN, and null in JSON.
-    `share` is the share of such sessions that is journaled, if not all are.
+    `share` is the share of such sessions that is journaled, if not all are. `uncertain` means that the user may have
+    seen another slate.
     """
 
     session_id: Identifier
@@ -137,6 +137,7 @@ class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag=
     exclude: tuple[Identifier, ...]
     parameters_version: Count
     share: Probability | None = None
+    uncertain: bool = False
 
 
 class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="feedback"):
@@ -237,7 +238,8 @@ class Episode(Struct, frozen=True, kw_only=True, gc=False):
     session, null where they could not be computed. `folds` and what
     follows are the state of the estimate, if there is one. `unanswered_arms` names the first ten active arms whose
     displays are hardly ever answered, `lowest_answer_rate` is the lowest rate of an active arm. `learned` is the number
-    of sessions that were journaled, if not all were; then displays, clicks, rewards and `explored` are extrapolated.
+    of sessions that were learned from, if not all were; displays, clicks, rewards and `explored` are extrapolated to
+    those that were not journaled, and leave out those that are uncertain.
     """
 
     version: Count

@@ -2,9 +2,7 @@
 
 Rules that hold in this file (docs/design.md §3):
 
-- Feedback that is valid by itself is journaled, whether or not it changed anything. This includes feedback that does
-  not fit the slate in the table: after a crash the table may hold another slate than the user saw, and the learner
-  finds out which by the answers.
+- Feedback that is valid by itself is journaled, whether or not it changed anything or fits the slate in the table.
 - Feedback of a session that is not journaled leaves no fact either. Feedback without its arrival is journaled in any
   case.
 - Feedback without its arrival is parked as it came, at most `MOST_PARKED` records of a session, and only while there is
@@ -21,7 +19,6 @@ from worker.stream.encoding import feedback_document
 from worker.stream.events import Feedback
 from worker.stream.partitioning import PartitionSurvey
 from worker.stream.reading import RecordReader
-from worker.stream.replanning import Replans
 from worker.stream.session import Parked, ParkedRecord, Session
 from worker.stream.table import SessionTable
 from worker.stream.tokens import check_token
@@ -43,7 +40,6 @@ class FeedbackJoin:
         topic: str,
         partition: int,
         reader: RecordReader,
-        replans: Replans,
         bounds: OutputBounds,
         secret: Secret | None,
         survey: PartitionSurvey | None,
@@ -53,7 +49,6 @@ class FeedbackJoin:
         self._topic = topic
         self._partition = partition
         self._reader = reader
-        self._replans = replans
         self._bounds = bounds
         self._secret = secret
         self._survey = survey
@@ -122,7 +117,6 @@ class FeedbackJoin:
             when = f"{early / 1000:,.0f} s before its arrival" if early > 0 else f"{late / 1000:,.0f} s after its end"
             tally.troubles.add("late-feedback", f"session {feedback.session_id!r}, {when}")
         else:
-            tally.replanned += self._replans.explain(feedback)
             if verdict == "position":
                 error = f"$.position is beyond the slate of {len(session.slate)}"
             else:

@@ -1,17 +1,16 @@
 """A closed window: its sessions, and the displays that count.
 
-The join is done in arrays (`columns.py`). What is rare takes a way of its own, session by session: several slates, and
-several sessions with one id.
+The join is done in arrays (`columns.py`). Only sessions with the same id are joined one by one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import fsum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -21,11 +20,12 @@ from worker.stream.columns import AnswerColumns, Bools, Slates, first_displays, 
 from worker.stream.session import answered
 
 
-class SessionPlan(Struct, frozen=True, order=True, gc=False):
+class SessionPlan(Struct, frozen=True, gc=False):
     """The plan of a session, in little memory.
 
     `context` and `exclude` are packed; `explored` counts the positions of the slate that explored, `exploring` says
-    whether it counts as exploring for the budget of learning.
+    whether it counts as exploring for the budget of learning; `share` is that of such sessions in the journal, None
+    means all.
     """
 
     parameters_version: int
@@ -34,6 +34,7 @@ class SessionPlan(Struct, frozen=True, order=True, gc=False):
     exclude: bytes
     explored: int
     exploring: bool = False
+    share: float | None = None
 
 
 class Answer(Struct, frozen=True, gc=False):
@@ -45,15 +46,13 @@ class Answer(Struct, frozen=True, gc=False):
     clicked: bool
 
 
-Display = tuple[int, str, bool]  # position, arm, clicked
-
-#: Plans by session id and arrival; several where a session was opened with several slates.
-OpenSessions: TypeAlias = dict[tuple[str, int], SessionPlan | set[SessionPlan]]
+#: Plans by session id and arrival; None for a session that is uncertain.
+OpenSessions: TypeAlias = dict[tuple[str, int], SessionPlan | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClosedWindow:
-    """The sessions of a window, sorted by key, and their displays that count.
+    """The sessions of a window that are learned from, sorted by key, and their displays that count.
 
     Arms are codes here; `slates.names` has them.
 
@@ -65,6 +64,7 @@ class ClosedWindow:
     unanswered_positions, unanswered_codes : position and arm of each display that was shown and not answered: the one
         after the last answer
     shares : per session, the share of such sessions that is journaled; empty if all are
+    uncertain : the number of sessions that are not learned from, because the user may have seen another slate
     opened : the number of sessions that serving has counted; 0 where all are journaled
     """
 
@@ -79,12 +79,13 @@ class ClosedWindow:
     unanswered_positions: Ints
     unanswered_codes: Ints
     shares: tuple[float, ...] = ()
+    uncertain: int = 0
     opened: int = 0
 
     @property
     def sessions(self) -> int:
-        """The number of all sessions, journaled or not."""
-        return max(len(self.plans), self.opened)
+        """The number of all sessions, whether or not they are journaled and learned from."""
+        return max(len(self.plans) + self.uncertain, self.opened)
 
     @property
     def weights(self) -> Floats | None:
@@ -128,29 +129,26 @@ def closed_window(
     end: int,
     session_timeout: int,
     whole_slates: bool,
-    shares: Mapping[tuple[str, int], float],
     opened: int,
 ) -> ClosedWindow:
     """Join the sessions of a window with feedback.
 
-    With `whole_slates`, a session without a click counts as having passed over its whole slate. `shares` has those of
-    sessions of which not all are journaled, `opened` the number of all.
+    With `whole_slates`, a session without a click counts as having passed over its whole slate. `opened` is the number
+    of all sessions, if not all are journaled.
     """
-    keys = sorted(sessions)
+    certain = {key: plan for key, plan in sessions.items() if plan is not None}
+    keys = sorted(certain)
+    plans = [certain[key] for key in keys]
     row_of = dict(zip([key[0] for key in keys], range(len(keys)), strict=True))
-    plans, special = _special(keys, sessions, row_of, answers, session_timeout, whole_slate=whole_slates)
     slates = Slates.of([plan.slate for plan in plans])
     arrivals = np.array([key[1] for key in keys], dtype=np.int64)
     clicked, passed = join(answers, row_of, slates, arrivals, arrivals + session_timeout)
+    if len(row_of) < len(keys):
+        _join_repeated(keys, plans, answers, session_timeout, clicked, passed)
     shown = np.where(clicked > 0, clicked, slates.lengths if whole_slates else passed)
-    unanswered = (clicked == 0) & (shown < slates.lengths)
-    shown[list(special)], unanswered[list(special)] = 0, False
+    unanswered = np.flatnonzero((clicked == 0) & (shown < slates.lengths))
     rows, positions = first_displays(shown)
-    clicks = positions == clicked[rows]
-    asked, after = np.flatnonzero(unanswered), shown[unanswered] + 1
-    if special:
-        rows, positions, clicks = _with_special(rows, positions, clicks, special)
-        asked, after = _with_special_asked(asked, after, special)
+    sampled = any(plan.share is not None for plan in plans)
     return ClosedWindow(
         start=start,
         end=end,
@@ -159,108 +157,32 @@ def closed_window(
         rows=rows,
         positions=positions,
         codes=slates.at(rows, positions),
-        clicked=clicks,
-        unanswered_positions=after,
-        unanswered_codes=slates.at(asked, after),
-        shares=tuple([shares.get(key, 1.0) for key in keys]) if shares else (),
+        clicked=positions == clicked[rows],
+        unanswered_positions=shown[unanswered] + 1,
+        unanswered_codes=slates.at(unanswered, shown[unanswered] + 1),
+        shares=tuple([1.0 if plan.share is None else plan.share for plan in plans]) if sampled else (),
+        uncertain=len(sessions) - len(plans),
         opened=opened,
     )
 
 
-# ── sessions that are joined one by one ──────────────────────────────────────────────────────────────────────────────
-
-
-class _Joined(NamedTuple):
-    """The displays of a session that count, and the one that was not answered."""
-
-    displays: list[Display]
-    unanswered: int  # its position, 0 if there is none
-
-
-def _special(
-    keys: list[tuple[str, int]],
-    sessions: OpenSessions,
-    row_of: Mapping[str, int],
+def _join_repeated(
+    keys: Sequence[tuple[str, int]],
+    plans: Sequence[SessionPlan],
     answers: Sequence[AnswerColumns],
     session_timeout: int,
-    *,
-    whole_slate: bool,
-) -> tuple[list[SessionPlan], dict[int, _Joined]]:
-    """Return the plan of every session, and the displays of those with several slates or with an id of several."""
-    found = list(map(sessions.__getitem__, keys))
-    several = {row for row, kind in enumerate(map(type, found)) if kind is set}
-    if len(row_of) < len(keys):
-        repeated = Counter(key[0] for key in keys)
-        several.update(row for row, key in enumerate(keys) if repeated[key[0]] > 1)
-    if not several:
-        return list(found), {}  # type: ignore[arg-type]
-    belonging = _by_session(answers, {keys[row][0] for row in several})
-    plans, joined = list(found), {}
-    for row in sorted(several):
-        session, first = keys[row]
-        reactions = [one for one in belonging[session] if first <= one.occurred_at <= first + session_timeout]
-        plan, displays = found[row], []
-        if isinstance(plan, SessionPlan):
-            shown, clicked = answered(plan.slate, reactions, whole_slate=whole_slate)
-            displays = [(h, plan.slate[h - 1], clicked and h == shown) for h in range(1, shown + 1)]
-            joined[row] = _Joined(displays, shown + 1 if not clicked and shown < len(plan.slate) else 0)
-        else:
-            plans[row], displays = agreed(plan, reactions, whole_slate=whole_slate)
-            joined[row] = _Joined(displays, 0)
-    return plans, joined  # type: ignore[return-value]
-
-
-def _by_session(answers: Iterable[AnswerColumns], sessions: Collection[str]) -> dict[str, list[Answer]]:
-    belonging: dict[str, list[Answer]] = {session: [] for session in sessions}
-    for session, time, position, arm, clicked in chain.from_iterable(answers):
-        if session in belonging:
-            belonging[session].append(Answer(time, position, arm, bool(clicked)))
-    return belonging
-
-
-def _with_special(
-    rows: Ints, positions: Ints, clicks: Bools, special: Mapping[int, _Joined]
-) -> tuple[Ints, Ints, Bools]:
-    """Add the displays of special sessions, in the order of the sessions."""
-    added = [(row, h, clicked) for row, one in special.items() for h, _, clicked in one.displays]
-    rows = np.concatenate([rows, np.array([row for row, _, _ in added], dtype=np.intp)])
-    positions = np.concatenate([positions, np.array([h for _, h, _ in added], dtype=np.intp)])
-    clicks = np.concatenate([clicks, np.array([clicked for _, _, clicked in added], dtype=np.bool_)])
-    order = np.argsort(rows, kind="stable")
-    return rows[order], positions[order], clicks[order]
-
-
-def _with_special_asked(asked: Ints, after: Ints, special: Mapping[int, _Joined]) -> tuple[Ints, Ints]:
-    added = [(row, one.unanswered) for row, one in special.items() if one.unanswered]
-    asked = np.concatenate([asked, np.array([row for row, _ in added], dtype=np.intp)])
-    after = np.concatenate([after, np.array([h for _, h in added], dtype=np.intp)])
-    order = np.argsort(asked, kind="stable")
-    return asked[order], after[order]
-
-
-# ── several slates ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def agreed(
-    plans: Iterable[SessionPlan], answers: Collection[Answer], *, whole_slate: bool
-) -> tuple[SessionPlan, list[Display]]:
-    """Return the plan that represents a session opened with several, and the displays that count.
-
-    >>> one, two = (SessionPlan(version, slate, b"", b"", 0) for version, slate in ((0, ("a", "b")), (1, ("c", "b"))))
-    >>> agreed([one, two], [Answer(10, 2, "b", True)], whole_slate=False)[1]
-    [(2, 'b', True)]
-    >>> agreed([one, two], [Answer(10, 2, "b", True), Answer(9, 1, "c", False)], whole_slate=False)[1]
-    [(1, 'c', False), (2, 'b', True)]
-    """
-    said = {(answer.position, answer.arm) for answer in answers}
-    matches = {plan: sum((h, arm) in said for h, arm in enumerate(plan.slate, 1)) for plan in plans}
-    most = max(matches.values())
-    likely = sorted(plan for plan, count in matches.items() if count == most)
-    if len({plan.context for plan in likely}) > 1:
-        return likely[0], []  # two users under one key: their displays cannot be told apart
-    common: set[Display] | None = None
-    for plan in likely:
-        shown, clicked = answered(plan.slate, answers, whole_slate=whole_slate)
-        displays = {(h, plan.slate[h - 1], clicked and h == shown) for h in range(1, shown + 1)}
-        common = displays if common is None else common & displays
-    return likely[0], sorted(common or ())
+    clicked: Ints,
+    passed: Ints,
+) -> None:
+    """Join the sessions whose id another session of the window has too; `join` knows one session of an id."""
+    times = Counter(session for session, _ in keys)
+    reactions: dict[str, list[Answer]] = {session: [] for session, count in times.items() if count > 1}
+    for session, time, position, arm, click in chain.from_iterable(answers):
+        if session in reactions:
+            reactions[session].append(Answer(time, position, arm, bool(click)))
+    for row, ((session, first), plan) in enumerate(zip(keys, plans, strict=True)):
+        if session in reactions:
+            shown, was_clicked = answered(
+                plan.slate, reactions[session], whole_slate=False, first=first, last=first + session_timeout
+            )
+            clicked[row], passed[row] = (shown, 0) if was_clicked else (0, shown)

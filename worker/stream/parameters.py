@@ -195,13 +195,6 @@ class Parameters:
         return self.known_sha256
 
 
-def republished(known: Parameters, position: Mapping[str, Any]) -> Parameters:
-    """Return a known version with the times and offsets of another record of it, all that its hash does not cover."""
-    parameters = replace(known, **position)
-    object.__setattr__(parameters, "known_sha256", known.sha256)
-    return parameters
-
-
 def ad_columns(settings: LearningSettings, arms: Sequence[Arm]) -> Floats:
     """Return the features of arms as the model takes them, (K, columns); (K, 0) if none are declared."""
     return np.zeros((len(arms), 0)) if settings.features is None else settings.features.ad_columns(arms)

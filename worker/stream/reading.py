@@ -79,8 +79,6 @@ class RecordReader:
         emits.dead_letters.append(dead_letter(record, reason, error, self._bounds.most_bytes))
         emits.tally.dead[reason] += 1
         emits.tally.troubles.add("dead-letters", f"{record.where}: {reason}, {error}")
-        if reason == "unreadable":
-            emits.tally.troubles.add("bomb", f"{record.where}: {error}")
         if record.topic == self._arrivals:
             emits.tally.dead_arrivals += 1
         else:

@@ -25,7 +25,6 @@ from worker.stream.events import Arrival, Feedback
 from worker.stream.feedback import FeedbackJoin
 from worker.stream.partitioning import PartitionSurvey
 from worker.stream.reading import RecordReader
-from worker.stream.replanning import Replans
 from worker.stream.room import SessionRoom
 from worker.stream.session import Session, State, encode_state
 from worker.stream.table import SessionTable
@@ -107,21 +106,17 @@ class Serving:
         self._survey = survey
         self._bounds = bounds or OutputBounds()
         self._reader = RecordReader(versions, topics.arrivals, limits or Limits(), self._bounds)
-        self._replans = Replans(versions)
         self._feedback = FeedbackJoin(
             self._sessions,
             versions,
             topic=topics.clicks,
             partition=partition,
             reader=self._reader,
-            replans=self._replans,
             bounds=self._bounds,
             secret=secret,
             survey=survey,
         )
-        self._arrivals = Arrivals(
-            self._sessions, versions, reader=self._reader, replans=self._replans, feedback=self._feedback
-        )
+        self._arrivals = Arrivals(self._sessions, versions, reader=self._reader, feedback=self._feedback)
 
     # ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,8 +135,8 @@ class Serving:
         return self._sessions.restore(records)
 
     def take_over(self, start: int, end: int) -> None:
-        """Note that other workers may have answered the arrivals between these offsets, the end excluded."""
-        self._replans.begin(start, end)
+        """Note that earlier owners may have answered the arrivals between these offsets, the end excluded."""
+        self._arrivals.take_over(start, end)
 
     def hand_over(self) -> Tally:
         """Drop the partition; return the counts of its table."""
@@ -227,7 +222,6 @@ class Serving:
         for session_id, state in self._sessions.delete_due():
             if self._keep_changelog:
                 emits.changelog.append((session_id.encode(), None))
-            self._replans.forget(session_id)
             if isinstance(state, Session):
                 emits.tally.ended[state.ending] += 1
                 if self._lacks_feedback(state):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, cached_property, lru_cache
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Array, Floats, Ints
+from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import Policy, Random, Slates, policy_named, random_slates
 from worker.errors import AdcascadeError, InputError
@@ -32,11 +33,10 @@ _NOTHING = Slate((), (), None, ())
 
 
 class SlatePlanner:
-    """Plan arrivals under one version, which is prepared once: here, or by another planner (`computed`)."""
+    """Plans arrivals under one version. What it prepares for that, it prepares once."""
 
-    def __init__(self, parameters: Parameters, computed: Mapping[str, Array] | None = None) -> None:
+    def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
-        self._computed = computed
         self.names = [arm.arm for arm in parameters.arms]
         self.index = parameters.indices
 
@@ -45,13 +45,7 @@ class SlatePlanner:
         planner = self.parameters.planner()
         if planner is None:
             raise InputError("no arm is active")
-        if self._computed is not None:
-            planner.resume(self._computed)
         return planner
-
-    def export(self) -> dict[str, Array]:
-        """Return what is prepared, beside the model, for another planner of the same version."""
-        return self._planner.export() if "_planner" in vars(self) else {}
 
     @cached_property
     def slate_bytes(self) -> int:
@@ -177,6 +171,21 @@ class SlatePlanner:
         return Slate(tuple(arms), (mode,) * len(arms), None, (0.0,) * len(arms))
 
 
+def prepared(parameters: Parameters) -> SlatePlanner:
+    """Return the planner of a version with all that serving and the status page need of it; this can take a second.
+
+    Call it in a thread: large versions are factorised without the interpreter lock.
+    """
+    parameters.sha256  # noqa: B018 - computed once, here
+    planner = SlatePlanner(parameters)
+    planner.prepare()
+    if parameters.arms:
+        with np.errstate(all="ignore"), suppress(AdcascadeError, ArithmeticError, ValueError):
+            nobody = np.zeros((1, parameters.settings.dim))
+            parameters.model.squared_widths_of(nobody, np.zeros((1, 1), dtype=np.intp))
+    return planner
+
+
 @cache
 def _powers(count: int) -> Ints:
     return 1 << np.arange(count)
@@ -188,10 +197,3 @@ def _modes(mode: Mode | None, explored: int, length: int) -> tuple[Mode, ...]:
     if mode is not None:
         return (mode,) * length
     return tuple("explore" if explored >> position & 1 else "exploit" for position in range(length))
-
-
-def prepared(parameters: Parameters) -> SlatePlanner:
-    """Return the planner of a version."""
-    planner = SlatePlanner(parameters)
-    planner.prepare()
-    return planner

@@ -15,7 +15,7 @@ from worker.stream.budget import OpenedCounts
 from worker.stream.expiry import ExpiryQueue
 from worker.stream.room import SessionRoom, parked_size, record_size
 from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state
-from worker.stream.topology import Record, Tally, UnreadableBatch
+from worker.stream.topology import Record, Tally
 from worker.stream.versions import Versions
 
 
@@ -71,8 +71,7 @@ class SessionTable:
         return tally
 
     def _skip_damaged(self, record: Record, error: ValueError, tally: Tally) -> None:
-        why = record.value.error if isinstance(record.value, UnreadableBatch) else error
-        tally.troubles.add("damaged-state", f"{record.where}, key {record.key!r}: {why}")
+        tally.troubles.add("damaged-state", f"{record.where}, key {record.key!r}: {error}")
         if record.key is not None:
             self._damaged.append(record.key)
 

@@ -65,22 +65,6 @@ class Topics:
         return frozenset((self.arrivals, self.clicks))
 
 
-class UnreadableBatch(bytes):
-    """The value of a record that stands for a whole batch, as fetched, that cannot be unpacked.
-
-    The record has the first offset of the batch that was not read yet, and this has the last.
-    """
-
-    last_offset: int
-    error: str
-
-    def __new__(cls, raw: bytes, *, last_offset: int, error: str) -> UnreadableBatch:
-        """Return the value, with what is known of the batch."""
-        value = super().__new__(cls, raw)
-        value.last_offset, value.error = last_offset, error
-        return value
-
-
 class DeadLetter(NamedTuple):
     """A record that could not be used, with the reasons in its headers."""
 
@@ -122,16 +106,14 @@ def dead_letter(record: Record, reason: str, error: str, most: int = MOST_BYTES)
     if key is not None and long_key:
         headers += [("adcascade.key-length", b"%d" % len(key)), ("adcascade.key-sha256", _sha256(key))]
         key = key[:_CUT_KEY]
-    batch = value if isinstance(value, UnreadableBatch) else None
-    if batch is not None:
-        headers.append(("adcascade.last-offset", b"%d" % batch.last_offset))
-    if value is not None and (long_value or batch is not None):
+    if value is not None and long_value:
         headers += whole_value(value)
-    return DeadLetter(key, value[:CUT_BYTES] if value is not None and long_value else value, headers)
+        value = value[:CUT_BYTES]
+    return DeadLetter(key, value, headers)
 
 
 def whole_value(value: bytes) -> list[tuple[str, bytes]]:
-    """Return the headers that identify the whole of a value that is cut, or that stands for a batch."""
+    """Return the headers that identify the whole of a value that is cut."""
     return [("adcascade.length", b"%d" % len(value)), ("adcascade.sha256", _sha256(value))]
 
 
@@ -151,8 +133,8 @@ class Tally:
       = applied + redundant + late + outside + unparked + parked now + handed_over_parked + dead_feedback
 
     `unjournaled` are the opened sessions that are not journaled, because learning has a budget. `unremembered` and
-    `unparked` are arrivals and feedback for which there was no room. `replanned` are sessions that
-    were shown another slate than the table has, found out by their feedback.
+    `unparked` are arrivals and feedback for which there was no room. `replanned` are arrivals, opened or repeated, that
+    are journaled as uncertain.
     """
 
     arrivals: int = 0

@@ -86,10 +86,6 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         "Write every arrival and every feedback record with its session_id as the key.",
         least=20,
     ),
-    "bomb": TroubleKind(
-        "A batch of records unpacks to more than the bound, or cannot be unpacked.",
-        "Find its producer; the dead letter names the batch.",
-    ),
     "too-large-output": TroubleKind(
         "The output of a record is larger than its topic takes. A dead letter replaces it.",
         "Raise max.message.bytes of the topic that the example names (adcascade topics check), or limit the clients.",

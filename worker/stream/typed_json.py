@@ -17,7 +17,6 @@ import numpy as np
 
 from worker.errors import AdcascadeError
 from worker.stream.events import MOST, Reason
-from worker.stream.topology import UnreadableBatch
 
 #: Deepest nesting of a record. msgspec skips unknown fields by recursion, so without this bound the depth of the
 #: caller's stack would decide what is accepted. Half of Python's usual limit. A record is at least twice as long as it
@@ -72,8 +71,8 @@ def _is_integer(kind: msgspec.inspect.Type) -> bool:
 
 def read(reader: Reader[E], value: bytes | None, most: float) -> E:
     """Decode a record of at most so many bytes."""
-    if type(value) is not bytes:
-        raise _no_bytes(value)
+    if value is None:
+        raise Rejected("undecodable", "the record has no value")
     if len(value) > most:
         raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
     try:
@@ -94,12 +93,6 @@ def reader_of(kind: type[E]) -> Callable[[bytes | None, int], E]:
     """Return a function that decodes structs of one kind, of at most so many bytes, by the rules of this file."""
     reader = Reader[E](kind)
     return lambda value, most: read(reader, value, most)
-
-
-def _no_bytes(value: bytes | None) -> Rejected:
-    if isinstance(value, UnreadableBatch):
-        return Rejected("unreadable", value.error)
-    return Rejected("undecodable", "the record has no value")
 
 
 def _reread(reader: Reader[E], value: bytes) -> E:

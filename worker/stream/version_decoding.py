@@ -62,20 +62,6 @@ def _opened(value: bytes) -> tuple[dict[str, Any], list[Block]]:
     return record, blocks
 
 
-def known_content(value: bytes, known: Mapping[int, str]) -> dict[str, Any] | None:
-    """Return a record without its arrays if its content is a known one, by version and hash; otherwise None.
-
-    Only the hash is computed: this is much faster than to decode the version.
-    """
-    try:
-        record, blocks = _opened(value)
-        given = record.get("sha256")
-        is_known = given is not None and known.get(record["version"]) == given and digest_of(record, blocks) == given
-    except (ParametersError, KeyError, TypeError, ValueError, IndexError):
-        return None  # decoding it says what is wrong
-    return record if is_known else None
-
-
 def parameters_of(document: Mapping[str, Any]) -> Parameters:
     """Return the version in a document and check its hash."""
     try:
@@ -94,44 +80,7 @@ def _parameters(record: Mapping[str, Any], read: ReadArray, complete: bool) -> P
     listed = _checked(known, "arms", (list,))
     if not complete:
         listed = [{"active": True, **arm} for arm in listed]
-    return _assembled(known, read, settings=settings, arms=arms_of(listed), model=model)
-
-
-def restored_parameters(
-    record: Mapping[str, Any],
-    read: ReadArray,
-    *,
-    arms: tuple[Arm, ...],
-    make_model: Callable[[LearningSettings], ClickModel],
-) -> Parameters:
-    """Return a version that was decoded and taken apart (see `handover.py`); its hash is not computed again."""
-    named = {name: record[name] for name in SETTINGS}
-    settings = LearningSettings(**named, **_later_settings(record))
-    parameters = _assembled(record, read, settings=settings, arms=arms, model=make_model(settings))
-    object.__setattr__(parameters, "known_sha256", record["sha256"])
-    return parameters
-
-
-def arms_of(documents: Iterable[Mapping[str, Any]]) -> tuple[Arm, ...]:
-    """Return the arms of a record."""
-    return tuple(
-        [
-            Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"], features=arm.get("features", ()))
-            for arm in documents
-        ]
-    )
-
-
-def _later_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    later = {name: record.get(name, first) for name, first in LATER_SETTINGS.items()}
-    if later["features"] is not None:
-        later["features"] = Features.of_document(later["features"])
-    return later
-
-
-def _assembled(
-    known: Mapping[str, Any], read: ReadArray, *, settings: LearningSettings, arms: tuple[Arm, ...], model: ClickModel
-) -> Parameters:
+    arms = _arms(listed)
     progress = {int(partition): time for partition, time in _checked(known, "progress", (dict,)).items()}
     if not all(map(is_whole, progress.values())):
         raise ParametersError("progress must be whole numbers")
@@ -149,6 +98,22 @@ def _assembled(
         shares=Shares.of_document(_checked({"learn_shares": {}, **known}, "learn_shares", (dict,))),
         **plain,
     )
+
+
+def _arms(documents: Iterable[Mapping[str, Any]]) -> tuple[Arm, ...]:
+    return tuple(
+        [
+            Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"], features=arm.get("features", ()))
+            for arm in documents
+        ]
+    )
+
+
+def _later_settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    later = {name: record.get(name, first) for name, first in LATER_SETTINGS.items()}
+    if later["features"] is not None:
+        later["features"] = Features.of_document(later["features"])
+    return later
 
 
 def _answers(record: Mapping[str, Any], read: ReadArray) -> AnswerCounts | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from worker.bandit.arrays import Array, Floats
+from worker.bandit.arrays import Floats
 from worker.stream.budget import ALL
 from worker.stream.features import Features
 from worker.stream.packing import Block, pieces, to_base64
@@ -49,13 +49,7 @@ def parameters_document(parameters: Parameters) -> dict[str, Any]:
 
 def record_of(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
     """Return the record without its arrays, and these as blocks (see `packing.py`)."""
-    arrays = arrays_of(parameters)
-    return skeleton_of(parameters, arrays), [to_base64(array) for array in arrays.values()]
-
-
-def skeleton_of(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the record without its arrays, with a place for each of these."""
-    settings = parameters.settings
+    settings, arrays = parameters.settings, arrays_of(parameters)
     record: dict[str, Any] = {
         **{name: getattr(parameters, name) for name in PLAIN},
         **{name: getattr(settings, name) for name in SETTINGS},
@@ -75,7 +69,7 @@ def skeleton_of(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str
         for part in outer:
             target = target.setdefault(part, {})
         target[last] = {"shape": list(array.shape), "data": f"@{number}"}
-    return record
+    return record, [to_base64(array) for array in arrays.values()]
 
 
 def _arm_document(arm: Arm) -> dict[str, Any]:
@@ -87,12 +81,7 @@ def _arm_document(arm: Arm) -> dict[str, Any]:
 
 def arrays_of(parameters: Parameters) -> dict[str, Floats]:
     """Return all arrays of a version; a dot nests them in the record."""
-    return {**parameters.model.pack(), **further_arrays_of(parameters)}
-
-
-def further_arrays_of(parameters: Parameters) -> dict[str, Floats]:
-    """Return the arrays of a version that are not the model's."""
-    arrays: dict[str, Floats] = {}
+    arrays = dict(parameters.model.pack())
     if (counts := parameters.answers) is not None:
         arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in COUNTS}
     if (known := parameters.standardisation) is not None:

@@ -216,8 +216,8 @@ class Versions:
                 return planner
         return self._known[0]
 
-    def candidates(self, time: int, sent_at: int) -> list[SlatePlanner]:
-        """Return the planners of all versions that can have served an arrival, the one of `at` first.
+    def is_certain(self, time: int, sent_at: int) -> bool:
+        """Whether no worker can have served an arrival by another version than `at` returns.
 
         Every worker has read a version half of the lateness after it was published. In this time, some worker may have
         served by an older one.
@@ -228,16 +228,9 @@ class Versions:
         >>> known = Versions(zero)
         >>> known.learn(replace(zero, version=1, effective_at=1_000), published_at=4_000)
         True
-        >>> [[one.parameters.version for one in known.candidates(time, time)] for time in (500, 6_000, 7_000)]
-        [[0], [1, 0], [1]]
+        >>> [known.is_certain(time, time) for time in (500, 6_000, 7_000)]
+        [True, False, True]
         """
-        found: list[SlatePlanner] = []
-        for planner in reversed(self._known):
-            parameters = planner.parameters
-            if parameters.effective_at <= time:
-                found.append(planner)
-                if self._published_at.get(parameters.version, 0) + parameters.settings.lateness // 2 <= sent_at:
-                    return found
-        if self._known[0] not in found:
-            found.append(self._known[0])
-        return found
+        parameters = self.at(time).parameters
+        known_from = self._published_at.get(parameters.version, 0) + parameters.settings.lateness // 2
+        return parameters.version == 0 or (parameters.effective_at <= time and known_from <= sent_at)

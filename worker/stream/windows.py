@@ -5,9 +5,8 @@ Rules that hold in this file (docs/design.md §4):
 - A session is (session_id, arrived_at). Its window is that of `arrived_at`: [k·window, (k+1)·window).
 - Feedback belongs to a session if the id is the same and arrived_at ≤ occurred_at ≤ arrived_at + session_timeout. The
   join in `session.py` decides which displays it answers. Other feedback is no error: it does not count.
-- A session opened with several slates (a crash while a version was late): the user saw one of them. Only the slates
-  that match the most answers are considered, and a display counts only where all of these agree. The slate that the
-  user saw is among them, because every answer matches it. So every display that counts was shown.
+- A session is uncertain if any of its facts says so, or if two of them differ: the user may have seen another slate (a
+  crash while a version was late). It is counted, and not learned from.
 - Feedback is kept until the window of its own time is closed: sessions that could use it are closed by then.
 - Where a share of the sessions is journaled, `opened` carries the share, and progress the number of all sessions.
 - Neither the order nor the repetition of records matters.
@@ -29,7 +28,6 @@ from worker.stream.joining import Answer as Answer
 from worker.stream.joining import ClosedWindow as ClosedWindow
 from worker.stream.joining import OpenSessions, closed_window
 from worker.stream.joining import SessionPlan as SessionPlan
-from worker.stream.joining import agreed as agreed
 
 E = TypeVar("E", Opened, FeedbackFact)
 
@@ -40,12 +38,11 @@ LEAST_REPEATED: Final = 65_536
 
 
 class _Window:
-    __slots__ = ("answers", "first_offset", "opened", "sessions", "shares", "unrepeated")
+    __slots__ = ("answers", "first_offset", "opened", "sessions", "unrepeated")
 
     def __init__(self, first_offset: int) -> None:
         self.first_offset = first_offset
         self.sessions: OpenSessions = {}
-        self.shares: dict[tuple[str, int], float] = {}  # of the sessions whose share is below 1
         self.opened: dict[tuple[int, int], int] = {}  # by partition and start of the window
         self.answers = AnswerColumns()  # feedback of this window's time
         self.unrepeated = 0  # feedback records when repeated ones were last dropped
@@ -116,17 +113,17 @@ class OpenWindows:
                     pack_exclusions(event.exclude) if event.exclude else b"",
                     event.modes.count("explore"),
                     is_exploring(event.modes),
+                    None if event.share == 1 else event.share,
                 )
+                if not event.uncertain
+                else None
                 for event in part.events
             ]
             for part in parts
         ]
         for part, planned in zip(parts, plans, strict=True):
             keys = [(event.session_id, event.arrived_at) for event in part.events]
-            window = self._at(part.number, part.offset)
-            if window.shares or any(event.share is not None for event in part.events):
-                _note_shares(window, keys, part.events)
-            _add_sessions(window.sessions, keys, planned)
+            _add_sessions(self._at(part.number, part.offset).sessions, keys, planned)
         return late
 
     def answer_all(self, offsets: Iterable[int], events: Sequence[FeedbackFact]) -> int:
@@ -193,11 +190,8 @@ class OpenWindows:
             return
         before, self._window, self._windows = self._windows, window, {}
         for old in before.values():
-            for key, plans in old.sessions.items():
-                moved = self._at(key[1] // window, old.first_offset)
-                moved.sessions[key] = plans
-                if key in old.shares:
-                    moved.shares[key] = old.shares[key]
+            for key, plan in old.sessions.items():
+                self._at(key[1] // window, old.first_offset).sessions[key] = plan
             for of, sessions in old.opened.items():
                 self._at(of[1] // window, old.first_offset).opened[of] = sessions
             for number, answers in old.answers.split(window).items():
@@ -233,7 +227,6 @@ class OpenWindows:
             end=end,
             session_timeout=session_timeout,
             whole_slates=whole_slates,
-            shares=window.shares,
             opened=min(sum(window.opened.values()), MOST),
         )
 
@@ -253,27 +246,11 @@ class _Part(NamedTuple, Generic[E]):
     times: list[int]
 
 
-def _note_shares(window: _Window, keys: list[tuple[str, int]], events: Sequence[Opened]) -> None:
-    """Note the shares of sessions, where they are below 1; of several plans of a session the highest counts."""
-    shares, seen = window.shares, set[tuple[str, int]]()
-    for key, event in zip(keys, events, strict=True):
-        if key in window.sessions or key in seen:
-            if key in shares:
-                shares[key] = max(shares[key], 1.0 if event.share is None else event.share)
-        elif event.share is not None and event.share < 1:
-            shares[key] = event.share
-        seen.add(key)
-
-
-def _add_sessions(sessions: OpenSessions, keys: list[tuple[str, int]], plans: list[SessionPlan]) -> None:
+def _add_sessions(sessions: OpenSessions, keys: list[tuple[str, int]], plans: list[SessionPlan | None]) -> None:
     added = dict(zip(keys, plans, strict=True))
     if len(added) == len(keys) and sessions.keys().isdisjoint(added):
         sessions.update(added)
         return
     for key, plan in zip(keys, plans, strict=True):
-        known = sessions.setdefault(key, plan)
-        if known is not plan and known != plan:
-            if isinstance(known, SessionPlan):
-                sessions[key] = {known, plan}
-            else:
-                known.add(plan)
+        if sessions.setdefault(key, plan) != plan:
+            sessions[key] = None

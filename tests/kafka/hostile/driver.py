@@ -1,6 +1,6 @@
 """Valid traffic with a known truth: users who arrive, look at what they are shown, and click or pass it over.
 
-Its own client code, on aiokafka and the json module: what it sends and reads does not go through adcascade's codec.
+Its own client code, on librdkafka and the json module: what it sends and reads does not go through adcascade.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Awaitable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import InvalidTimestampError, KafkaError, MessageSizeTooLargeError
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from tests.kafka.hostile.ledger import Ledger, Sent, Timeline, now_ms
 
@@ -27,11 +26,12 @@ ADS: Final = {"ad-0": (1.0, -2.0), "ad-1": (0.6, -1.0), "ad-2": (0.3, 0.2), "ad-
 DIM: Final = 3
 RATE: Final = 15.0  # arrivals per second
 #: Clients choose how they compress their batches.
-CODECS: Final = (None, "gzip", "snappy", "lz4", "zstd")
+CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 QUIET: Final = 10.0  # seconds between two lines about errors of the client
+PAUSE: Final = 0.01  # seconds between two looks at decisions and delivery reports
 
 #: What a broker refuses for good.
-REFUSALS: Final = (InvalidTimestampError, MessageSizeTooLargeError)
+REFUSALS: Final = (KafkaError.INVALID_TIMESTAMP, KafkaError.MSG_SIZE_TOO_LARGE)
 
 
 class Driver:
@@ -101,21 +101,22 @@ class Driver:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _open(self) -> None:
-        common = {"bootstrap_servers": self._address, "linger_ms": 5, "request_timeout_ms": 5_000}
-        self._producers = [AIOKafkaProducer(**common, compression_type=codec) for codec in CODECS]
-        for producer in self._producers:
-            await producer.start()
-        counts = await self._producers[0].client.fetch_all_metadata()
+        common = {"bootstrap.servers": self._address, "log_level": 2, "reconnect.backoff.max.ms": 1_000}
+        # As the Java client does. The number of a record that is sent again is the same.
+        writing = {"linger.ms": 5, "message.timeout.ms": 10_000, "partitioner": "murmur2_random"}
+        self._producers = [Producer({**common, **writing, "compression.type": codec}) for codec in CODECS]
+        reading = {"group.id": "hostile-driver", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        self._consumer = Consumer({**common, **reading})
+        known = self._consumer.list_topics(timeout=30).topics
         names = [f"{self._prefix}.{name}" for name in ("decisions", "parameters")]
-        self._places = [TopicPartition(name, p) for name in names for p in counts.partitions_for_topic(name)]
-        self._readers = [self._loop.create_task(self._read()), self._loop.create_task(self._arrive())]
+        self._consumer.assign([TopicPartition(name, p, 0) for name in names for p in known[name].partitions])
+        self._readers = [self._loop.create_task(self._poll()), self._loop.create_task(self._arrive())]
 
     async def _close(self) -> None:
         for task in (*self._readers, *self._tasks):
             task.cancel()
         await asyncio.gather(*self._readers, *self._tasks, return_exceptions=True)
-        for producer in self._producers:
-            await producer.stop()
+        self._consumer.close()
 
     def _begin(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -125,23 +126,37 @@ class Driver:
     async def _deliver(self, sent: Sent, key: bytes | None, value: bytes | None, timestamp: int | None) -> None:
         producer = self._producers[zlib.crc32(value or b"") % len(CODECS)]
         while True:
-            try:
-                await producer.send_and_wait(f"{self._prefix}.{sent.topic}", value, key=key, timestamp_ms=timestamp)
-            except REFUSALS as error:
-                sent.refused = type(error).__name__
-                return
-            except KafkaError as error:
-                self._report(error)
-                await asyncio.sleep(0.3)
-            else:
+            error = await self._reported_error(producer, f"{self._prefix}.{sent.topic}", key, value, timestamp or 0)
+            if error is None:
                 sent.acknowledged = sent.acknowledged or now_ms()
                 return
+            if error.code() in REFUSALS:
+                sent.refused = error.name()
+                return
+            self._report(error)
+            await asyncio.sleep(0.3)
 
-    def _report(self, error: Exception) -> None:
+    async def _reported_error(
+        self, producer: Producer, topic: str, key: bytes | None, value: bytes | None, timestamp: int
+    ) -> KafkaError | None:
+        """Send a record; return the error of its delivery report."""
+        report: asyncio.Future[KafkaError | None] = self._loop.create_future()
+
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            if not report.done():
+                report.set_result(error)
+
+        try:
+            producer.produce(topic, value, key, timestamp=timestamp, on_delivery=on_delivery)
+        except KafkaException as refused:
+            return refused.args[0]
+        return await report
+
+    def _report(self, error: KafkaError) -> None:
         """Note an error of the client, which tries again; one line for all that come together."""
         now = time.monotonic()
         if now > self._reported + QUIET:
-            self.timeline.note(f"driver: {type(error).__name__}; it tries again")
+            self.timeline.note(f"driver: {error.name()}; it tries again")
             self._reported = now
 
     async def _arrive(self) -> None:
@@ -167,32 +182,17 @@ class Driver:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _read(self) -> None:
-        """Read decisions and versions for as long as this runs, whatever happens to the broker."""
-        positions = dict.fromkeys(self._places, 0)
+    async def _poll(self) -> None:
+        """Take decisions, versions and delivery reports for as long as this runs, whatever happens to the broker."""
         while True:
-            try:
-                consumer = AIOKafkaConsumer(
-                    bootstrap_servers=self._address, enable_auto_commit=False, request_timeout_ms=5_000
-                )
-                await consumer.start()
-                try:
-                    await self._follow(consumer, positions)
-                finally:
-                    await consumer.stop()
-            except (KafkaError, OSError) as error:
-                self._report(error)
-                await asyncio.sleep(0.3)
-
-    async def _follow(self, consumer: Any, positions: dict[TopicPartition, int]) -> None:
-        consumer.assign(list(positions))
-        for place, position in positions.items():
-            consumer.seek(place, position)
-        while True:
-            for place, records in (await consumer.getmany(timeout_ms=200)).items():
-                for record in records:
-                    self._take(place.topic.removeprefix(f"{self._prefix}."), json.loads(record.value))
-                    positions[place] = record.offset + 1
+            for producer in self._producers:
+                producer.poll(0)
+            for message in self._consumer.consume(500, 0):
+                if (error := message.error()) is not None:
+                    self._report(error)
+                else:
+                    self._take(message.topic().removeprefix(f"{self._prefix}."), json.loads(message.value()))
+            await asyncio.sleep(PAUSE)
 
     def _take(self, topic: str, body: dict[str, Any]) -> None:
         if topic == "parameters":

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tests.kafka.hostile.driver import ADS
 from tests.kafka.hostile.fleet import LATENESS, SESSION_TIMEOUT
 from tests.kafka.hostile.ledger import Ledger, Sent
-from tests.kafka.hostile.oracle import Journal, Raw, Window, closed_windows
+from tests.kafka.hostile.oracle import Journal, Raw, Window, closed_windows, is_uncertain
 from tests.kafka.world import ROOT
 
 MOST_LINES: Final = 8
@@ -115,14 +115,14 @@ class Judge:
                 yield f"no dead letter for {sent.what} at {place}, expected {sorted(sent.reasons)}"
 
     def _has_another_slate(self, sent: Sent, reason: str) -> bool:
-        """Whether feedback does not fit the slate in the table because its session was opened twice.
+        """Whether feedback does not fit the slate in the table because its session was planned twice.
 
-        An arrival that comes again after its session has ended is planned again, perhaps under a newer version. The
-        feedback is in the journal nevertheless, and counts by the slate that the user saw.
+        An arrival that comes again, after a crash or after its session has ended, is planned again, perhaps under a
+        newer version. Such a session is uncertain.
         """
         assert sent.body is not None
-        slates = [slates for (session, _), slates in self.journal.slates.items() if session == sent.body["session_id"]]
-        return reason in ("arm-mismatch", "position") and any(len(several) > 1 for several in slates)
+        same_id = [facts for (session, _), facts in self.journal.opened.items() if session == sent.body["session_id"]]
+        return reason in ("arm-mismatch", "position") and any(map(is_uncertain, same_id))
 
     def every_window_counts_once(self) -> Iterator[str]:
         for window in self.windows:
@@ -147,7 +147,8 @@ class Judge:
             session = body["session_id"], body["occurred_at"]
             if sent.acknowledged and sent.acknowledged - body["occurred_at"] <= LATENESS:
                 arrivals[body["session_id"]] = session
-                if session not in window_of:
+                # A window in which all sessions are uncertain has no episode.
+                if session not in window_of and not is_uncertain(self.journal.opened[session]):
                     yield f"{session} is in no window, although it came in time"
         for body, sent in self.valid("clicks"):
             found = arrivals.get(body["session_id"])

@@ -6,21 +6,14 @@ session with every feedback record of its id. docs/design.md §4 has the rules.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import pickle
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 TOPICS: Final = ("arrivals", "clicks", "decisions", "journal", "parameters", "episodes", "dead-letters")
 #: Values longer than this are not kept, only their hashes.
@@ -47,47 +40,28 @@ class Raw:
 
 
 def read_topics(address: str, prefix: str) -> dict[str, list[Raw]]:
-    """Return all records of all topics, by name without prefix, in the order of each partition.
-
-    In a process of its own: in this one, the worker's code may have replaced parts of the Kafka client.
-    """
-    script = "import sys; from tests.kafka.hostile import oracle; oracle.write_topics(*sys.argv[1:])"
-    command = [sys.executable, "-c", script, address, prefix]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, check=True, timeout=300)
-    found: dict[str, list[Raw]] = pickle.loads(ended.stdout)
-    return found
-
-
-def write_topics(address: str, prefix: str) -> None:
-    """Write all records to the standard output."""
-    sys.stdout.buffer.write(pickle.dumps(asyncio.run(_read(address, prefix))))
-
-
-async def _read(address: str, prefix: str) -> dict[str, list[Raw]]:
+    """Return all records of all topics, by name without prefix, in the order of each partition."""
     found: dict[str, list[Raw]] = {name: [] for name in TOPICS}
-    admin = AIOKafkaAdminClient(bootstrap_servers=address)
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(admin.close)
-        await admin.start()
-        described = await admin.describe_topics([f"{prefix}.{name}" for name in TOPICS])
-    places = [TopicPartition(one["topic"], part["partition"]) for one in described for part in one["partitions"]]
-    async with AIOKafkaConsumer(bootstrap_servers=address, enable_auto_commit=False) as consumer:
-        ends = await consumer.end_offsets(places)
-        consumer.assign(places)
-        for place in places:
-            consumer.seek(place, 0)
-        while any([await consumer.position(place) < ends[place] for place in places]):
-            # Few at a time: a compressed bomb has 70 MB.
-            for place, records in (await consumer.getmany(timeout_ms=500, max_records=500)).items():
-                found[place.topic.removeprefix(f"{prefix}.")] += map(_raw, records)
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "oracle", "enable.partition.eof": True})
+    known = consumer.list_topics(timeout=30).topics
+    left = {(name, p) for name in (f"{prefix}.{one}" for one in TOPICS) for p in known[name].partitions}
+    consumer.assign([TopicPartition(*place, 0) for place in left])
+    while left:
+        for message in consumer.consume(1_000, 1.0):
+            if (error := message.error()) is None:
+                found[message.topic().removeprefix(f"{prefix}.")].append(_raw(message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                left.discard((message.topic(), message.partition()))
+    consumer.close()
     return found
 
 
-def _raw(record: Any) -> Raw:
-    value = record.value
+def _raw(message: Message) -> Raw:
+    value = message.value()
     digest = None if value is None else hashlib.sha256(value).digest()
     kept = None if value is None or len(value) > KEPT_BYTES else value
-    return Raw(record.partition, record.offset, record.timestamp, record.key, kept, digest, dict(record.headers))
+    headers = dict(message.headers() or ())
+    return Raw(message.partition(), message.offset(), message.timestamp()[1], message.key(), kept, digest, headers)
 
 
 # ── the journal ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -101,7 +75,8 @@ Display = tuple[int, str, bool]  # position, arm, clicked
 class Journal:
     """The facts of the journal, each with the offset at which it stood first."""
 
-    slates: dict[Session, dict[tuple[str, ...], int]] = field(default_factory=lambda: defaultdict(dict))
+    #: `opened` by session, as JSON
+    opened: dict[Session, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     contexts: dict[Session, set[tuple[float, ...]]] = field(default_factory=lambda: defaultdict(set))
     answers: dict[str, dict[Answer, int]] = field(default_factory=lambda: defaultdict(dict))
     #: (offset, partition, partitions, time)
@@ -114,7 +89,7 @@ class Journal:
             fact = record.body
             if fact["kind"] == "opened":
                 session = fact["session_id"], fact["arrived_at"]
-                journal.slates[session].setdefault(tuple(fact["slate"]), record.offset)
+                journal.opened[session].setdefault(json.dumps(fact, sort_keys=True), record.offset)
                 journal.contexts[session].add(tuple(fact["context"]))
             elif fact["kind"] == "feedback":
                 answer = fact["occurred_at"], fact["position"], fact["arm"], fact["clicked"]
@@ -149,16 +124,14 @@ def displays_of(slate: tuple[str, ...], answers: Iterable[Answer]) -> set[Displa
     return {(position, slate[position - 1], position == click) for position in range(1, last + 1)}
 
 
-def displays_of_session(slates: Iterable[tuple[str, ...]], answers: Iterable[Answer]) -> set[Display]:
-    """Return the displays that count where a session has several slates.
+def is_uncertain(opened: Collection[str]) -> bool:
+    """Whether the user may have seen another slate: a fact says so, or the facts differ."""
+    return len(opened) > 1 or any(json.loads(fact).get("uncertain") for fact in opened)
 
-    Those slates are kept that match the most reported arms. A display counts if all of these have it.
-    """
-    slates, answers = list(slates), list(answers)
-    reported = {(position, arm) for _, position, arm, _ in answers}
-    matches = {slate: len(reported & set(enumerate(slate, start=1))) for slate in slates}
-    kept = [slate for slate in slates if matches[slate] == max(matches.values())]
-    return set.intersection(*(displays_of(slate, answers) for slate in kept))
+
+def displays_of_session(opened: Collection[str], answers: Iterable[Answer]) -> set[Display]:
+    """Return the displays of a session that count: none if it is uncertain."""
+    return set() if is_uncertain(opened) else displays_of(tuple(json.loads(next(iter(opened)))["slate"]), answers)
 
 
 @dataclass(slots=True)
@@ -197,14 +170,14 @@ def closed_windows(topics: dict[str, list[Raw]], journal: Journal, session_timeo
         window = Window(said["version"], said["window_start"], said["window_end"], made_at[said["version"]], said)
         windows.setdefault((window.version, window.start), window)
     ordered = sorted(windows.values(), key=lambda window: (window.version, window.start))
-    left, closed_until = dict(journal.slates), 0
+    left, closed_until = dict(journal.opened), 0
     for window in ordered:
         first = max(window.start, closed_until)
         for session in [one for one in left if first <= one[1] < window.end]:
-            slates = [slate for slate, offset in left[session].items() if offset <= window.closed_at]
-            if slates:
+            opened = [fact for fact, offset in left[session].items() if offset <= window.closed_at]
+            if opened:
                 answers = in_time(journal, session, window.closed_at, session_timeout)
-                window.sessions[session] = displays_of_session(slates, answers)
+                window.sessions[session] = displays_of_session(opened, answers)
                 del left[session]
         closed_until = max(closed_until, window.end)
     return ordered

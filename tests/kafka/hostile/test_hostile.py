@@ -7,14 +7,12 @@ It is judged by an oracle that reads the raw topics (`oracle.py`, `judge.py`).
 from __future__ import annotations
 
 import itertools
-import logging
 import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -84,16 +82,6 @@ def fail(findings: list[str], timeline: Timeline, fleet: HostileFleet) -> None:
     where = f"The logs of the workers and the evidence are in {fleet.folder}."
     text = "\n".join(findings)
     pytest.fail(f"{len(findings)} findings:\n{text}\n\n{where}\n\nTimeline:\n{timeline}", pytrace=False)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Silence the driver's Kafka client, which reports every attempt to reach a broker that is down."""
-    client = logging.getLogger("aiokafka")
-    before = client.level
-    client.setLevel(logging.CRITICAL)
-    yield
-    client.setLevel(before)
 
 
 def test_nothing_stops_it_and_nothing_misleads_it_in_silence(tmp_path: Path, own_broker: OwnBroker) -> None:

@@ -27,6 +27,7 @@ OPENED = {
     "context": [1.0, 2.0, 3.0],
     "slate": ["ad-0", "ad-1"],
 }
+UNCERTAIN = {**OPENED, "uncertain": True}
 DECISION = {"session_id": "s", "arrived_at": 1_000, "arm": "ad-0", "slate": ["ad-0", "ad-1"]}
 PROGRESS = {"kind": "progress", "partition": 0, "partitions": 1, "time": 12_000}
 EPISODE = {
@@ -41,6 +42,7 @@ EPISODE = {
 FIRST = {"version": 0, "sha256": "a", "parent_sha256": None, "journal_offset": -1, "observations": 0}
 SECOND = {"version": 1, "sha256": "b", "parent_sha256": "a", "journal_offset": 2, "observations": 2}
 GARBAGE = b"garbage"
+MISMATCH = {"adcascade.offset": b"0", "adcascade.reason": b"arm-mismatch"}
 HEADERS = {"adcascade.topic": b"x.arrivals", "adcascade.partition": b"0", "adcascade.offset": b"1"}
 
 
@@ -79,6 +81,14 @@ def ledger() -> Ledger:
 
 
 def test_good_evidence_has_no_findings(evidence: Evidence, ledger: Ledger) -> None:
+    assert Judge(evidence, ledger).findings() == []
+
+
+def test_an_uncertain_session_is_counted_without_its_displays(evidence: Evidence, ledger: Ledger) -> None:
+    evidence["journal"][0] = raw(0, UNCERTAIN)
+    evidence["episodes"][0] = raw(0, {**EPISODE, "displays": 0, "clicks": 0})
+    evidence["parameters"][1] = raw(1, {**SECOND, "observations": 0})
+    evidence["dead-letters"].append(raw(0, b"", **{**dead().headers, "adcascade.topic": b"x.clicks", **MISMATCH}))
     assert Judge(evidence, ledger).findings() == []
 
 
@@ -140,8 +150,10 @@ def test_the_join_of_a_slate_with_answers() -> None:
     assert displays_of(slate, [(5, 2, "b", False)]) == {(1, "a", False), (2, "b", False)}
     assert displays_of(slate, [(5, 2, "b", True), (6, 3, "c", False)]) == {(1, "a", False), (2, "b", True)}
     assert displays_of(slate, [(5, 1, "b", True)]) == set()
-    assert displays_of_session([slate, ("c", "b")], [(5, 2, "b", True)]) == {(2, "b", True)}
-    assert displays_of_session([slate, ("c", "b")], [(5, 2, "b", True), (4, 1, "a", False)]) == {
-        (1, "a", False),
-        (2, "b", True),
-    }
+
+
+def test_no_display_of_an_uncertain_session_counts() -> None:
+    one, other, marked = (json.dumps(fact) for fact in (OPENED, {**OPENED, "slate": ["ad-1"]}, UNCERTAIN))
+    answers = [(2_000, 1, "ad-0", True)]
+    assert displays_of_session([one], answers) == {(1, "ad-0", True)}
+    assert displays_of_session([one, other], answers) == displays_of_session([marked], answers) == set()

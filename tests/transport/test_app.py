@@ -1,0 +1,196 @@
+"""The Faust app of a worker on Kafka in memory: agents, recovery, commits and rebalances are Faust's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import orjson
+import pytest
+
+from tests.embedded.traffic import ARMS, START, arrivals, settings
+from tests.transport.fake import in_loop, until
+from tests.transport.memory import Cluster, FakeAdmin, FakeConsumer, FakeProducer
+from worker.errors import FailedError
+from worker.kafka import app as app_module
+from worker.kafka.app import WorkerApp, worker_app
+from worker.kafka.connection import Connection
+from worker.kafka.driver import DriverOptions
+from worker.kafka.parameters import PublishedParameters
+from worker.kafka.partitions import Partitions
+from worker.kafka.processors import StreamProcessors
+from worker.metrics import Metrics
+from worker.stream.decoding import Limits
+from worker.stream.parameters import Parameters
+from worker.stream.topology import Topics
+
+TOPICS = Topics("t")
+COUNT = 4
+
+
+class NoLearner:
+    """A learner process that only notes whether it would run here."""
+
+    mine: bool | None = None
+
+    def assign(self, mine: bool) -> None:
+        self.mine = mine
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Kafka in memory, in place of librdkafka."""
+    many = dict.fromkeys((TOPICS.arrivals, TOPICS.clicks, TOPICS.decisions, TOPICS.changelog), COUNT)
+    made = Cluster({**many, TOPICS.journal: 1, TOPICS.dead_letters: 1})
+    monkeypatch.setattr("worker.kafka.driver.confluent_kafka.Consumer", lambda _: FakeConsumer(made))
+    monkeypatch.setattr("worker.kafka.driver.durable_producer", lambda *_, **__: FakeProducer(made))
+    monkeypatch.setattr("worker.kafka.driver.AdminClient", lambda _: FakeAdmin(made))
+    monkeypatch.setattr(app_module, "_end_within", lambda seconds: None)
+    return made
+
+
+@dataclass
+class Running:
+    """A worker in this process."""
+
+    app: WorkerApp
+    learner: NoLearner
+    metrics: Metrics
+
+    def counted(self, name: str) -> float:
+        return self.metrics.registry.get_sample_value(f"adcascade_{name}") or 0.0
+
+
+@asynccontextmanager
+async def worker(group: str = "g") -> AsyncIterator[Running]:
+    metrics, learner = Metrics(), NoLearner()
+    zero = Parameters.first(settings(), ARMS)
+    processors = StreamProcessors(
+        PublishedParameters(zero, [zero], metrics), TOPICS, metrics, limits=Limits(), clock=lambda: START
+    )
+
+    async def know_versions() -> None:
+        return
+
+    options = DriverOptions(connection=Connection(servers=("127.0.0.1:1",)), topics=TOPICS, group=group)
+    partitions = Partitions(processors, TOPICS, know_versions=know_versions)
+    app = worker_app(options, partitions, learner, count=COUNT)  # type: ignore[arg-type]
+    starting = asyncio.create_task(app.start())
+    running = Running(app, learner, metrics)
+    await until(lambda: app.serves)
+    try:
+        yield running
+    finally:
+        await app.stop()
+        await asyncio.wait([starting])
+
+
+def send(cluster: Cluster, users: int, first: int = 0) -> set[str]:
+    """Send arrivals; return their sessions."""
+    sent = arrivals(first + users, seconds=1)[first:]
+    for number, one in enumerate(sent):
+        cluster.append(TOPICS.arrivals, (first + number) % COUNT, one.session.encode(), one.value)
+    return {one.session for one in sent}
+
+
+def answered(cluster: Cluster) -> set[str]:
+    return {orjson.loads(value)["session_id"] for value in cluster.values(TOPICS.decisions)}
+
+
+def committed(cluster: Cluster) -> int:
+    return sum(offset for (topic, _), offset in cluster.committed.items() if topic == TOPICS.arrivals)
+
+
+@in_loop
+async def test_the_agent_answers_arrivals_and_faust_commits_them(cluster: Cluster) -> None:
+    async with worker() as running:
+        sessions = send(cluster, 20)
+        await until(lambda: answered(cluster) == sessions)
+        await until(lambda: committed(cluster) == 20)
+        assert running.learner.mine, "the journal is assigned here"
+        assert len(running.app.partitions.servings) == COUNT
+
+
+@in_loop
+async def test_nothing_is_committed_before_its_results_are_durable(cluster: Cluster) -> None:
+    async with worker() as running:
+        cluster.hold = True
+        sessions = send(cluster, 8)
+        await until(lambda: answered(cluster) == sessions)
+        await running.app.driver.commit()
+        assert committed(cluster) == 0
+        cluster.hold = False
+        await until(lambda: committed(cluster) == 8)
+
+
+@in_loop
+async def test_a_worker_that_stops_finishes_and_commits_what_it_has(cluster: Cluster) -> None:
+    async with worker():
+        sessions = send(cluster, 8)
+        await until(lambda: answered(cluster) == sessions)
+    assert committed(cluster) == 8
+    assert cluster.members == []
+
+
+@in_loop
+async def test_the_next_worker_recovers_the_sessions_and_answers_no_arrival_again(cluster: Cluster) -> None:
+    async with worker():
+        sessions = send(cluster, 12)
+        await until(lambda: answered(cluster) == sessions)
+    written = len(cluster.values(TOPICS.decisions))
+    async with worker() as running:
+        assert running.counted("sessions_recovered_total") == 12
+        later = send(cluster, 4, first=12)
+        await until(lambda: answered(cluster) == sessions | later)
+    assert len(cluster.values(TOPICS.decisions)) == written + 4
+
+
+@in_loop
+async def test_workers_share_the_partitions_and_one_of_them_learns(cluster: Cluster) -> None:
+    async with worker() as first:
+        sessions = send(cluster, 8)
+        await until(lambda: answered(cluster) == sessions)
+        async with worker() as second:
+            await until(lambda: first.app.serves and len(first.app.partitions.servings) == COUNT // 2)
+            assert len(second.app.partitions.servings) == COUNT // 2
+            assert [first.learner.mine, second.learner.mine] == [True, False]
+            recovered = second.counted("sessions_recovered_total")
+            assert recovered == 4
+            assert first.counted("sessions_recovered_total") == 0, "what stays here is not read again"
+            later = send(cluster, 8, first=8)
+            await until(lambda: answered(cluster) == sessions | later)
+        await until(lambda: first.app.serves and len(first.app.partitions.servings) == COUNT)
+        latest = send(cluster, 8, first=16)
+        await until(lambda: answered(cluster) == sessions | later | latest)
+    assert len(cluster.values(TOPICS.decisions)) == 24
+
+
+@in_loop
+async def test_lost_partitions_are_neither_committed_nor_kept(cluster: Cluster) -> None:
+    async with worker() as running:
+        cluster.hold = True
+        sessions = send(cluster, 8)
+        await until(lambda: answered(cluster) == sessions)
+        cluster.members[0].is_lost = True
+        cluster.generation += 1
+        count = running.app.rebalancing_count
+        await until(lambda: running.app.rebalancing_count > count)
+        assert committed(cluster) == 0
+        cluster.hold = False
+        await until(lambda: running.app.serves)
+        await until(lambda: committed(cluster) == 8)
+
+
+@in_loop
+async def test_a_write_that_the_broker_refuses_ends_the_worker_and_commits_nothing(cluster: Cluster) -> None:
+    async with worker() as running:
+        cluster.refuse = lambda topic: topic == TOPICS.journal
+        send(cluster, 4)
+        await until(lambda: running.app.failure is not None)
+        assert isinstance(running.app.failure, FailedError)
+        assert committed(cluster) == 0

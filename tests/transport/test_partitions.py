@@ -1,0 +1,329 @@
+"""Polls in, results out, rebalances between: the partitions of a worker, with processors that echo."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+from confluent_kafka import KafkaError
+from faust.types import TP
+
+from tests.transport.fake import FakeKafka, FakeWorker, in_loop, settle
+from worker.errors import FailedError
+from worker.kafka import partitions as module
+from worker.kafka.partitions import Partitions
+from worker.kafka.polls import Poll
+from worker.stream.topology import Emits, Record, Topics
+
+TOPICS = Topics("t")
+ARRIVALS, CLICKS = TP(TOPICS.arrivals, 0), TP(TOPICS.clicks, 0)
+OUTPUTS = {TOPICS.journal, TOPICS.changelog, TOPICS.decisions}
+
+
+class Echo:
+    """Serves a partition: notes its records and emits one of everything per record."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.seen: list[tuple[str, int]] = []
+        self.restored: list[bytes] = []
+        self.taken_over: tuple[int, int] | None = None
+        self.progress: list[int] = []
+        self.has_due = False
+
+    def take_over(self, start: int, end: int) -> None:
+        self.taken_over = start, end
+
+    def acknowledged(self, progress: int) -> None:
+        self.progress.append(progress)
+        self.has_due = True
+
+
+class EchoProcessors:
+    """Processors of `Echo`; some records make them raise."""
+
+    def __init__(self, explosive: Callable[[Record], bool] = lambda record: False) -> None:
+        self.explosive = explosive
+        self.servings: list[Echo] = []
+        self.released: list[int] = []
+        self.measured: list[Poll] = []
+
+    def make_serving(self, partition: int) -> Echo:
+        self.servings.append(Echo(partition))
+        return self.servings[-1]
+
+    def restore(self, serving: Echo, records: Iterable[Record]) -> None:
+        serving.restored += [record.key or b"" for record in records]
+        if b"bad" in serving.restored:
+            raise ZeroDivisionError("boom")
+
+    def release(self, serving: Echo) -> None:
+        self.released.append(serving.partition)
+
+    def handle(self, work: Sequence[tuple[Echo, Sequence[Record]]]) -> list[Emits]:
+        if any(self.explosive(record) for _, records in work for record in records):
+            raise ZeroDivisionError("boom")
+        return [self._emits(serving, records) for serving, records in work]
+
+    def _emits(self, serving: Echo, records: Sequence[Record]) -> Emits:
+        emits = Emits()
+        for record in records:
+            name = b"%s@%d" % (record.topic.encode(), record.offset)
+            serving.seen.append((record.topic, record.offset))
+            emits.journal.append((name, b"fact"))
+            emits.changelog.append((name, b"state"))
+            emits.decisions.append((name, b"decision"))
+        return emits
+
+    def delete_over(self, serving: Echo) -> Emits:
+        return Emits(changelog=[(b"over", None)])
+
+    def measure(self, poll: Poll, began: float, ended: float, written: Iterable[float]) -> None:
+        self.measured.append(poll)
+
+
+class Bench:
+    """Partition 0 and its worker; versions are known at once, unless a test says otherwise."""
+
+    def __init__(self, explosive: Callable[[Record], bool] = lambda record: False) -> None:
+        self.kafka, self.processors = FakeKafka(TOPICS), EchoProcessors(explosive)
+        self.versions_known = asyncio.Event()
+        self.versions_known.set()
+        self.asked = 0
+        self.partitions = Partitions(self.processors, TOPICS, know_versions=self._know_versions)  # type: ignore[arg-type]
+        self.worker = FakeWorker(self.kafka, self.partitions)
+
+    async def _know_versions(self) -> None:
+        self.asked += 1
+        await self.versions_known.wait()
+
+    def send(self, count: int, tp: TP = ARRIVALS, value: bytes = b"v") -> None:
+        for _ in range(count):
+            self.kafka.append(tp, b"k", value)
+
+    async def opened(self) -> Bench:
+        await self.worker.rebalance([0])
+        return self
+
+    @property
+    def echo(self) -> Echo:
+        return self.processors.servings[-1]
+
+    def pending_topics(self) -> list[str]:
+        return [write.tp.topic for write in self.kafka.pending]
+
+
+@in_loop
+async def test_arrivals_are_handled_before_clicks_and_all_partitions_in_one_call() -> None:
+    bench = Bench()
+    bench.send(2, CLICKS)
+    bench.send(2)
+    bench.send(1, TP(TOPICS.arrivals, 1))
+    await bench.worker.rebalance([0, 1])
+    await bench.worker.poll()
+    first, second = bench.processors.servings
+    assert first.seen == [(TOPICS.arrivals, 0), (TOPICS.arrivals, 1), (TOPICS.clicks, 0), (TOPICS.clicks, 1)]
+    assert second.seen == [(TOPICS.arrivals, 0)]
+    assert len(bench.processors.measured) == 1
+
+
+@in_loop
+async def test_decisions_are_written_together_with_their_facts_and_acknowledged_with_them() -> None:
+    bench = await Bench().opened()
+    bench.send(1)
+    await bench.worker.poll()
+    assert set(bench.pending_topics()) == OUTPUTS
+    while len(bench.kafka.pending) > 1:
+        await bench.worker.persist(bench.kafka.pending[-1])
+        assert bench.worker.flights.acknowledged[ARRIVALS] == 0
+    await bench.worker.persist_all()
+    assert bench.worker.flights.acknowledged == {ARRIVALS: 1, CLICKS: 0}
+
+
+@in_loop
+async def test_the_next_poll_is_handled_while_results_of_the_last_are_being_written() -> None:
+    bench = await Bench().opened()
+    for _ in range(3):
+        bench.send(1)
+        await bench.worker.poll()
+    assert len(bench.echo.seen) == 3
+    assert bench.worker.flights.size == 3
+
+
+@in_loop
+async def test_no_poll_is_handled_while_too_much_is_in_flight() -> None:
+    bench = await Bench().opened()
+    bench.send(module.MOST_IN_FLIGHT + 1)
+    await bench.worker.poll()
+    bench.send(1)
+    waiting = asyncio.create_task(bench.worker.poll())
+    await settle()
+    assert not waiting.done()
+    await bench.worker.persist_all()
+    await waiting
+    assert len(bench.echo.seen) == module.MOST_IN_FLIGHT + 2
+
+
+@in_loop
+async def test_large_dead_letters_count_as_several_records_in_flight() -> None:
+    bench = await Bench(lambda record: record.offset == 0).opened()
+    bench.send(1, value=bytes(5 * module.LETTER_BYTES))
+    await bench.worker.poll()
+    assert bench.worker.flights.size == 1 + 5
+
+
+@in_loop
+async def test_a_poll_of_an_earlier_generation_is_dropped() -> None:
+    bench = await Bench().opened()
+    bench.send(1)
+    old = bench.worker.next_poll()
+    assert old is not None
+    await bench.worker.rebalance([0])
+    await bench.partitions.handle(old)
+    assert bench.echo.seen == []
+    await bench.worker.poll()
+    assert bench.echo.seen == [(TOPICS.arrivals, 0)]
+
+
+@in_loop
+async def test_a_poll_that_waits_while_a_rebalance_begins_is_dropped() -> None:
+    bench = await Bench().opened()
+    bench.versions_known.clear()
+    bench.send(1)
+    waiting = asyncio.create_task(bench.worker.poll())
+    await settle()
+    bench.worker.generation += 1
+    bench.versions_known.set()
+    await waiting
+    assert bench.echo.seen == []
+
+
+@in_loop
+async def test_a_lost_poll_is_a_failure() -> None:
+    bench = await Bench().opened()
+    bench.send(1)
+    assert bench.worker.next_poll() is not None
+    bench.send(1)
+    with pytest.raises(FailedError, match="poll 1 came, but 0 was next"):
+        await bench.worker.poll()
+
+
+@in_loop
+async def test_versions_are_read_to_their_end_once_in_every_generation_before_it_is_served() -> None:
+    bench = await Bench().opened()
+    for _ in range(2):
+        bench.send(1)
+        await bench.worker.poll()
+    assert bench.asked == 1
+    await bench.worker.rebalance([0])
+    bench.send(1)
+    await bench.worker.poll()
+    assert bench.asked == 2
+
+
+@in_loop
+async def test_a_partition_taken_over_knows_which_arrivals_may_have_been_answered() -> None:
+    bench = Bench()
+    bench.send(5)
+    bench.kafka.committed[ARRIVALS] = 2
+    await bench.worker.rebalance([0])
+    bench.send(3)
+    await bench.worker.poll()
+    assert bench.echo.taken_over == (2, 5)
+
+
+@in_loop
+async def test_a_failed_write_stops_everything_and_commits_nothing() -> None:
+    bench = await Bench().opened()
+    bench.send(1)
+    await bench.worker.poll()
+    await bench.worker.persist(bench.kafka.pending[0], KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+    await bench.worker.persist_all()
+    bench.worker.commit()
+    assert bench.worker.failure is not None
+    assert bench.kafka.committed.get(ARRIVALS, 0) == 0
+
+
+@in_loop
+async def test_a_bad_record_that_the_processors_did_not_expect_costs_one_dead_letter() -> None:
+    bench = await Bench(lambda record: record.offset == 1).opened()
+    bench.send(3)
+    await bench.worker.poll()
+    assert bench.echo.seen == [(TOPICS.arrivals, 0), (TOPICS.arrivals, 2)]
+    assert bench.pending_topics().count(TOPICS.dead_letters) == 1
+    await bench.worker.persist_all()
+    assert bench.worker.flights.acknowledged[ARRIVALS] == 3
+
+
+@in_loop
+async def test_processors_that_always_raise_are_a_failure_and_make_no_dead_letters() -> None:
+    bench = await Bench(lambda record: True).opened()
+    bench.send(3)
+    with pytest.raises(FailedError, match="failed on every one of 3 records"):
+        await bench.worker.poll()
+    assert bench.kafka.pending == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        pytest.param("nothing", True, id="nothing happened"),
+        pytest.param("undrained", False, id="something was still in flight"),
+        pytest.param("written", False, id="another worker has written to its changelog"),
+    ],
+)
+@in_loop
+async def test_sessions_stay_in_memory_if_all_was_durable_and_nobody_else_changed_them(
+    changed: str, kept: bool
+) -> None:
+    bench = await Bench().opened()
+    bench.send(1)
+    await bench.worker.poll()
+    if changed != "undrained":
+        await bench.worker.persist_all()
+    if changed == "written":
+        bench.kafka.append(TP(TOPICS.changelog, 0), b"k", b"state")
+    before = bench.partitions.servings[0]
+    await bench.worker.rebalance([0])
+    assert (bench.partitions.servings[0] is before) is kept
+    assert bench.processors.released == ([] if kept else [0])
+
+
+@in_loop
+async def test_a_partition_that_is_given_to_another_worker_is_released() -> None:
+    bench = Bench()
+    await bench.worker.rebalance([0, 1])
+    await bench.worker.rebalance([1])
+    assert bench.processors.released == [0]
+    assert set(bench.partitions.servings) == {1}
+
+
+@in_loop
+async def test_tables_are_restored_in_pieces_between_which_the_loop_turns() -> None:
+    bench, size = Bench(), 2 * module.RESTORED_AT_ONCE + 1
+    for number in range(size):
+        bench.kafka.append(TP(TOPICS.changelog, 0), b"%d" % number, b"state")
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await bench.worker.rebalance([0])
+    counting.cancel()
+    assert len(bench.echo.restored) == size
+    assert turns >= 3
+
+
+@in_loop
+async def test_sessions_that_are_over_are_deleted_when_progress_is_acknowledged() -> None:
+    bench = await Bench().opened()
+    bench.partitions.acknowledge(0, 77)
+    assert bench.echo.progress == [77]
+    assert bench.partitions.progress == {0: 77}
+    assert [(write.tp.topic, write.value) for write in bench.kafka.pending] == [(TOPICS.changelog, None)]
+    bench.partitions.acknowledge(5, 77)  # revoked meanwhile

@@ -1,0 +1,201 @@
+"""The client thread on Kafka in memory: positions, back-pressure, calls and revocations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from confluent_kafka import KafkaError
+from faust.types import TP
+
+from tests.transport.fake import in_loop, until
+from tests.transport.memory import Cluster, FakeConsumer, FakeMessage
+from worker.kafka.polls import Poll
+from worker.kafka.thread import MOST_POLLS, ClientThread
+
+A, B = TP("t", 0), TP("t", 1)
+DEADLINE = 20.0
+
+
+class Loop:
+    """What the loop does in a rebalance, noted."""
+
+    def __init__(self) -> None:
+        self.assigned: set[TP] | None = None
+        self.events: list[str] = []
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
+
+    async def on_assigned(self, assigned: set[TP]) -> None:
+        self.assigned = assigned
+        self.events.append("assigned")
+
+    async def on_revoked(self, revoked: set[TP]) -> None:
+        self.events.append("revoked")
+        await self.may_finish.wait()
+        self.events.append("finished")
+
+    async def on_lost(self, lost: set[TP]) -> None:
+        self.events.append("lost")
+
+
+@asynccontextmanager
+async def running(cluster: Cluster, drain: float = 5.0) -> AsyncIterator[tuple[ClientThread, Loop, FakeConsumer]]:
+    loop, consumer = Loop(), FakeConsumer(cluster)
+    thread = ClientThread(consumer, loop, serve_reports=lambda: False, on_reports=lambda: None, drain=drain)
+    thread.start()
+    await thread.subscribe(["t"])
+    await until(lambda: loop.assigned is not None)
+    try:
+        yield thread, loop, consumer
+    finally:
+        await thread.close()
+
+
+async def offsets(thread: ClientThread, generation: int, count: int) -> list[tuple[int, int]]:
+    """Return partition and offset of the next records."""
+    found: list[tuple[int, int]] = []
+    async with asyncio.timeout(DEADLINE):
+        while len(found) < count:
+            poll = await thread.next_poll()
+            if poll.generation == generation:
+                found += [(record.partition, record.offset) for one in poll.lists for record in one.records]
+    return found
+
+
+def filled(records: int) -> Cluster:
+    cluster = Cluster({"t": 2})
+    for number in range(records):
+        cluster.append("t", number % 2, b"k", b"%d" % number)
+    return cluster
+
+
+@in_loop
+async def test_nothing_is_read_before_the_loop_says_from_where() -> None:
+    async with running(filled(4)) as (thread, loop, consumer):
+        assert loop.assigned == {A, B}
+        assert consumer.reading == {}
+        await thread.read({A: 1}, 1)
+        assert await offsets(thread, 1, 1) == [(0, 1)]
+        assert set(consumer.reading) == {A}
+
+
+@in_loop
+async def test_partitions_that_are_read_go_on_where_they_are_when_others_join_them() -> None:
+    async with running(filled(8)) as (thread, _, _consumer):
+        await thread.read({A: 0}, 1)
+        assert await offsets(thread, 1, 4) == [(0, number) for number in range(4)]
+        await thread.read({A: 0, B: 2}, 1)
+        assert await offsets(thread, 1, 2) == [(1, 2), (1, 3)], "no record of the first comes again"
+
+
+@in_loop
+async def test_a_new_generation_starts_where_it_says() -> None:
+    async with running(filled(8)) as (thread, _, _consumer):
+        await thread.read({A: 0}, 1)
+        await until(lambda: len(thread._polls) == 1)
+        await thread.read({A: 2}, 2)
+        assert await offsets(thread, 2, 2) == [(0, 2), (0, 3)]
+
+
+@in_loop
+async def test_polls_of_a_generation_are_numbered() -> None:
+    cluster = filled(2)
+    async with running(cluster) as (thread, _, _consumer):
+        polls: list[Poll] = []
+        await thread.read({A: 0}, 1)
+        for _ in range(3):
+            polls.append(await thread.next_poll())
+            cluster.append("t", 0, b"k", b"more")
+        assert [(poll.generation, poll.number) for poll in polls] == [(1, 0), (1, 1), (1, 2)]
+
+
+@in_loop
+async def test_a_position_moves_over_what_is_no_record() -> None:
+    cluster = filled(2)
+    async with running(cluster) as (thread, _, consumer):
+        await thread.read({A: 0}, 1)
+        await offsets(thread, 1, 1)
+        marker = FakeMessage(A, 3, None, None, KafkaError(KafkaError._PARTITION_EOF))
+        await thread.call(lambda _: thread._hand_over([marker]))
+        poll = await thread.next_poll()
+        assert [(one.tp, one.end, list(one.records)) for one in poll.lists] == [(A, 3, [])]
+        del consumer
+
+
+@in_loop
+async def test_records_that_were_deleted_are_skipped() -> None:
+    cluster = filled(10)
+    cluster.firsts[A] = 3
+    async with running(cluster) as (thread, _, _consumer):
+        await thread.read({A: 1}, 1)
+        assert await offsets(thread, 1, 2) == [(0, 3), (0, 4)]
+
+
+@in_loop
+async def test_no_more_is_polled_than_the_loop_takes() -> None:
+    cluster = filled(2)
+    async with running(cluster) as (thread, _, consumer):
+        await thread.read({A: 0}, 1)
+        for number in range(1, 5):
+            await until(lambda: len(thread._polls) == min(number, MOST_POLLS))  # noqa: B023
+            cluster.append("t", 0, b"k", b"more")
+        position = consumer.reading[A]
+        await thread.call(lambda _: None)
+        assert consumer.reading[A] == position < 5
+        assert [offset for _, offset in await offsets(thread, 1, 5)] == [0, 1, 2, 3, 4]
+
+
+@in_loop
+async def test_a_call_returns_its_result_and_raises_its_error() -> None:
+    async with running(filled(0)) as (thread, _, consumer):
+        assert await thread.call(lambda one: one) is consumer
+        try:
+            await thread.call(lambda one: one.nothing)
+        except AttributeError as error:
+            assert "nothing" in str(error)
+        else:
+            raise AssertionError("no error")
+
+
+@in_loop
+async def test_a_revocation_waits_for_the_loop_and_runs_its_calls_meanwhile() -> None:
+    cluster = filled(2)
+    async with running(cluster) as (thread, loop, consumer):
+        await thread.read({A: 0, B: 0}, 1)
+        loop.may_finish.clear()
+        other = FakeConsumer(cluster)
+        other.subscribe(["t"], on_assign=lambda *_: None, on_revoke=lambda *_: None)
+        await until(lambda: "revoked" in loop.events)
+        assert await thread.call(lambda _: "committed") == "committed"
+        await thread.read({}, 2)
+        assert set(consumer.reading) == {A, B}, "in a revocation nothing but unassign is taken"
+        loop.may_finish.set()
+        await until(lambda: (other.poll(), "finished" in loop.events)[1])
+        await until(lambda: (other.poll(), loop.assigned == {A})[1])
+        assert loop.events == ["assigned", "revoked", "finished", "assigned"]
+        assert consumer.reading == {}
+
+
+@in_loop
+async def test_a_loop_that_does_not_finish_delays_a_revocation_for_a_while_only() -> None:
+    cluster = filled(2)
+    async with running(cluster, drain=0.05) as (_thread, loop, _consumer):
+        loop.may_finish.clear()
+        other = FakeConsumer(cluster)
+        other.subscribe(["t"], on_assign=lambda *_: None, on_revoke=lambda *_: None)
+        await until(lambda: (other.poll(), loop.assigned == {A})[1])
+        assert loop.events == ["assigned", "revoked", "assigned"]
+        loop.may_finish.set()
+
+
+@in_loop
+async def test_lost_partitions_are_given_up_as_lost() -> None:
+    cluster = filled(2)
+    async with running(cluster) as (thread, loop, consumer):
+        await thread.read({A: 0}, 1)
+        consumer.is_lost = True
+        cluster.generation += 1
+        await until(lambda: loop.events == ["assigned", "lost", "assigned"])
+        assert consumer.reading == {}
