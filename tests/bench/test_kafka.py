@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,9 @@ from worker.bench.kafka.baselines import echo
 from worker.bench.kafka.comparison import FIGURES, NAMES, RATIOS, Run, figures, in_turn
 from worker.bench.kafka.processes import ChildProcess, broker_script, running_broker
 from worker.bench.kafka.topics import WINDOW, arrival, learned
-from worker.bench.stream import DIM
 from worker.cli.main import main
 from worker.errors import FailedError, InputError
-from worker.stream.decoding import Limits, decode_arrival, decode_decision
+from worker.stream.decoding import decode_decision
 from worker.stream.serving import Serving
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
@@ -121,7 +121,8 @@ def test_the_worker_plans_every_arrival_with_the_published_version() -> None:
     parameters = learned()
     assert parameters.settings.window == WINDOW
     serving = Serving(Versions(parameters), topics=Topics())
-    records = [Record("ads.arrivals", 0, 0, 0, b"s-%d" % n, arrival(b"s-%d" % n, n)) for n in range(50)]
+    now = time.time_ns() // 1_000_000
+    records = [Record("ads.arrivals", 0, 0, now, b"s-%d" % n, arrival(b"s-%d" % n, n)) for n in range(50)]
     emits = serving.handle(records)
     assert emits.tally.opened == 50
     assert not emits.dead_letters
@@ -132,9 +133,9 @@ def test_the_worker_plans_every_arrival_with_the_published_version() -> None:
 
 def test_an_echo_answers_the_arrival_that_it_decodes() -> None:
     value = arrival(b"s-1", 1)
-    event = decode_arrival(value, limits=Limits(), dim=DIM, timestamp=0)
-    answer = decode_decision(echo(value, 0))
-    assert (answer.session_id, answer.arrived_at, answer.position) == ("s-1", event.occurred_at, 1)
+    now: int = json.loads(value)["occurred_at"]
+    answer = decode_decision(echo(value, now))
+    assert (answer.session_id, answer.arrived_at, answer.position) == ("s-1", now, 1)
     assert answer.arm == answer.slate[0]
 
 
