@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from worker.bench.stream import DIM
 from worker.kafka.clients import NO_GROUP
@@ -59,16 +59,14 @@ def decision(session: str, arrived_at: int) -> dict[str, Any]:
 def run_librdkafka(broker: str, names: Topics, partitions: int) -> None:
     """Echo on confluent-kafka."""
     connection = Connection(servers=(broker,))
-    consumer = Consumer(
-        connection.configuration(group_id=NO_GROUP, auto_offset_reset="earliest", enable_auto_commit=False)
-    )
+    consumer = Consumer(connection.configuration(group_id=NO_GROUP, enable_auto_commit=False))
     # The queue has room for a whole backlog.
     producer = Producer(
         connection.configuration(
             acks="all", enable_idempotence=True, linger_ms=0, queue_buffering_max_messages=1_000_000
         )
     )
-    consumer.assign([TopicPartition(names.arrivals, number) for number in range(partitions)])
+    consumer.assign([TopicPartition(names.arrivals, number, OFFSET_BEGINNING) for number in range(partitions)])
     while True:
         if (first := consumer.poll(0.2)) is not None:
             for message in (first, *consumer.consume(MOST_RECORDS, 0)):
