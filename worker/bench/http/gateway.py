@@ -1,34 +1,31 @@
 """`adcascade bench http --gateway`: sessions over the gateway and straight over Kafka, in turn, to the same worker.
 
-Kafka's own wait is what the client of `bench kafka` sees: one that has encoded its requests beforehand, and a reader
-that unpacks nothing. A wait is from sending an arrival to its first decision.
+Kafka's own wait is that of the client of `bench kafka`, which sends arrivals only. A wait is from sending an arrival to
+its first decision.
 """
 
 from __future__ import annotations
 
 import tempfile
-import time
-import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from worker.bandit.arrays import Floats
 from worker.bench.figures import Figure
-from worker.bench.http.servers import ServerProcess, played
-from worker.bench.http.sessions import TICK, Played
-from worker.bench.kafka.broker import running_broker
-from worker.bench.kafka.comparison import BEFORE, LIVE_SESSIONS
-from worker.bench.kafka.live import play_live, serves
-from worker.bench.kafka.processes import ChildProcess, worker_process
-from worker.bench.kafka.rates import PARTITIONS, WARM
-from worker.bench.kafka.recording import Recording, record
-from worker.bench.kafka.topics import delete, prepare
-from worker.kafka.clients import run_client
+from worker.bench.http.servers import ServerProcess
+from worker.bench.http.servers import played as run_client
+from worker.bench.http.sessions import WARM, Played
+from worker.bench.kafka.client import Client
+from worker.bench.kafka.processes import running_broker, worker_process
+from worker.bench.kafka.topics import learned, new_topics
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
 
+PARTITIONS: Final = 8
 RATE: Final = 200  # sessions per second
 ROUNDS: Final = 5
 SECONDS: Final = 6.0
@@ -38,50 +35,27 @@ FIGURES: Final = 5
 def measure(address: str | None, *, rounds: int = ROUNDS, seconds: float = SECONDS) -> Iterator[Figure | str]:
     """Yield the figures, and between them the step that follows."""
     yield "starting the broker"
-    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
-        yield "recording the traffic"
-        recording = record(LIVE_SESSIONS, time.time_ns() // 1_000_000 - BEFORE)
-        names = Topics(f"bench-{uuid.uuid4().hex[:8]}")
-        run_client(connection, prepare(connection, names, PARTITIONS, parameters=recording.parameters))
-        try:
-            with worker_process(connection.servers[0], names, Path(folder)) as worker:
-                run_client(connection, serves(connection, names, worker, recording, PARTITIONS))
-                gateway = ServerProcess("gateway", Path(folder), _gateway(connection, names))
-                with gateway:
-                    yield from _in_turn(connection, names, recording, worker, gateway, Path(folder), rounds, seconds)
-        finally:
-            run_client(connection, delete(connection, names.prefix))
-
-
-def _in_turn(
-    connection: Connection,
-    names: Topics,
-    recording: Recording,
-    worker: ChildProcess,
-    gateway: ServerProcess,
-    folder: Path,
-    rounds: int,
-    seconds: float,
-) -> Iterator[Figure | str]:
-    own: list[np.ndarray] = []
-    played: list[Played] = []
-    for turn in range(rounds):
-        yield f"straight over Kafka, round {turn + 1} of {rounds}"
-        run = run_client(
-            connection,
-            play_live(
-                *(connection, names, worker, recording, (RATE, RATE), WARM + seconds, folder, PARTITIONS),
-                tick=TICK,
-                name=f"live-{turn}-",
-            ),
-        )
-        own.append(run.latency(WARM).waits)
-        yield f"over the gateway, round {turn + 1} of {rounds}"
-        played.append(_play(gateway.url, seconds))
+    with (
+        running_broker(address) as connection,
+        tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder,
+        new_topics(connection, PARTITIONS, learned()) as names,
+        worker_process(connection.servers[0], names, Path(folder)) as worker,
+        closing(Client(connection, names, PARTITIONS)) as client,
+    ):
+        client.wait_until_served(worker.check)
+        with ServerProcess("gateway", Path(folder), _gateway(connection, names)) as gateway:
+            own: list[Floats] = []
+            played: list[Played] = []
+            for turn in range(rounds):
+                yield f"straight over Kafka, round {turn + 1} of {rounds}"
+                client.play(RATE, WARM, worker.check)
+                own.append(client.play(RATE, seconds, worker.check))
+                yield f"over the gateway, round {turn + 1} of {rounds}"
+                played.append(_play(gateway.url, seconds))
     yield from figures(own, played)
 
 
-def figures(own: list[np.ndarray], played: list[Played]) -> Iterator[Figure]:
+def figures(own: list[Floats], played: list[Played]) -> Iterator[Figure]:
     """Yield the figures of rounds: waits straight over Kafka, and what the clients of the gateway saw."""
     rounds = f"medians of {len(played)} rounds"
     through = [np.array(one.arrivals) for one in played]
@@ -103,7 +77,7 @@ def figures(own: list[np.ndarray], played: list[Played]) -> Iterator[Figure]:
     yield Figure("failed or fallback answers", float(wrong), "", most=0, detail=f"of {sessions:,} sessions")
 
 
-def _middle(rounds: list[np.ndarray], share: float) -> float:
+def _middle(rounds: list[Floats], share: float) -> float:
     return float(np.median([np.quantile(waits, share) for waits in rounds]))
 
 
@@ -116,4 +90,4 @@ def _gateway(connection: Connection, names: Topics) -> list[str]:
 
 
 def _play(url: str, seconds: float) -> Played:
-    return played(Played, seconds, "worker.bench.http.sessions", url, str(seconds), str(RATE))
+    return run_client(Played, seconds, "worker.bench.http.sessions", url, str(seconds), str(RATE))

@@ -2,8 +2,7 @@
 
 python -m worker.bench.http.sessions URL SECONDS RATE
 
-It prints its result as JSON. Sessions begin as those of the Kafka client do (`worker.bench.kafka.sender`), in ticks,
-and every display is answered as long after it. So the two see the same traffic.
+It prints its result as JSON. Sessions begin in ticks, and every display is answered a fixed time after it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import numpy as np
 import orjson
 
 from worker.bench.http.client import CLICK, DIM, post, whole_answer
-from worker.bench.kafka.rates import WARM
-from worker.bench.kafka.sender import LOOK
 
-TICK: Final = 0.007  # seconds, as in `bench kafka --latency` at this rate
+TICK: Final = 0.007  # seconds between two batches of arrivals: not a divisor of the periods of a worker
+WARM: Final = 1.5  # seconds that do not count
+LOOK: Final = 0.2  # seconds between a display and its feedback
 CONNECTIONS: Final = 64
 
 Answered = Callable[[int, dict[str, Any]], None]

@@ -1,5 +1,5 @@
-"""`adcascade bench kafka`: the worker against raw aiokafka and an idiomatic Faust agent on one broker.
+"""`adcascade bench kafka`: the worker, plain echoes and an idiomatic Faust agent on one broker.
 
-Here: the broker, recorded traffic, child processes, a live client, and a soak test. The worker itself runs as a
-command.
+Here: the broker, topics, child processes, and the client that sends arrivals and reads decisions. The worker itself
+runs as a command.
 """

@@ -1,381 +1,201 @@
-"""The worker on a real broker against raw aiokafka and an idiomatic Faust agent, in one run with the same records.
+"""The worker on a real broker against plain echoes and an idiomatic Faust agent, in one run with the same arrivals.
 
-(a) raw aiokafka, which reads, decodes, encodes and writes as much, without state; (b) a plain Faust agent with a table
-write and a send per event; (c) `adcascade worker`, its learner included. First each works off a backlog, several times
-in turn; then each serves live traffic at half of that rate.
+In every round each of the four starts on topics of its own, is measured, and ends; so a machine that is slower for a
+while is slower for all of them. Ratios are taken round by round.
 
-The highest live rate of (c) is measured too. It is lower than on a backlog: there a worker skips decisions that later
-feedback has overtaken, and live the broker and the clients need the same few processors.
-
-Everything is counted from outside, by end offsets and by the kernel, so in the same way for all three. A first round,
-in which the broker warms up, does not count.
+Latency: a client sends arrivals at random times and measures the wait for each decision (`client`). Backlog: arrivals
+are written first, then a server starts, and decisions are counted by end offsets, from the first ones to the last.
+Processor time is that of the server's process; the worker's is given without and with its learner process.
 """
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from math import nan
 from pathlib import Path
+from typing import Final, NamedTuple
 
-import msgspec
 import numpy as np
-from aiokafka import TopicPartition
 
-from worker.bandit.additive import AdditiveModel
 from worker.bench.figures import Figure
-from worker.bench.kafka import open_sessions, rates
-from worker.bench.kafka.baselines import BaselineTask
-from worker.bench.kafka.broker import running_broker
-from worker.bench.kafka.live import LONG, WARM, Latency, LiveRun, TooSlowError, live, play_live, serves
-from worker.bench.kafka.processes import ChildProcess, worker_process
-from worker.bench.kafka.recording import Recording, record
-from worker.bench.kafka.topics import Usage, delete, end_offsets, fill, inputs, partitions, prepare
-from worker.bench.stream import MODEL
+from worker.bench.kafka.client import Client
+from worker.bench.kafka.processes import ChildProcess, running_broker, worker_process
+from worker.bench.kafka.topics import decisions_in, learned, new_topics, write_backlog
 from worker.errors import FailedError
-from worker.kafka.clients import run_client
+from worker.kafka.clients import admin_client
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
 
-FIGURES = 19 + rates.FIGURES  # number of figures that `measure` yields
-BEFORE = 300_000  # milliseconds between the users of the backlog and the run
-MOST_LIVE = 150_000.0  # events/s of the sender
-LIVE_SESSIONS = 3_000  # recorded if only live traffic is measured
+NAMES: Final = {
+    "aiokafka": "raw aiokafka",
+    "librdkafka": "plain librdkafka",
+    "faust": "idiomatic Faust",
+    "worker": "worker",
+}
+RATES: Final = {20: 12.0, 200: 6.0, 1_000: 6.0}  # seconds of a play, by arrivals per second
+WARM: Final = 1.5  # seconds before each play that do not count
+ROUNDS: Final = {"latency": 5, "backlog": 3}
+ARRIVALS: Final = {"aiokafka": 100_000, "librdkafka": 100_000, "faust": 6_000, "worker": 100_000}  # of a backlog
+LOOK: Final = 0.02  # seconds between two looks at the end offsets
+PATIENCE: Final = 60.0  # seconds without a new decision before a run counts as failed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """Size of a run: sessions of the backlog (about 5.4 events each), rounds, seconds of live traffic.
+class Run(NamedTuple):
+    """A measurement: p50 and p99 in milliseconds, or arrivals per second of a backlog.
 
-    `partitions` holds for every topic that can have more than one, `rounds` for everything but the backlog and the
-    rates that clients see. Of the seconds of these rates, a share is played.
+    `own` and `family` are milliseconds of processor time per arrival, without and with child processes.
     """
 
-    partitions: int
-    sessions: int = 56_000
-    agent_sessions: int = 1_500
-    backlog_rounds: int = 5
-    rounds: int = 3
-    rising_seconds: float = 10.0
-    live_seconds: float = 7.0
-    open_sessions: int = 100_000
-    rate_rounds: int = rates.ROUNDS
-    rate_share: float = 1.0
+    value: float
+    p99: float
+    own: float
+    family: float
 
 
-#: Output records per arrival and per click, on average.
-Shares = tuple[float, float]
+class Ratio(NamedTuple):
+    """A ratio of the worker to another server, in a field of `Run`, and its bound."""
+
+    other: str
+    field: str
+    most: float | None = None
+    least: float | None = None
 
 
-def measure(address: str | None, scale: Scale) -> Iterator[Figure | str]:
-    """Yield the figures, and between them the step that follows."""
-    yield "starting the broker"
-    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
-        yield "recording the traffic"
-        now = time.time_ns() // 1_000_000
-        recording, additive = (record(scale.sessions, now - BEFORE, model) for model in (MODEL, AdditiveModel.name))
-        run = Comparison(connection, Path(folder), recording, scale)
-        try:
-            yield from run.backlog(additive)
-            yield from run.full_table()
-            yield from run.live()
-        finally:
-            run.delete_topics()
-        yield from _as_clients_see_it(connection, Path(folder), recording, scale)
+def _latency_ratios(p50: float, processor: float | None = None) -> list[Ratio]:
+    others = {"aiokafka": p50, "librdkafka": 2.5, "faust": 1.0}
+    return [*(Ratio(other, "value", most) for other, most in others.items()), Ratio("aiokafka", "own", processor)]
 
 
-def measure_latency(address: str | None, scale: Scale) -> Iterator[Figure | str]:
-    """Yield only the figures of live traffic as a client sees it."""
-    yield "starting the broker"
-    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
-        yield "recording the traffic"
-        recording = record(LIVE_SESSIONS, time.time_ns() // 1_000_000 - BEFORE)
-        yield from _as_clients_see_it(connection, Path(folder), recording, scale)
+#: The ratios of each part.
+RATIOS: Final = {
+    "20 arrivals/s": _latency_ratios(1.0),
+    "200 arrivals/s": _latency_ratios(1.0, processor=1.4),
+    "1,000 arrivals/s": _latency_ratios(1.5),
+    "backlog": [Ratio("faust", "value", least=15)],
+}
+FIGURES: Final = {"latency": len(RATES) * (len(NAMES) + 4), "backlog": len(NAMES) + 1}
 
 
-def _as_clients_see_it(
-    connection: Connection, folder: Path, recording: Recording, scale: Scale
+def measure(
+    address: str | None, partitions: int, what: Sequence[str] = ("latency", "backlog"), *, share: float = 1.0
 ) -> Iterator[Figure | str]:
-    run = Comparison(connection, folder, recording, replace(scale, partitions=rates.PARTITIONS))
+    """Yield the figures, and between them the step that follows; `share` is the part of the whole that is played."""
+    yield "starting the broker"
+    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
+        servers = Servers(connection, Path(folder), partitions, share)
+        yield "a backlog, for the broker to warm up"
+        servers.work_off("librdkafka")
+        for name in what:
+            measure_one = servers.play if name == "latency" else servers.work_off
+            yield from in_turn(name, max(1, round(ROUNDS[name] * share)), measure_one)
+
+
+def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, Run]]) -> Iterator[Figure | str]:
+    """Measure all servers in turn, and yield the figures; if it fails or is interrupted, of what it has measured."""
+    seen: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    failure: BaseException | None = None
     try:
-        yield from rates.measure_rates(run.play_rates, scale.rate_rounds)
-    finally:
-        run.delete_topics()
+        for turn in range(rounds):
+            for kind in NAMES:
+                yield f"{name}, round {turn + 1} of {rounds}, {NAMES[kind]}"
+                for part, run in measure_one(kind).items():
+                    seen[part][kind].append(run)
+    except (FailedError, KeyboardInterrupt) as error:
+        failure = error
+    for part, runs in seen.items():
+        yield from figures(part, runs)
+    if failure is not None:
+        raise failure
 
 
-class Comparison:
-    """One run; every variant has topics of its own, all under one prefix."""
+class Servers:
+    """Starts servers on a broker, each on new topics, and measures them."""
 
-    def __init__(self, connection: Connection, folder: Path, recording: Recording, scale: Scale) -> None:
-        self._address = connection.servers[0]
-        self._connection = connection
-        self._folder = folder
-        self._recording = recording
-        self._scale = scale
-        self._prefix = f"bench-{uuid.uuid4().hex[:8]}"
-        self._made = 0
-        self._usages: dict[str, list[Usage]] = {"raw": [], "wire": [], "agent": [], "worker": [], "additive": []}
+    def __init__(self, connection: Connection, folder: Path, partitions: int, share: float = 1.0) -> None:
+        self._connection, self._folder = connection, folder
+        self._partitions, self._share = partitions, share
+        self._parameters = learned()
 
-    def delete_topics(self) -> None:
-        """Delete all topics of the run."""
-        run_client(self._connection, delete(self._connection, self._prefix))
-
-    def _names(self) -> Topics:
-        self._made += 1
-        return Topics(f"{self._prefix}-{self._made}")
-
-    def _all(self, topic: str) -> list[TopicPartition]:
-        return partitions(topic, self._scale.partitions)
-
-    async def _created(self, names: Topics, recording: Recording | None = None) -> None:
-        parameters = None if recording is None else recording.parameters
-        await prepare(self._connection, names, self._scale.partitions, parameters=parameters)
-
-    # ── the three ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _worker(self, names: Topics, model: str = MODEL) -> ChildProcess:
-        return worker_process(self._address, names, self._folder, model=model)
-
-    def _baseline(self, kind: str, read: Topics, written: Topics, changes: Shares, decisions: Shares) -> ChildProcess:
-        task = BaselineTask(
-            kind=kind,
-            broker=self._address,
-            inputs=read.prefix,
-            outputs=written.prefix,
-            partitions=self._scale.partitions,
-            sizes=self._recording.sizes,
-            changes=changes,
-            decisions=decisions,
-            state=self._recording.states[0],
-        )
-        name = {"raw": "raw aiokafka", "wire": "the wire", "agent": "the Faust agent"}[kind]
-        return ChildProcess(name, ["worker.bench.kafka.baselines", msgspec.json.encode(task).decode()], self._folder)
-
-    # ── a backlog ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def backlog(self, additive: Recording) -> Iterator[Figure | str]:
-        """Measure each of the three on records that are all there already, and (c) with the additive model."""
-        scale = self._scale
-        yield "backlog, for the broker to warm up"
-        self._once()
-        for usages in self._usages.values():
-            usages.clear()
-        for turn in range(scale.backlog_rounds):
-            yield f"backlog, round {turn + 1} of {scale.backlog_rounds}"
-            self._once()
-            if turn < scale.rounds:
-                self._additive(additive)
-        for kind, name in _NAMES.items():
-            usages = self._usages[kind]
-            rates = sorted(usage.rate for usage in usages)
-            detail = f"backlog, {rates[0]:,.0f} to {rates[-1]:,.0f} in {len(rates)} runs of {usages[0].events:,} events"
-            yield Figure(name, self._rate(kind), "events/s", detail=detail)
-            cost = statistics.median(usage.cost for usage in usages)
-            whose = "of the worker and of its learner" if kind == "worker" else "of the process"
-            yield Figure(f"{name}, processor", cost, "µs/event", detail=whose)
-        yield Figure("(a) without the codec", self._rate("wire"), "events/s", detail="bytes in, other bytes out")
-        yield self._against("agent", "(c) / (b)", least=20)
-        yield self._against("raw", "(c) / (a)", least=0.5)
-        yield self._against("additive", "(c), personal / additive", least=0.85)
-
-    def _against(self, kind: str, name: str, *, least: float) -> Figure:
-        """Compare (c) with another round by round: the machine may be faster in one round than in the next."""
-        pairs = zip(self._usages["worker"], self._usages[kind], strict=False)  # additive has fewer rounds
-        ratios = sorted(worker.rate / other.rate for worker, other in pairs)
-        detail = f"in events/s, {ratios[0]:.3g} to {ratios[-1]:.3g} in {len(ratios)} rounds"
-        return Figure(name, statistics.median(ratios), "×", least=least, detail=detail)
-
-    def _once(self) -> None:
-        names, connection = self._names(), self._connection
-        run_client(connection, self._prepared(names, self._recording))
-        usage, (changes, decisions) = run_client(connection, self._worker_on_backlog(names, self._recording))
-        self._usages["worker"].append(usage)
-        for kind in ("raw", "wire"):
-            run_client(connection, self._raw_on_backlog(kind, names, changes, decisions))
-        run_client(connection, self._agent_on_backlog())
-
-    def _additive(self, recording: Recording) -> None:
-        """Work off the same users with the additive model, and its own slates."""
-        names = self._names()
-        run_client(self._connection, self._prepared(names, recording))
-        usage, _ = run_client(self._connection, self._worker_on_backlog(names, recording))
-        self._usages["additive"].append(usage)
-
-    def _rate(self, kind: str) -> float:
-        return statistics.median(usage.rate for usage in self._usages[kind])
-
-    async def _prepared(self, names: Topics, recording: Recording) -> None:
-        await self._created(names, recording)
-        await fill(self._connection, inputs(names, recording, self._scale.partitions))
-
-    async def _worker_on_backlog(self, names: Topics, recording: Recording) -> tuple[Usage, Shares]:
-        """Return the time that it took, and the table changes and the decisions per event."""
-        events = recording.events
-        async with end_offsets(self._connection) as look:
-            with self._worker(names, recording.parameters.settings.model) as child:
-                # A partition writes its progress when everything before it is acknowledged: its last record here.
-                usage = await look.usage(partitions(names.journal, 1), events + self._scale.partitions, child)
-            changes = await look.count(self._all(names.changelog))
-            decisions = await look.count(self._all(names.decisions))
-            dead = await look.count(partitions(names.dead_letters, 1))
-        if dead:
-            raise FailedError(f"the worker wrote {dead} dead letters for {events} records: no measurement")
-        return usage, (changes / events, decisions / events)
-
-    async def _raw_on_backlog(self, kind: str, names: Topics, changes: float, decisions: float) -> None:
-        events, written = self._recording.events, self._names()
-        await self._created(written)
-        async with end_offsets(self._connection) as look:
-            with self._baseline(kind, names, written, (changes, changes), (decisions, decisions)) as child:
-                journal = partitions(written.journal, 1)
-                self._usages[kind].append(await look.usage(journal, events, child))
-
-    async def _agent_on_backlog(self) -> None:
-        recording, names = self._recording.first(self._scale.agent_sessions), self._names()
-        await self._prepared(names, recording)
-        async with end_offsets(self._connection) as look:
-            with self._baseline("agent", names, names, _EACH, _EACH) as child:
-                decisions = self._all(names.decisions)
-                self._usages["agent"].append(await look.usage(decisions, recording.events, child))
-
-    # ── a full table ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def full_table(self) -> Iterator[Figure | str]:
-        """Measure a start with many open sessions, then a backlog in which every event has to be answered."""
-        count = self._scale.open_sessions
-        seen: list[tuple[float, Usage]] = []
-        for turn in range(self._scale.rounds):
-            yield f"{count:,} open sessions, round {turn + 1} of {self._scale.rounds}"
-            seen.append(run_client(self._connection, self._recovery(count)))
-        rate, events = statistics.median(usage.rate for _, usage in seen), seen[0][1].events
-        detail = f"backlog of {events:,}, each about another session; {rate / self._rate('agent'):.1f} × (b)"
-        yield Figure("(c), every event answered", rate, "events/s", detail=detail)
-        yield Figure(
-            f"recovery of {count:,} open sessions",
-            statistics.median(seconds for seconds, _ in seen),
-            "s",
-            most=15,
-            detail="from the start of the process to the first decision",
-        )
-
-    async def _recovery(self, count: int) -> tuple[float, Usage]:
-        names, now = self._names(), time.time_ns() // 1_000_000
-        await self._created(names, self._recording)
-        parts = open_sessions.backlog(self._recording, names, count, now, partitions=self._scale.partitions)
-        await fill(self._connection, parts)
-        events = sum(len(pairs) for (topic, _), pairs in parts.items() if topic in names.inputs)
-        async with end_offsets(self._connection) as look:
-            began = time.monotonic()
-            with self._worker(names) as child:
-                (answered, _), usage = await asyncio.gather(
-                    look.reached(self._all(names.decisions), 1, child),
-                    look.usage(partitions(names.journal, 1), events, child),
-                )
-                await look.reached(self._all(names.decisions), events, child)
-        return answered - began, usage
-
-    # ── live ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def live(self) -> Iterator[Figure | str]:
-        """Measure the wait of a client at half of each one's rate; for (a) also at half of the rate of (c).
-
-        Then measure the highest live rate of (c), and the wait at half of that.
-        """
-        half = {kind: min(MOST_LIVE, self._rate(kind) / 2) for kind in _NAMES}
-        seen: dict[str, list[Latency]] = {"raw": [], "agent": [], "worker": [], "raw at (c)'s": []}
-        for turn in range(self._scale.rounds):
-            yield f"live, round {turn + 1} of {self._scale.rounds}"
-            seen["worker"].append(self._latency("worker", half["worker"]))
-            seen["raw at (c)'s"].append(self._latency("raw", half["worker"]))
-        for kind in ("raw", "agent"):
-            yield f"live, {_NAMES[kind]}"
-            seen[kind].append(self._latency(kind, half[kind]))
-        for kind, name in _NAMES.items():
-            yield _wait(f"{name}, live", seen[kind], most=25 if kind == "worker" else None)
-        same = seen["raw at (c)'s"]
-        yield _wait(f"{_NAMES['raw']} at the rate of (c)", same)
-        worker, wire = (_quantile(latencies, 0.99) for latencies in (seen["worker"], same))
-        yield Figure(
-            "(c) / (a), live p99",
-            worker / wire,
-            "×",
-            most=5,
-            detail=f"{worker:.1f} and {wire:.1f} ms, both at half of the rate of (c)",
-        )
-        yield from self._highest_rate()
-
-    def _highest_rate(self) -> Iterator[Figure | str]:
-        name = _NAMES["worker"]
-        yield f"live, rising: {name}"
-        most = min(MOST_LIVE, self._rate("worker"))
-        highest = self._live("worker", (most / 50, most), self._scale.rising_seconds).highest_rate()
-        if not highest:
-            raise FailedError(f"{name} does not keep up with live traffic at any rate")
-        detail = f"highest rate before half of the clients wait for more than {LONG:g} ms"
-        yield Figure("(c), taken live", highest, "events/s", detail=detail)
-        yield f"live, half of the highest rate: {name}"
-        yield _wait("(c), at half of that", [self._latency("worker", highest / 2)])
-
-    def _latency(self, kind: str, rate: float) -> Latency:
-        return self._live(kind, (rate, rate), WARM + self._scale.live_seconds).latency()
-
-    def _live(self, kind: str, rates: tuple[float, float], seconds: float) -> LiveRun:
-        return run_client(self._connection, self._serve_live(kind, rates, seconds))
-
-    def play_rates(self, kind: str, played: Sequence[rates.Rate]) -> list[LiveRun | None]:
-        """Start one of the three and play all rates, one after the other; None from the first that is too high on."""
-        return run_client(self._connection, self._play_rates(kind, played))
-
-    async def _play_rates(self, kind: str, played: Sequence[rates.Rate]) -> list[LiveRun | None]:
-        names, count = self._names(), self._scale.partitions
-        await self._created(names, self._recording)
-        runs: list[LiveRun | None] = [None] * len(played)
-        with self._child(kind, names) as child:
-            await serves(self._connection, names, child, self._recording, count)
-            with suppress(TooSlowError):
-                for number, rate in enumerate(played):
-                    run = await play_live(
-                        *(self._connection, names, child, self._recording, (rate.arrivals, rate.arrivals)),
-                        *(rates.WARM + rate.seconds * self._scale.rate_share, self._folder, count),
-                        tick=rate.tick,
-                        name=f"live-{number}-",
-                    )
-                    if not rates.keeps_up(run):
-                        break  # it would begin the next rate with a backlog
-                    runs[number] = run
-        return runs
-
-    def _child(self, kind: str, names: Topics) -> ChildProcess:
+    def _start(self, kind: str, names: Topics) -> ChildProcess:
+        broker = self._connection.servers[0]
         if kind == "worker":
-            return self._worker(names)
-        return self._baseline(kind, names, names, _EACH, (1.0, self._recording.decisions_per_click))
+            return worker_process(broker, names, self._folder)
+        arguments = [kind, broker, names.prefix, str(self._partitions)]
+        return ChildProcess(NAMES[kind], ["worker.bench.kafka.baselines", *arguments], self._folder)
 
-    async def _serve_live(self, kind: str, rates: tuple[float, float], seconds: float) -> LiveRun:
-        names = self._names()
-        await self._created(names, self._recording)
-        with self._child(kind, names) as child:
-            return await live(
-                self._connection, names, child, self._recording, rates, seconds, self._folder, self._scale.partitions
-            )
+    def play(self, kind: str) -> dict[str, Run]:
+        """Start a server and play all rates, one after the other."""
+        with (
+            new_topics(self._connection, self._partitions, self._parameters) as names,
+            self._start(kind, names) as child,
+            closing(Client(self._connection, names, self._partitions)) as client,
+        ):
+            client.wait_until_served(child.check)
+            return {f"{rate:,} arrivals/s": self._play(client, child, rate) for rate in RATES}
+
+    def _play(self, client: Client, child: ChildProcess, rate: int) -> Run:
+        client.play(rate, WARM * self._share, child.check)
+        before = child.processor_seconds()
+        waits = client.play(rate, RATES[rate] * self._share, child.check)
+        spent = np.subtract(child.processor_seconds(), before) * 1000 / len(waits)
+        return Run(*np.quantile(waits, (0.5, 0.99)).tolist(), *spent.tolist())
+
+    def work_off(self, kind: str) -> dict[str, Run]:
+        """Write a backlog, start a server, and wait until it has answered every arrival."""
+        count = round(self._share * ARRIVALS[kind])
+        with new_topics(self._connection, self._partitions, self._parameters) as names:
+            write_backlog(self._connection, names, count, self._partitions)
+            look = partial(decisions_in, admin_client(self._connection), names, self._partitions)
+            with self._start(kind, names) as child:
+                # The start of the process, and the work on the first decisions that are seen, do not count.
+                began, first = _reached(1, look, child)
+                before = child.processor_seconds()
+                ended, last = _reached(count, look, child)
+                spent = np.subtract(child.processor_seconds(), before) * 1000
+        answered = max(1, last - first)
+        return {"backlog": Run(answered / (ended - began), nan, *(spent / answered).tolist())}
 
 
-_NAMES = {"raw": "(a) raw aiokafka", "agent": "(b) idiomatic Faust agent", "worker": "(c) adcascade worker"}
+def _reached(count: int, look: Callable[[], int], child: ChildProcess) -> tuple[float, int]:
+    """Wait until there are `count` decisions; return the time, and the number of decisions at that time."""
+    seen, since = -1, time.monotonic()
+    while True:
+        there, now = look(), time.monotonic()
+        if there >= count:
+            return now, there
+        if there > seen:
+            seen, since = there, now
+        child.check()
+        if now - since > PATIENCE:
+            raise FailedError(f"{child.name}: {there:,} of {count:,} decisions, and no more: {child.last_error()}")
+        time.sleep(LOOK)
 
-_EACH: Shares = (1.0, 1.0)
+
+def figures(part: str, runs: Mapping[str, Sequence[Run]]) -> Iterator[Figure]:
+    """Yield the medians of each server, then the ratios of the worker to others, round by round."""
+    for kind, made in runs.items():
+        value, p99, own, family = map(statistics.median, zip(*made, strict=True))
+        detail = f"{_span([run.value for run in made])}; processor {own:.3g} ms/arrival"
+        detail += f", {family:.3g} with its learner" if kind == "worker" else ""
+        if part == "backlog":
+            yield Figure(f"{NAMES[kind]}, {part}", value, "arrivals/s", detail=detail)
+        else:
+            yield Figure(f"{NAMES[kind]}, {part}", value, "ms", detail=f"p50, {detail}; p99 {p99:.1f} ms")
+    for other, field, most, least in RATIOS[part]:
+        # The last round may be incomplete.
+        pairs = zip(runs.get("worker", ()), runs.get(other, ()), strict=False)
+        ratios = [getattr(mine, field) / getattr(its, field) for mine, its in pairs]
+        if ratios:
+            name = f"worker / {NAMES[other]}, {part}{', processor' if field == 'own' else ''}"
+            yield Figure(name, statistics.median(ratios), "×", most=most, least=least, detail=_span(ratios))
 
 
-def _quantile(latencies: Sequence[Latency], share: float) -> float:
-    return float(np.quantile(np.concatenate([latency.waits for latency in latencies]), share))
-
-
-def _wait(name: str, latencies: Sequence[Latency], most: float | None = None) -> Figure:
-    rate = statistics.median(latency.rate for latency in latencies)
-    high = _quantile(latencies, 0.99)
-    runs = f", {len(latencies)} runs" if len(latencies) > 1 else ""
-    detail = f"p50 from arrival to decision at {rate:,.0f} events/s; p99 {high:.1f} ms{runs}"
-    return Figure(name, _quantile(latencies, 0.5), "ms", most=most, detail=detail)
+def _span(values: Sequence[float]) -> str:
+    low, high = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in (min(values), max(values)))
+    return f"{low} to {high} in {len(values)} round{'s' if len(values) > 1 else ''}"

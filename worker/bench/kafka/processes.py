@@ -1,18 +1,70 @@
-"""Child processes of `adcascade bench kafka`, with the processor time and the memory that they use."""
+"""Processes of `adcascade bench kafka`: the broker, and the servers on it with the processor time that they use."""
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from worker.bench.kafka.recording import LATENESS, TIMEOUT, WINDOW
+import worker
+from worker.bench.kafka.topics import LATENESS, TIMEOUT, WINDOW
 from worker.bench.stream import HORIZON
 from worker.child import command, environment
-from worker.errors import FailedError
+from worker.errors import FailedError, InputError
+from worker.kafka.clients import admin_client, readable_errors
+from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
+
+
+def broker_script() -> Path:
+    """Return the script that starts a broker: a wheel carries it inside the package, a checkout beside it."""
+    package = Path(worker.__file__).parent
+    packaged = package / "deploy/kafka/broker"
+    return packaged if packaged.exists() else package.parent / "deploy/kafka/broker"
+
+
+@contextmanager
+def running_broker(given: str | None) -> Iterator[Connection]:
+    """Yield a connection to the given broker, else to one that is started now and killed at the end.
+
+    Raises `InputError` or `FailedError` before any work if something is missing on this machine.
+    """
+    if not Path("/proc/self/task").exists():
+        raise FailedError("bench kafka needs Linux: it reads the processor time of other processes")
+    if given is not None:
+        connection = Connection(servers=(given,))
+        with readable_errors(connection):
+            admin_client(connection)
+        yield connection
+        return
+    if not (script := broker_script()).exists():
+        raise InputError(f"{script} is missing, so no broker can be started: name a running one (--broker HOST:PORT)")
+    try:
+        folder = tempfile.mkdtemp(prefix="adcascade-bench-")
+    except OSError:
+        raise InputError("no folder for temporary files can be written: set TMPDIR to one that can") from None
+    data = ("--data-dir", f"{folder}/kafka")
+    try:
+        # The compiler of brokers in production.
+        yield Connection(servers=(_run("start", "--port", "0", *data, "--compiler", "full"),))
+    finally:
+        _run("stop", "--kill", *data)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(broker_script()), *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        reason = (done.stderr.strip() or done.stdout.strip()).removeprefix("broker: ")
+        raise FailedError(f"no broker could be started: {reason} (or name a running one: --broker HOST:PORT)")
+    return done.stdout.strip()
 
 
 class ChildProcess:
@@ -30,11 +82,7 @@ class ChildProcess:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.kill()
-
-    def kill(self) -> None:
-        """Kill it; its own children end with it."""
-        self.process.kill()
+        self.process.kill()  # its own children end with it
         self.process.wait()
 
     def check(self) -> None:
@@ -42,37 +90,18 @@ class ChildProcess:
         if self.process.poll() is not None:
             raise FailedError(f"{self.name} ended with {self.process.returncode}: {self.last_error()}")
 
-    def last_line(self) -> str:
-        """Return its last line of output, empty if there is none."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
     def last_error(self) -> str:
         """Return its last line of output, for a message."""
-        return self.last_line()[:500] or "it wrote nothing"
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip()[:500] for line in reversed(lines) if line.strip()), "it wrote nothing")
 
-    def processor_seconds(self) -> float:
-        """Return the processor time of the process, its threads and its children."""
-        return self._total(processor_seconds)
-
-    def own_processor_seconds(self) -> float:
-        """Return the processor time of the process and its threads, without its children."""
-        return self._total(processor_seconds, with_children=False)
-
-    def resident_memory(self) -> int:
-        """Return the bytes of memory that the process and its children hold now."""
-        pages = self._total(lambda pid: int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]))
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-    def children(self, module: str = "") -> list[int]:
-        """Return the ids of its children, only of those that run a module if one is given."""
+    def processor_seconds(self) -> tuple[float, float]:
+        """Return the processor time of the process with its threads: without its children, and with them."""
         pid = self.process.pid
-        found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split())
-        return [child for child in found if module.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-    def _total(self, measure: Callable[[int], float], *, with_children: bool = True) -> float:
         try:
-            return sum(measure(each) for each in (self.process.pid, *(self.children() if with_children else ())))
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+            own = processor_seconds(pid)
+            return own, own + sum(processor_seconds(int(child)) for child in children)
         except OSError as error:
             self.check()
             raise FailedError(f"{self.name} cannot be measured: {error}") from None
@@ -86,16 +115,8 @@ def processor_seconds(pid: int) -> float:
 
 def worker_process(broker: str, names: Topics, folder: Path, **more: str) -> ChildProcess:
     """Start a worker, with `more` options. Its arms and its dimension come from the published version."""
-    options = {
-        "broker": broker,
-        "prefix": names.prefix,
-        "group": names.prefix,
-        "horizon": HORIZON,
-        "window": f"{WINDOW}ms",
-        "session-timeout": f"{TIMEOUT}ms",
-        "lateness": f"{LATENESS}ms",
-        "log-level": "warning",
-        **{name.replace("_", "-"): value for name, value in more.items()},
-    }
-    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    options = {"broker": broker, "prefix": names.prefix, "group": names.prefix, "horizon": HORIZON}
+    options |= {"window": f"{WINDOW}ms", "session_timeout": f"{TIMEOUT}ms", "lateness": f"{LATENESS}ms"}
+    options |= {"log_level": "warning", **more}
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     return ChildProcess("the worker", ["worker", "worker", *flags], folder)

@@ -1,141 +1,113 @@
-"""Topics of `adcascade bench kafka`: create, fill, watch and delete them."""
+"""Topics of `adcascade bench kafka`: the version that the worker plans with, arrivals, and the decisions on them.
+
+No window closes and no session expires during a run, so the worker plans with the same version all the time.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Final
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+import numpy as np
+import orjson
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from worker.bench.kafka.processes import ChildProcess
-from worker.bench.kafka.recording import Recording
+from worker.bench.stream import DIM, HORIZON, SECOND, simulated_users
+from worker.embedded.runner import Embedded
 from worker.errors import FailedError
-from worker.kafka.clients import admin_client, standalone_consumer
+from worker.kafka.clients import END, REQUEST_TIMEOUT, admin_client, durable_producer, offsets_of, write
 from worker.kafka.connection import Connection
 from worker.kafka.topics import TopicLayout, create
-from worker.kafka.writer import TopicWriters
+from worker.simulation.users import TIDY, Users
+from worker.stream.decoding import decode_decision
 from worker.stream.parameters import Parameters
-from worker.stream.partitioning import murmur2_partition
+from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
 from worker.stream.version_encoding import encode_parameters
 
-Pair = tuple[bytes, bytes]
-# The default of producers. Batches larger than a consumer's max_partition_fetch_bytes would come from one partition at
-# a time only.
-BATCH = 16 << 10
-LOOK = 0.01  # seconds between two looks at the end offsets
-PATIENCE = 120.0  # seconds without a new record before a run counts as failed
+WINDOW, TIMEOUT, LATENESS = 3_600 * SECOND, 3_600 * SECOND, 5 * SECOND  # settings of the measured worker
+QUICK: Final = replace(TIDY, look=(50, 200), transit=(1, 5))  # users whose sessions end within seconds
+LEARNED_FROM: Final = 6  # seconds of event time that a version is learned from
+BATCH: Final = 16 << 10  # bytes of a batch of the backlog: the default of Kafka's own producers
+PATIENCE: Final = 60.0  # seconds to write a backlog
+
+_CONTEXTS = [orjson.dumps(row) for row in np.random.default_rng(7).standard_normal((512, DIM)).round(6).tolist()]
 
 
-async def prepare(connection: Connection, names: Topics, count: int, *, parameters: Parameters | None = None) -> None:
-    """Create topics with `count` partitions, and publish a version if one is given."""
-    await create(connection, names, TopicLayout(partitions=count))
-    if parameters is not None:
-        value = encode_parameters(parameters)
-        await fill(connection, {(names.parameters, 0): [(b"1", value)]})
+@contextmanager
+def new_topics(connection: Connection, partitions: int, parameters: Parameters) -> Iterator[Topics]:
+    """Yield new topics with a published version; delete them at the end."""
+    names = Topics(f"bench-{uuid.uuid4().hex[:8]}")
+    create(connection, names, TopicLayout(partitions=partitions))
+    admin = admin_client(connection)
+    try:
+        with closing(durable_producer(connection)) as producer:
+            write(producer, names.parameters, encode_parameters(parameters), b"%d" % parameters.version)
+        yield names
+    finally:
+        ours = [name for name in admin.list_topics(timeout=REQUEST_TIMEOUT).topics if name.startswith(names.prefix)]
+        for deleted in admin.delete_topics(ours).values():
+            deleted.exception()  # waits: the broker may be stopped right after this
 
 
-async def delete(connection: Connection, prefix: str) -> None:
-    """Delete all topics with this prefix."""
-    async with admin_client(connection) as admin:
-        ours = [name for name in await admin.list_topics() if name.startswith(prefix)]
-        if ours:
-            await admin.delete_topics(ours)
+def learned() -> Parameters:
+    """Return a version that was learned from a few thousand users."""
+    return learned_from(LearningSettings(dim=DIM, horizon=HORIZON), simulated_users(habits=QUICK))
 
 
-def inputs(names: Topics, recording: Recording, count: int) -> dict[tuple[str, int], list[Pair]]:
-    """Return the arrivals and clicks of a recording by topic and partition, for `count` partitions."""
-    parts: dict[tuple[str, int], list[Pair]] = {}
-    for topic, records in ((names.arrivals, recording.arrivals), (names.clicks, recording.clicks)):
-        for sent in records:
-            parts.setdefault((topic, murmur2_partition(sent.key, count)), []).append((sent.key, sent.value))
-    return parts
+def learned_from(settings: LearningSettings, users: Users) -> Parameters:
+    """Return a version that was learned from users, in force from time 0 on; it precedes any journal."""
+    quick = replace(settings, warmup=1, window=SECOND, session_timeout=2 * SECOND, lateness=SECOND // 2)
+    served = Embedded(quick, users.world.catalogue())
+    for second in range(LEARNED_FROM):
+        due = list(users.arrivals(second))
+        while due:
+            for sent in due:
+                served.send(f"ads.{sent.topic}", sent.value, key=sent.key, timestamp=sent.time)
+            due = [answer for _, value in served.pump() for answer in users.answer(decode_decision(value), 0)]
+        served.advance(users.start + (second + 1) * SECOND)
+    newest = served.versions.newest
+    return replace(
+        newest,
+        version=1,
+        settings=replace(newest.settings, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS),
+        effective_at=0,
+        made_at=0,
+        window_end=None,
+        journal_offset=-1,
+        resume_offset=0,
+        progress={},
+    )
 
 
-async def fill(connection: Connection, parts: Mapping[tuple[str, int], Iterable[Pair]]) -> None:
-    """Write records by topic and partition; return when the broker has acknowledged them."""
-    async with AIOKafkaProducer(
-        **connection.arguments(), enable_idempotence=True, max_batch_size=BATCH, max_request_size=16 << 20
-    ) as producer:
-        writers = TopicWriters(producer)
-        await writers.load_metadata(*{topic for topic, _ in parts})
-        batches = [
-            batch for (topic, part), pairs in parts.items() for batch in writers.writer(topic, part).write(pairs)
-        ]
-        await asyncio.gather(*(batch.future for batch in batches))
+def arrival(session: bytes, number: int) -> bytes:
+    """Return an arrival at this moment; `number` chooses its context.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """The time that a number of events took: on the clock, and of the processor."""
-
-    events: int
-    seconds: float
-    processor: float
-
-    @property
-    def rate(self) -> float:
-        """Events per second."""
-        return self.events / self.seconds
-
-    @property
-    def cost(self) -> float:
-        """Processor time per event, in µs."""
-        return self.processor / self.events * 1e6
-
-
-class EndOffsets:
-    """Count the records of topics by their end offsets."""
-
-    def __init__(self, consumer: AIOKafkaConsumer) -> None:
-        self._consumer = consumer
-
-    async def count(self, topics: Sequence[TopicPartition]) -> int:
-        """Return the number of records in these partitions."""
-        return int(sum((await self._consumer.end_offsets(topics)).values()))
-
-    async def reached(self, topics: Sequence[TopicPartition], count: int, child: ChildProcess) -> tuple[float, int]:
-        """Wait until the partitions have `count` records; return the time, and the number of records at that time."""
-        seen, since = -1, time.monotonic()
-        while True:
-            there, now = await self.count(topics), time.monotonic()
-            if there >= count:
-                return now, there
-            if there > seen:
-                seen, since = there, now
-            child.check()
-            if now - since > PATIENCE:
-                raise FailedError(f"{child.name}: {there} of {count} records, and no more: {child.last_error()}")
-            await asyncio.sleep(LOOK)
-
-    async def usage(self, topics: Sequence[TopicPartition], count: int, child: ChildProcess) -> Usage:
-        """Return the time that a child takes from its first records in these partitions until there are `count`.
-
-        The start of the process, the join of its group and its recovery come before its first record, and do not count.
-        The first records that are seen do not count either: the work on them was done before.
-        """
-        began, first = await self.reached(topics, 1, child)
-        before = child.processor_seconds()
-        if first >= count:  # so few that all came between two looks
-            return Usage(events=first, seconds=LOOK, processor=before)
-        ended, there = await self.reached(topics, count, child)
-        return Usage(events=there - first, seconds=ended - began, processor=child.processor_seconds() - before)
-
-
-@asynccontextmanager
-async def end_offsets(connection: Connection) -> AsyncIterator[EndOffsets]:
-    """Yield the end offsets, over a consumer of their own."""
-    async with standalone_consumer(connection) as consumer:
-        yield EndOffsets(consumer)
-
-
-def partitions(topic: str, count: int) -> list[TopicPartition]:
-    """Return the partitions of a topic.
-
-    >>> partitions("t", 1)
-    [TopicPartition(topic='t', partition=0)]
+    >>> orjson.loads(arrival(b"s", 3)).keys()
+    dict_keys(['session_id', 'occurred_at', 'context'])
     """
-    return [TopicPartition(topic, number) for number in range(count)]
+    now, context = time.time_ns() // 1_000_000, _CONTEXTS[number % len(_CONTEXTS)]
+    return b'{"session_id":"%b","occurred_at":%d,"context":%b}' % (session, now, context)
+
+
+def write_backlog(connection: Connection, names: Topics, count: int, partitions: int) -> None:
+    """Write `count` arrivals, evenly over the partitions."""
+    settings = connection.configuration(acks="all", batch_size=BATCH, queue_buffering_max_messages=count)
+    with closing(Producer(settings)) as producer:
+        for partition in range(partitions):
+            sessions = ((b"waiting-%d" % number, number) for number in range(partition, count, partitions))
+            records = [{"key": session, "value": arrival(session, number)} for session, number in sessions]
+            producer.produce_batch(names.arrivals, records, partition)
+        if left := producer.flush(PATIENCE):
+            raise FailedError(f"{left} of {count} arrivals could not be written within {PATIENCE:.0f} s")
+
+
+def decisions_in(admin: AdminClient, names: Topics, partitions: int) -> int:
+    """Return the number of decisions that were written so far."""
+    tps = [TopicPartition(names.decisions, number) for number in range(partitions)]
+    return sum(offsets_of(admin, tps, END).values())

@@ -31,6 +31,7 @@ OTHER_VARIABLES: Final = frozenset(
         "ADCASCADE_SCHEDULES",
         "ADCASCADE_TEST_CLOCK",
         "ADCASCADE_TEST_KAFKA",
+        "ADCASCADE_THOROUGH",
     }
 )
 
