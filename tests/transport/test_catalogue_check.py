@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from worker.kafka.catalogue_check import CatalogueCheck
+from worker.kafka.watch import CatalogueCheck
 from worker.metrics.troubles import TroubleLog
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from worker.kafka.clock import ComparedClock
-from worker.kafka.version_watch import VersionWatch
+from worker.kafka.watch import VersionWatch
 from worker.metrics.troubles import TroubleLog
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings

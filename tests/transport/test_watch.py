@@ -11,12 +11,11 @@ import pytest
 
 from tests.embedded.traffic import ARMS, START, settings
 from tests.stream.scenes import feedback, opened
-from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.learner_process import LearnerProcess, LearnerStatus
 from worker.kafka.monitor import WorkerMonitor
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.processors import StreamProcessors
-from worker.kafka.watch import PATIENCE, SettingsWatch, WatermarkWatch, different
+from worker.kafka.watch import PATIENCE, CatalogueCheck, SettingsWatch, WatermarkWatch, different
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.stream.decoding import Limits

@@ -11,12 +11,10 @@ from faust.types import TP
 
 from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
-from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.connection import reason_of
 from worker.kafka.learner_process import LearnerProcess
 from worker.kafka.processors import StreamProcessors
-from worker.kafka.version_watch import VersionWatch
-from worker.kafka.watch import SettingsWatch, WatermarkWatch
+from worker.kafka.watch import CatalogueCheck, SettingsWatch, VersionWatch, WatermarkWatch
 from worker.metrics import Metrics
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import ONLY_PARTITION

@@ -1,15 +1,18 @@
-"""Troubles that no event reports: a watermark that stands still, and settings that differ from those in force."""
+"""Troubles that no event reports: a watermark that stands still, late versions, other settings, another catalogue."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Final
 
 from worker.metrics.troubles import TroubleLog
-from worker.stream.settings import KEPT_BY_MODEL, LearningSettings
+from worker.stream.catalogue import catalogue_difference, describe_changes
+from worker.stream.parameters import Parameters
+from worker.stream.settings import KEPT_BY_MODEL, Arm, LearningSettings
 
 #: Seconds without progress that are normal, as in a rebalance. The alert waits a minute more.
 PATIENCE: Final = 20.0
@@ -85,3 +88,118 @@ def different(one: LearningSettings, other: LearningSettings) -> list[str]:
     """
     names = [f.name for f in fields(one) if f.name not in KEPT_BY_MODEL]
     return [name for name in names if getattr(one, name) != getattr(other, name)]
+
+
+#: Milliseconds after `effective_at` at which a version is late.
+MARGIN: Final = 1_000
+#: Versions late in a row that are trouble. One alone is the mark of a rebalance or a restart.
+IN_A_ROW: Final = 2
+
+
+class VersionWatch:
+    """Compares the arrival of versions with the time from which they serve, and reports `late-versions`.
+
+    Parameters
+    ----------
+    clock : milliseconds since the epoch, not those of a clock that is ahead of the broker's
+    opened : returns the number of sessions that this worker has opened
+    """
+
+    def __init__(self, troubles: TroubleLog, *, clock: Callable[[], int], opened: Callable[[], int]) -> None:
+        self._troubles = troubles
+        self._clock = clock
+        self._began = clock()
+        self._opened = opened
+        self._before = opened()
+        self._newest: Parameters | None = None
+        self._late = 0  # versions in a row
+        self._since: int | None = None  # when a session was opened for the first time after the newest version came
+
+    def received(self, parameters: Parameters) -> None:
+        """Note a new version, now that it can serve."""
+        self._newest, self._since, self._before = parameters, None, self._opened()
+        late = self._clock() - parameters.effective_at
+        # A worker that starts reads old versions. When they came is unknown.
+        if parameters.effective_at < self._began or late <= MARGIN:
+            self._late = 0
+            self._troubles.clear("late-versions")
+            return
+        self._late += 1
+        if self._late >= IN_A_ROW or late > parameters.settings.window:
+            self._troubles.set(
+                "late-versions", f"version {parameters.version} came {late / 1000:.1f} s after its effective_at"
+            )
+
+    def check(self) -> None:
+        """Report a version that is overdue: sessions are opened, but none comes. Call every few seconds."""
+        newest, now = self._newest, self._clock()
+        if newest is None or newest.frozen:
+            return
+        if self._since is None and self._opened() > self._before:
+            self._since = now
+        # The window of the first session closes within a window; allow one more.
+        settings = newest.settings
+        usual = settings.window + settings.session_timeout + 2 * settings.lateness
+        if self._since is not None and (waited := now - self._since) > usual + settings.window:
+            self._troubles.set(
+                "late-versions",
+                f"sessions are opened, but no version came after {newest.version} for {waited / 1000:.0f} s "
+                f"(usual: {usual / 1000:.0f} s)",
+            )
+
+
+#: Changes that a report lists.
+LISTED = 5
+
+
+class CatalogueCheck:
+    """Reports a catalogue file that differs at the start, until a version has its arms (`adcascade arms sync`).
+
+    A version that changes the arms later is no trouble: somebody gave that order.
+    """
+
+    def __init__(self, wanted: Sequence[Arm], troubles: TroubleLog) -> None:
+        self._wanted = tuple(wanted)
+        self._troubles = troubles
+        self._compared: tuple[Arm, ...] | None = None
+        self._differs = False
+
+    def start(self, newest: Parameters | None) -> None:
+        """Compare the file with the newest published version, if there are both."""
+        if newest is not None and self._wanted:
+            self._compare(newest)
+
+    def again(self, published: Sequence[Parameters]) -> None:
+        """Compare with the first version, if there was none at the start; then again while the file differs.
+
+        `published` are versions, oldest first.
+        """
+        if not published:
+            return
+        if self._compared is None:
+            self.start(published[0])
+        if self._differs and published[-1].arms != self._compared:
+            self._compare(published[-1])
+
+    def _compare(self, newest: Parameters) -> None:
+        self._compared = newest.arms
+        lines = self.difference(newest)
+        self._differs = bool(lines)
+        if lines:
+            self._troubles.set("catalogue-differs", lines)
+        else:
+            self._troubles.clear("catalogue-differs")
+
+    def difference(self, newest: Parameters) -> str:
+        """Return the difference in one line; an empty one if there is none."""
+        changes = catalogue_difference(newest.arms, self._wanted)
+        if not changes:
+            return ""
+        rows = describe_changes(newest.arms, changes)
+        counted = Counter(sign for sign, _, _ in rows)
+        listed = ", ".join(f"{sign} {arm} {reward}" for sign, arm, reward in rows[:LISTED])
+        more = f" and {len(rows) - LISTED} more" if len(rows) > LISTED else ""
+        return (
+            f"against version {newest.version}, the file has {counted['+']} added, {counted['−']} retired and "
+            f"{counted['~']} changed: {listed}{more}"
+        )

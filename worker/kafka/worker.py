@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from worker.kafka.app import WorkerApp, run_app, worker_app
-from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.clock import clock_of
 from worker.kafka.connection import Connection
 from worker.kafka.driver import DriverOptions
@@ -26,7 +25,7 @@ from worker.kafka.progress import ProgressReporter
 from worker.kafka.supervision import supervised
 from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version
 from worker.kafka.versions import VersionReader
-from worker.kafka.watch import different
+from worker.kafka.watch import CatalogueCheck, different
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.stream.decoding import Limits

@@ -13,7 +13,6 @@ from worker.embedded.state import FolderLock, StateFolder
 from worker.embedded.steps import remaining
 from worker.errors import FailedError, InputError
 from worker.http.server import http_server
-from worker.kafka.catalogue_check import CatalogueCheck
 from worker.kafka.learner_process import LearnerProcess, LearnerStatus
 from worker.kafka.memory import (
     available_memory,
@@ -21,7 +20,7 @@ from worker.kafka.memory import (
     let_the_loop_go_first,
     sessions_that_fit,
 )
-from worker.kafka.watch import different
+from worker.kafka.watch import CatalogueCheck, different
 from worker.metrics import Metrics
 from worker.serve.control import SOCKET, take_orders
 from worker.serve.learner import MOVED, POSITION, RUNNER, SERVE, STEPS
