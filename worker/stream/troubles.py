@@ -117,8 +117,8 @@ TROUBLES: Final[Mapping[str, TroubleKind]] = {
         "bad",
     ),
     "versions-down": TroubleKind(
-        "The versions process of this worker does not run. Serving continues with the versions that are known.",
-        "Read the log of the worker. The process is started again by itself.",
+        "This worker cannot read new versions. Serving continues with the versions that are known.",
+        "Look at the brokers and at the rights on the topic `parameters`. The worker tries again by itself.",
         "bad",
     ),
     "late-versions": TroubleKind(
