@@ -39,6 +39,9 @@ class Loop:
     async def on_lost(self, lost: set[TP]) -> None:
         self.events.append("lost")
 
+    def on_fatal(self, error: KafkaError) -> None:
+        self.events.append("fatal")
+
 
 @asynccontextmanager
 async def running(cluster: Cluster, drain: float = 5.0) -> AsyncIterator[tuple[ClientThread, Loop, FakeConsumer]]:
@@ -199,3 +202,12 @@ async def test_lost_partitions_are_given_up_as_lost() -> None:
         cluster.generation += 1
         await until(lambda: loop.events == ["assigned", "lost", "assigned"])
         assert consumer.reading == {}
+
+
+@in_loop
+async def test_a_fatal_error_is_reported_to_the_loop_and_others_are_logged() -> None:
+    async with running(filled(0)) as (thread, loop, _consumer):
+        passing = FakeMessage(A, 0, None, None, KafkaError(KafkaError._TRANSPORT))
+        fatal = FakeMessage(A, 0, None, None, KafkaError(KafkaError.FENCED_INSTANCE_ID, "fenced", True))
+        await thread.call(lambda _: thread._hand_over([passing, fatal]))
+        await until(lambda: loop.events == ["assigned", "fatal"])

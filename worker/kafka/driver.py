@@ -49,6 +49,13 @@ TRANSPORTS.aliases[SCHEME] = f"{__name__}:Transport"
 #: Seconds that a request of a rebalance is repeated before the worker gives up, ends and is started again.
 PATIENCE: Final = 60.0
 _PAUSE: Final = 0.2
+#: Most seconds between two heartbeats. Their answers are how a member learns of a rebalance, which waits for all members.
+#: So this is about the longest wait of an arrival.
+_HEARTBEATS: Final = 1.0
+#: Seconds to acknowledge everything in flight before a rebalance.
+_DRAIN_TIMEOUT: Final = 8.0
+#: Seconds after which a write that no broker acknowledges fails the worker.
+_WRITE_TIMEOUT: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +67,6 @@ class DriverOptions:
     group: str = "adcascade"
     #: Time after which the group gives the partitions of a silent member to others.
     session_timeout: float = 10.0
-    #: Most between two heartbeats. Their answers are how a member learns of a rebalance, which waits for all members.
-    #: So this is about the longest wait of an arrival.
-    most_heartbeat_interval: float = 1.0
-    #: To acknowledge everything in flight before a rebalance.
-    drain_timeout: float = 8.0
-    #: After which a write that no broker acknowledges fails the worker.
-    write_timeout: float = 120.0
 
     def consumer_settings(self) -> dict[str, Any]:
         """Return the configuration of the consumer in the group."""
@@ -74,7 +74,7 @@ class DriverOptions:
         return self.connection.configuration(
             group_id=self.group,
             session_timeout_ms=session,
-            heartbeat_interval_ms=min(int(1000 * self.most_heartbeat_interval), session // 3),
+            heartbeat_interval_ms=min(int(1000 * _HEARTBEATS), session // 3),
             max_poll_interval_ms=max(300_000, session),
             # Partitions with one number of all inputs and of the changelog go to one worker.
             partition_assignment_strategy="range",
@@ -167,7 +167,7 @@ class Consumer(base.Consumer):
         #: Whether everything was durable when the last rebalance began.
         self.was_drained = False
         self._polling: ClientThread | None = None
-        self._admin_made: AdminClient | None = None
+        self._offset_admin: AdminClient
         self._owned: set[TP] = set()
         self._reading: set[TP] = set()
         self._offsets: dict[TP, int] = {}
@@ -178,22 +178,17 @@ class Consumer(base.Consumer):
         assert self._polling is not None, "the consumer is not started"
         return self._polling
 
-    @property
-    def _offset_admin(self) -> AdminClient:
-        if self._admin_made is None:
-            self._admin_made = AdminClient(self.options.connection.configuration())
-        return self._admin_made
-
     async def on_start(self) -> None:
         """Start the client thread."""
         await super().on_start()
+        self._offset_admin = AdminClient(self.options.connection.configuration())
         producer = cast(Producer, self.app.producer)
         self._polling = ClientThread(
             confluent_kafka.Consumer(self.options.consumer_settings()),
             self,
             serve_reports=producer.serve_reports,
             on_reports=self.flights.advance,
-            drain=self.options.drain_timeout,
+            drain=_DRAIN_TIMEOUT,
         )
         self._polling.start()
 
@@ -225,6 +220,7 @@ class Consumer(base.Consumer):
         async with self._rebalance_lock:
             self.app.on_rebalance_start()
             await self.on_partitions_revoked(revoked)
+            self.flights.forget()  # what was not durable in time is the next owner's
             self._owned = set()
 
     async def on_lost(self, lost: set[TP]) -> None:
@@ -233,6 +229,10 @@ class Consumer(base.Consumer):
         self.flights.forget()
         await self.on_revoked(lost)
         self.was_drained = False
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """End the worker: its consumer will never read again."""
+        self.add_future(self.app.crash(FailedError(f"the consumer has failed: {error.str()}")))
 
     def assignment(self) -> set[TP]:
         """Return the assigned partitions."""
@@ -320,8 +320,13 @@ class Consumer(base.Consumer):
         # seek is dropped: a recovery that sees later records of a changelog first would skip the earlier ones.
         while (poll := await self._kafka.next_poll()).generation != self.generation:
             pass
-        inputs = [one for one in poll.lists if one.tp.topic in self.options.topics.inputs]
-        found: dict[TP, Poll | RecordList] = {one.tp: one for one in poll.lists if one not in inputs}
+        found: dict[TP, Poll | RecordList] = {}
+        inputs: list[RecordList] = []
+        for one in poll.lists:
+            if one.tp.topic in self.options.topics.inputs:
+                inputs.append(one)
+            else:
+                found[one.tp] = one
         if inputs:
             found[inputs[0].tp] = poll._replace(lists=inputs)
         return found
@@ -369,7 +374,7 @@ class Consumer(base.Consumer):
     async def wait_empty(self) -> None:
         """Wait until everything that was handled is durable, for as long as a rebalance can wait, and commit it."""
         flights = self.flights
-        await asyncio.wait([flights.until(lambda: flights.are_idle)], timeout=self.options.drain_timeout)
+        await asyncio.wait([flights.until(lambda: flights.are_idle)], timeout=_DRAIN_TIMEOUT)
         self.was_drained = flights.are_idle
         await self.force_commit()
 
@@ -432,10 +437,8 @@ class Producer(base.Producer):
     @property
     def _kafka(self) -> confluent_kafka.Producer:
         if self._librdkafka is None:
-            options = self.app.options
-            self._librdkafka = durable_producer(
-                options.connection, message_timeout_ms=int(1000 * options.write_timeout)
-            )
+            timeout = int(1000 * _WRITE_TIMEOUT)
+            self._librdkafka = durable_producer(self.app.options.connection, message_timeout_ms=timeout)
         return self._librdkafka
 
     def serve_reports(self) -> bool:

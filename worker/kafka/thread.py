@@ -17,9 +17,11 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar
 
@@ -43,6 +45,7 @@ MOST_POLLS: Final = 2
 POLL_WAIT: Final = 0.05
 #: The same while nothing is read, or while there is no room for a poll.
 IDLE_WAIT: Final = 0.005
+_ERROR_PAUSE: Final = 0.1
 
 
 class Rebalanced(Protocol):
@@ -56,6 +59,9 @@ class Rebalanced(Protocol):
 
     async def on_lost(self, lost: set[TP]) -> None:
         """Give the partitions up: other workers own them already."""
+
+    def on_fatal(self, error: KafkaError) -> None:
+        """Take an error after which the consumer is of no use."""
 
 
 class ClientThread(threading.Thread):
@@ -166,6 +172,7 @@ class ClientThread(threading.Thread):
                 self._report()
             except Exception:
                 log.exception("the client thread goes on after an error")
+                time.sleep(_ERROR_PAUSE)
         self._group_consumer.close()
         self._report()
 
@@ -237,6 +244,8 @@ class ClientThread(threading.Thread):
         elif code == KafkaError._AUTO_OFFSET_RESET:
             if expected is not None:
                 self._restart(tp, expected)
+        elif error.fatal():
+            self._in_loop(partial(self._rebalanced.on_fatal, error))
         else:
             log.warning("Kafka: %s", error.str())
 
