@@ -182,21 +182,17 @@ class WorkerProcess(faust.Worker):
         super().install_signal_handlers()
         self.loop.add_signal_handler(signal.SIGUSR2, faulthandler.dump_traceback)
 
-    def run(self) -> int:
-        """Return 0 after a signal, 1 after a failure."""
-        try:
-            self.execute_from_commandline()
-        except SystemExit as ended:
-            code = ended.code
-        return 1 if code or cast(WorkerApp, self.app).failure is not None else 0
-
 
 def run_app(app: WorkerApp) -> int:
     """Run until SIGTERM or SIGINT (0) or a failure (1)."""
     loop = asyncio.new_event_loop()
     process = WorkerProcess(app, loop=loop, override_logging=False, quiet=True, redirect_stdouts=False)
     process.spinner = None
-    return process.run()
+    try:
+        process.execute_from_commandline()
+    except SystemExit as ended:
+        code = ended.code
+    return 1 if code or app.failure is not None else 0
 
 
 def _end_within(seconds: float) -> None:

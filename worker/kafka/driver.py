@@ -49,8 +49,7 @@ TRANSPORTS.aliases[SCHEME] = f"{__name__}:Transport"
 #: Seconds that a request of a rebalance is repeated before the worker gives up, ends and is started again.
 PATIENCE: Final = 60.0
 _PAUSE: Final = 0.2
-#: Most seconds between two heartbeats. Their answers are how a member learns of a rebalance, which waits for all members.
-#: So this is about the longest wait of an arrival.
+#: Most seconds between two heartbeats, whose answers tell a member of a rebalance: about the longest wait of an arrival.
 _HEARTBEATS: Final = 1.0
 #: Seconds to acknowledge everything in flight before a rebalance.
 _DRAIN_TIMEOUT: Final = 8.0

@@ -48,27 +48,26 @@ class ProgressReporter:
                 except (KafkaException, FailedError) as error:
                     log.warning("end offsets cannot be read: %s; trying again", reason_of(error))
         finally:
-            self._cancel(self._waiting)
+            for task in self._waiting.values():
+                task.cancel()
 
     async def _look(self, app: WorkerApp) -> None:
         """Give a target to every partition that has reached its last one."""
         consumer, topics = app.driver, app.options.topics
         generation = consumer.generation
-        self._cancel(partition for partition in self._waiting if partition not in app.partitions.servings)
         self._waiting = {partition: task for partition, task in self._waiting.items() if not task.done()}
-        free = [partition for partition in app.partitions.servings if partition not in self._waiting]
-        ends_of = {
+        inputs = {
             partition: [TP(topics.arrivals, partition), TP(topics.clicks, partition)]
-            for partition in free
-            if TP(topics.arrivals, partition) in consumer.starts
+            for partition in app.partitions.servings
+            if partition not in self._waiting and TP(topics.arrivals, partition) in consumer.starts
         }
-        if not ends_of or not consumer.flow_active:
+        if not inputs or not consumer.flow_active:
             return
         time = self._clock.earlier()
-        ends = await consumer.highwaters(*(tp for tps in ends_of.values() for tp in tps))
+        ends = await consumer.highwaters(*(tp for tps in inputs.values() for tp in tps))
         if generation != consumer.generation:
             return
-        for partition, tps in ends_of.items():
+        for partition, tps in inputs.items():
             work = self._report(app, partition, time, {tp: ends[tp] for tp in tps})
             self._waiting[partition] = asyncio.create_task(work)
 
@@ -88,10 +87,6 @@ class ProgressReporter:
             return
         if self._clock.confirm(broker_time(written), written_at=time):
             app.partitions.acknowledge(partition, time)
-
-    def _cancel(self, partitions: object) -> None:
-        for partition in list(partitions):  # type: ignore[call-overload]
-            self._waiting[partition].cancel()
 
 
 def broker_time(written: RecordMetadata) -> int | None:

@@ -147,7 +147,7 @@ class Worker:
             count=count,
             replication=settings.changelog_replication,
             background=[
-                supervised(self._versions.run, troubles),
+                self._versions.run,
                 supervised(lambda: progress.run(self._app), troubles, name="progress"),
                 supervised(lambda: monitor.run(self._app), troubles, name="monitor"),
             ],
