@@ -140,6 +140,8 @@ class FakeConsumer:
         found: list[FakeMessage] = []
         with self.cluster.lock:
             for tp, position in self.reading.items():
+                if len(found) >= most:
+                    break
                 log = self.cluster.logs[tp]
                 if position < self.cluster.firsts[tp] or position > len(log):
                     error = KafkaError(KafkaError._AUTO_OFFSET_RESET)

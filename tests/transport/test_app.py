@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 import pytest
@@ -21,6 +22,7 @@ from worker.kafka.driver import DriverOptions
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
 from worker.kafka.processors import StreamProcessors
+from worker.kafka.store import SessionStore
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
@@ -194,3 +196,29 @@ async def test_a_write_that_the_broker_refuses_ends_the_worker_and_commits_nothi
         await until(lambda: running.app.failure is not None)
         assert isinstance(running.app.failure, FailedError)
         assert committed(cluster) == 0
+
+
+@pytest.mark.parametrize("moment", range(4))
+@in_loop
+async def test_a_rebalance_in_the_middle_of_a_recovery_loses_no_session(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    async with worker():
+        sessions = send(cluster, 24)
+        await until(lambda: answered(cluster) == sessions)
+    monkeypatch.setattr("worker.kafka.thread.MOST_RECORDS", 3)  # several polls for each changelog
+    applied, apply = 0, SessionStore.apply_changelog_batch
+
+    def disturbed(store: SessionStore, *arguments: Any, **named: Any) -> None:
+        nonlocal applied
+        apply(store, *arguments, **named)
+        if store.recovering:
+            applied += 1
+            if applied == moment + 1:
+                cluster.generation += 1
+
+    monkeypatch.setattr(SessionStore, "apply_changelog_batch", disturbed)
+    async with worker() as running:
+        await until(lambda: applied > moment and running.app.serves and running.app.rebalancing_count >= 2)
+        recovered = sum(one.open_sessions for one in running.app.partitions.servings.values())
+        assert recovered == 24

@@ -49,7 +49,7 @@ TRANSPORTS.aliases[SCHEME] = f"{__name__}:Transport"
 #: Seconds that a request of a rebalance is repeated before the worker gives up, ends and is started again.
 PATIENCE: Final = 60.0
 _PAUSE: Final = 0.2
-#: Most seconds between two heartbeats, whose answers tell a member of a rebalance: about the longest wait of an arrival.
+#: Most seconds between two heartbeats, by which a member learns of a rebalance: about the longest wait of an arrival.
 _HEARTBEATS: Final = 1.0
 #: Seconds to acknowledge everything in flight before a rebalance.
 _DRAIN_TIMEOUT: Final = 8.0
@@ -267,11 +267,14 @@ class Consumer(base.Consumer):
             self._polling.read(positions, self.generation)
 
     async def _seek(self, partition: TP, offset: int) -> None:
-        await self.seek_wait({partition: offset})
+        self._offsets[partition] = offset
 
     async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
         """Read changelogs from these positions."""
-        self._offsets.update(partitions)
+        for tp, offset in partitions.items():
+            # Not only the position: a recovery that was interrupted leaves its last offset behind in Faust, which drops
+            # all records before it.
+            await self.seek(tp, offset)
         self._read()
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
@@ -311,8 +314,11 @@ class Consumer(base.Consumer):
         """Yield the next poll as one message, or the lists of changelogs."""
         if not self.flow_active:
             await self.can_resume_flow.wait()
-        for tp, polled in (await self._getmany(None, timeout)).items():
-            yield tp, self._to_message(tp, polled)
+        polled = await self._getmany(None, timeout)
+        generation = self.generation
+        for tp, records in polled.items():
+            if generation == self.generation:  # else a rebalance has begun
+                yield tp, self._to_message(tp, records)
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:  # noqa: ASYNC109 (Faust's)
         # Nothing waits by the clock: Faust cancels the fetcher when it stops. What was read before a rebalance or a

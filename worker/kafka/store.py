@@ -36,6 +36,7 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
     def __post_init__(self) -> None:
         super().__post_init__()
         self.recovering: dict[int, dict[bytes, Record]] = {}
+        self.ends: dict[int, int] = {}
         self.last_offsets: dict[int, int] = {}
         self.kept: Mapping[int, int] = {}
 
@@ -44,9 +45,10 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
     ) -> None:
         """Find the partitions that have to be read. Half-read ones are read anew."""
         changelogs = [tp for tp in assigned if tp.topic == self.app.options.topics.changelog]
-        ends = await self.app.consumer.highwaters(*changelogs)
-        self.kept = self.app.partitions.keep({tp.partition: end for tp, end in ends.items()})
-        self.recovering = {tp.partition: {} for tp in changelogs if tp.partition not in self.kept}
+        found = await self.app.consumer.highwaters(*changelogs)
+        self.ends = {tp.partition: end for tp, end in found.items()}
+        self.kept = self.app.partitions.keep(self.ends)
+        self.recovering = {partition: {} for partition in self.ends if partition not in self.kept}
         self.last_offsets = {}
 
     def persisted_offset(self, tp: TP) -> int | None:
@@ -77,7 +79,12 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
             self.last_offsets[partition] = taken.end - 1
 
     async def on_recovery_completed(self, active_tps: set[TP], standby_tps: set[TP]) -> None:
-        """Make the sessions of the partitions that were read."""
+        """Make the sessions of the partitions that were read.
+
+        Faust also comes here when a rebalance has interrupted a recovery, and the next one is about to begin.
+        """
+        if any(self.last_offsets.get(partition, -1) < self.ends[partition] - 1 for partition in self.recovering):
+            return
         tables, self.recovering = self.recovering, {}
         try:
             await self.app.partitions.restore(tables, self.last_offsets)

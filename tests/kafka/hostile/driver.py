@@ -102,6 +102,7 @@ class Driver:
 
     async def _open(self) -> None:
         common = {"bootstrap.servers": self._address, "log_level": 2, "reconnect.backoff.max.ms": 1_000}
+        common["topic.metadata.refresh.interval.ms"] = 10_000  # a broker that starts does not know its topics
         # As the Java client does. The number of a record that is sent again is the same.
         writing = {"linger.ms": 5, "message.timeout.ms": 10_000, "partitioner": "murmur2_random"}
         self._producers = [Producer({**common, **writing, "compression.type": codec}) for codec in CODECS]
