@@ -8,30 +8,30 @@ from pathlib import Path
 import pytest
 
 from tests.kafka.conftest import OwnBroker
-from tests.kafka.world import World
+from tests.kafka.fleet import Fleet
 from worker.kafka.clients import topic_reader
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_reader_finds_its_place_again_after_a_restart_of_the_broker(own_broker: OwnBroker, tmp_path: Path) -> None:
-    with closing(World(own_broker.address, "r", tmp_path)) as world, topic_reader(world.connection) as reader:
-        journal = world.names.journal
-        world.send_raw([(journal, None, b"%d" % n) for n in range(3)])
-        assert world.ends(journal) == {(journal, 0): 3}
+    with closing(Fleet(own_broker.address, "r", tmp_path)) as fleet, topic_reader(fleet.connection) as reader:
+        journal = fleet.names.journal
+        fleet.send_raw([(journal, None, b"%d" % n) for n in range(3)])
+        assert fleet.ends(journal) == {(journal, 0): 3}
         assert [record.value for record in reader.read_to_end(journal)] == [b"0", b"1", b"2"]
         own_broker.restart("--kill")
-        world.send_raw([(journal, None, b"3")])
+        fleet.send_raw([(journal, None, b"3")])
         assert reader.bounds(journal) == (0, 4)
-        assert world.ends(journal) == {(journal, 0): 4}
+        assert fleet.ends(journal) == {(journal, 0): 4}
         assert [record.value for record in reader.read_to_end(journal, 2)] == [b"2", b"3"]
 
 
-def test_a_reader_passes_over_deleted_records_and_stops_where_it_is_told(world: World) -> None:
-    journal = world.names.journal
-    world.send_raw([(journal, None, b"%d" % n) for n in range(6)])
-    world.trim(journal, 2)
-    with topic_reader(world.connection) as reader:
+def test_a_reader_passes_over_deleted_records_and_stops_where_it_is_told(fleet: Fleet) -> None:
+    journal = fleet.names.journal
+    fleet.send_raw([(journal, None, b"%d" % n) for n in range(6)])
+    fleet.trim(journal, 2)
+    with topic_reader(fleet.connection) as reader:
         assert reader.bounds(journal) == (2, 6)
         assert [record.offset for record in reader.read_to_end(journal)] == [2, 3, 4, 5]
         assert [record.offset for record in reader.read_to(journal, 3, 5)] == [3, 4]

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from tests.kafka.fleet import Fleet
-from tests.kafka.world import ROOT, World, eventually
+from tests.kafka.world import ROOT, eventually
 from worker.cli.main import main
 from worker.logs.format import Line, LogReader
 from worker.stream.events import TOPICS
@@ -71,12 +71,12 @@ def test_a_hundred_thousand_events_are_recorded_and_replay_without_a_mismatch(fl
 # ── without ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def fill(world: World, rounds: int = 3, each: int = 40) -> None:
+def fill(fleet: Fleet, rounds: int = 3, each: int = 40) -> None:
     """Write some records to every topic, some of them not text."""
-    names = world.names
+    names = fleet.names
     topics = [names.arrivals, names.clicks, names.decisions, names.journal, names.episodes, names.dead_letters]
     for number in range(rounds):
-        world.send_raw(
+        fleet.send_raw(
             [
                 (topic, b"key-%d" % n, b"\xff%d" % n if n % 9 == 0 else b'{"n":%d}' % n)
                 for topic in topics
@@ -84,35 +84,35 @@ def fill(world: World, rounds: int = 3, each: int = 40) -> None:
             ]
         )
         for topic in (names.parameters, names.parameters_history):
-            world.send_raw([(topic, b"%d" % number, b'{"version":%d}' % number)])
+            fleet.send_raw([(topic, b"%d" % number, b'{"version":%d}' % number)])
 
 
-def there(world: World) -> list[tuple[str, int, int]]:
+def there(fleet: Fleet) -> list[tuple[str, int, int]]:
     found = []
     for name in TOPICS:
-        found += [(r.topic, r.partition, r.offset) for r in world.read(f"{world.names.prefix}.{name}")]
+        found += [(r.topic, r.partition, r.offset) for r in fleet.read(f"{fleet.names.prefix}.{name}")]
     return found
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.gz"])
 def test_every_record_of_every_topic_is_in_the_log_once_and_to_the_byte(
-    world: World, tmp_path: Path, name: str
+    fleet: Fleet, tmp_path: Path, name: str
 ) -> None:
-    fill(world)
+    fill(fleet)
     path = tmp_path / name
-    assert main(["record", str(path), *world.flags]) == 0
-    assert sorted(positions(path)) == sorted(there(world))
+    assert main(["record", str(path), *fleet.flags]) == 0
+    assert sorted(positions(path)) == sorted(there(fleet))
     kept = {(line.record.topic, line.record.partition, line.record.offset): line.record for line in lines(path)}
-    for topic in (world.names.arrivals, world.names.dead_letters):
-        for record in world.read(topic):
+    for topic in (fleet.names.arrivals, fleet.names.dead_letters):
+        for record in fleet.read(topic):
             copy = kept[record.topic, record.partition, record.offset]
             assert (copy.key, copy.value, copy.timestamp) == (record.key, record.value, record.timestamp)
 
 
-def test_lines_are_in_the_order_of_time_and_of_every_partition(world: World, tmp_path: Path) -> None:
-    fill(world, rounds=5)
+def test_lines_are_in_the_order_of_time_and_of_every_partition(fleet: Fleet, tmp_path: Path) -> None:
+    fill(fleet, rounds=5)
     path = tmp_path / "log.jsonl"
-    assert main(["record", str(path), *world.flags]) == 0
+    assert main(["record", str(path), *fleet.flags]) == 0
     times = [line.record.timestamp for line in lines(path)]
     assert times == sorted(times)
     offsets = defaultdict(list)
@@ -121,11 +121,11 @@ def test_lines_are_in_the_order_of_time_and_of_every_partition(world: World, tmp
     assert all(found == sorted(found) for found in offsets.values())
 
 
-def test_only_some_topics_from_an_offset(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fill(world)
+def test_only_some_topics_from_an_offset(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(fleet)
     path = tmp_path / "log.jsonl"
-    assert main(["record", str(path), *world.flags, "--topics", "journal,parameters", "--from", "100"]) == 0
-    names = world.names
+    assert main(["record", str(path), *fleet.flags, "--topics", "journal,parameters", "--from", "100"]) == 0
+    names = fleet.names
     assert sorted(positions(path)) == [
         *((names.journal, 0, offset) for offset in range(100, 120)),
         *((names.parameters, 0, offset) for offset in range(3)),
@@ -133,24 +133,24 @@ def test_only_some_topics_from_an_offset(world: World, tmp_path: Path, capsys: p
     assert names.journal in capsys.readouterr().out
 
 
-def test_a_span_of_time_takes_the_parameters_before_it_along(world: World, tmp_path: Path) -> None:
-    fill(world, rounds=1)
-    eventually(lambda: time.time_ns() // 1_000_000 > max(r.timestamp for r in world.read(world.names.journal)))
+def test_a_span_of_time_takes_the_parameters_before_it_along(fleet: Fleet, tmp_path: Path) -> None:
+    fill(fleet, rounds=1)
+    eventually(lambda: time.time_ns() // 1_000_000 > max(r.timestamp for r in fleet.read(fleet.names.journal)))
     begin = time.time_ns() // 1_000_000
-    fill(world, rounds=1)
-    last = max(record.timestamp for record in world.read(world.names.parameters))
+    fill(fleet, rounds=1)
+    last = max(record.timestamp for record in fleet.read(fleet.names.parameters))
     eventually(lambda: time.time_ns() // 1_000_000 > last)
     end = time.time_ns() // 1_000_000
     eventually(lambda: time.time_ns() // 1_000_000 > end)
-    fill(world, rounds=1)
+    fill(fleet, rounds=1)
     path, said = tmp_path / "log.jsonl", tmp_path / "said.json"
     span = ["--from", moment(begin), "--until", moment(end)]
-    assert main(["record", str(path), *world.flags, *span, "--json", str(said)]) == 0
+    assert main(["record", str(path), *fleet.flags, *span, "--json", str(said)]) == 0
     counts = orjson.loads(said.read_bytes())["topics"]
     whole = ("parameters", "parameters-history")  # from their beginning
     assert {name: counts.pop(name) for name in whole} == dict.fromkeys(whole, 2)
     assert counts == dict.fromkeys((name for name in TOPICS if name not in whole), 40)
-    timed = [line.record for line in lines(path) if not line.record.topic.startswith(world.names.parameters)]
+    timed = [line.record for line in lines(path) if not line.record.topic.startswith(fleet.names.parameters)]
     assert all(begin <= record.timestamp < end for record in timed)
 
 
@@ -158,26 +158,26 @@ def moment(milliseconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds / 1000)) + f".{milliseconds % 1000:03}Z"
 
 
-def test_a_transaction_marker_is_no_record_and_does_not_delay_the_end(world: World, tmp_path: Path) -> None:
-    world.send_raw([(world.names.arrivals, b"a", b"1")], transaction=f"t-{world.names.prefix}")
-    world.send_raw([(world.names.arrivals, b"a", b"2")])
+def test_a_transaction_marker_is_no_record_and_does_not_delay_the_end(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.send_raw([(fleet.names.arrivals, b"a", b"1")], transaction=f"t-{fleet.names.prefix}")
+    fleet.send_raw([(fleet.names.arrivals, b"a", b"2")])
     path = tmp_path / "log.jsonl"
-    assert main(["record", str(path), *world.flags]) == 0  # the mark of the transaction takes an offset
+    assert main(["record", str(path), *fleet.flags]) == 0  # the mark of the transaction takes an offset
     assert [line.record.value for line in lines(path)] == [b"1", b"2"]
 
 
-def test_versions_that_are_gone_are_reported(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fill(world, rounds=5)
-    world.trim(world.names.parameters, 3)
+def test_versions_that_are_gone_are_reported(fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(fleet, rounds=5)
+    fleet.trim(fleet.names.parameters, 3)
     path, said = tmp_path / "log.jsonl", tmp_path / "said.json"
-    assert main(["record", str(path), *world.flags, "--json", str(said)]) == 0
+    assert main(["record", str(path), *fleet.flags, "--json", str(said)]) == 0
     assert orjson.loads(said.read_bytes())["parameters_gone"] == 3
     assert "3 records of the parameters are gone" in capsys.readouterr().err
 
 
-def test_empty_topics_make_an_empty_log(world: World, tmp_path: Path) -> None:
+def test_empty_topics_make_an_empty_log(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "log.gz"
-    assert main(["record", str(path), *world.flags]) == 0
+    assert main(["record", str(path), *fleet.flags]) == 0
     assert lines(path) == []
 
 
@@ -216,27 +216,27 @@ class Recording:
 
 @pytest.mark.parametrize(("sent", "name"), [(signal.SIGINT, "log.gz"), (signal.SIGTERM, "log.jsonl")])
 def test_a_live_recording_ends_at_a_signal_with_all_that_is_there(
-    world: World, tmp_path: Path, sent: signal.Signals, name: str
+    fleet: Fleet, tmp_path: Path, sent: signal.Signals, name: str
 ) -> None:
-    fill(world, rounds=1)
-    with closing(Recording(tmp_path / name, [*world.flags, "--live"])) as recording:
+    fill(fleet, rounds=1)
+    with closing(Recording(tmp_path / name, [*fleet.flags, "--live"])) as recording:
         eventually(lambda: recording.holds(241), what="the earlier records are in the log")
-        fill(world, rounds=1)
+        fill(fleet, rounds=1)
         eventually(lambda: recording.holds(482), what="the new records are in the log")
-        fill(world, rounds=1)  # and these just before the end
+        fill(fleet, rounds=1)  # and these just before the end
         assert recording.end(sent) == 0
-    assert sorted(positions(recording.path)) == sorted(there(world))
+    assert sorted(positions(recording.path)) == sorted(there(fleet))
     if name.endswith(".gz"):
         gzip.decompress(recording.path.read_bytes())  # whole: neither truncated nor without its checksum
 
 
-def test_a_recording_until_a_future_time_ends_by_itself(world: World, tmp_path: Path) -> None:
-    fill(world, rounds=1)
+def test_a_recording_until_a_future_time_ends_by_itself(fleet: Fleet, tmp_path: Path) -> None:
+    fill(fleet, rounds=1)
     until = time.time_ns() // 1_000_000 + 1_500
     path = tmp_path / "log.jsonl"
-    assert main(["record", str(path), *world.flags, "--until", moment(until)]) == 0
+    assert main(["record", str(path), *fleet.flags, "--until", moment(until)]) == 0
     assert time.time_ns() // 1_000_000 >= until
-    assert sorted(positions(path)) == sorted(there(world))
+    assert sorted(positions(path)) == sorted(there(fleet))
 
 
 # ── what cannot be done ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -274,9 +274,9 @@ def test_a_log_that_exists_survives_topics_that_do_not(
     assert path.read_bytes() == b"precious"
 
 
-def test_standard_output_takes_the_log(world: World) -> None:
-    fill(world, rounds=1, each=5)
-    command = [sys.executable, "-m", "worker", "record", "-", *world.flags]
+def test_standard_output_takes_the_log(fleet: Fleet) -> None:
+    fill(fleet, rounds=1, each=5)
+    command = [sys.executable, "-m", "worker", "record", "-", *fleet.flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     assert done.stdout.count(b"\n") == 32
     assert b"32 records" in done.stderr

@@ -36,6 +36,7 @@ class Hostilities:
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._bombs = 0
+        self._has_ended = False
         self._threads: list[threading.Thread] = []
 
     def commit(self, act: Act) -> None:
@@ -53,6 +54,7 @@ class Hostilities:
         """Undo everything that is still to be undone."""
         for thread in self._threads:
             thread.join()
+        self._has_ended = True
         while self._later:
             heapq.heappop(self._later)[2]()
 
@@ -119,9 +121,15 @@ class Hostilities:
         worker = self._fleet.start("--dim", "5")
 
         def check() -> None:
-            if worker.running:
-                self._fleet.deaths.append(f"{self._fleet.name(worker)} runs with another dimension")
+            if not worker.running:
+                return
+            if worker.ready:
+                self._fleet.deaths.append(f"{self._fleet.name(worker)} serves with another dimension")
                 worker.kill()
+            elif self._has_ended:
+                worker.kill()  # it had no processor time to find out
+            else:
+                self._after(5, check)
 
         self._after(15, check)
 
