@@ -11,7 +11,7 @@ from faust.types import TP
 
 from tests.transport.fake import in_loop, until
 from tests.transport.memory import Cluster, FakeConsumer, FakeMessage
-from worker.kafka.polls import Poll
+from worker.kafka.polls import Flights, Poll
 from worker.kafka.thread import MOST_POLLS, ClientThread
 
 A, B = TP("t", 0), TP("t", 1)
@@ -46,7 +46,8 @@ class Loop:
 @asynccontextmanager
 async def running(cluster: Cluster, drain: float = 5.0) -> AsyncIterator[tuple[ClientThread, Loop, FakeConsumer]]:
     loop, consumer = Loop(), FakeConsumer(cluster)
-    thread = ClientThread(consumer, loop, serve_reports=lambda: False, on_reports=lambda: None, drain=drain)
+    flights = Flights(lambda error: None)
+    thread = ClientThread(consumer, loop, serve_reports=lambda: False, flights=flights, drain=drain)
     thread.start()
     await thread.subscribe(["t"])
     await until(lambda: loop.assigned is not None)

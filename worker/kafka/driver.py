@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, TypeVar, cast
@@ -29,6 +29,7 @@ from faust.transport import base
 from faust.transport.drivers import TRANSPORTS
 from faust.types import TP, ConsumerMessage, RecordMetadata
 from faust.types.assignor import HostToPartitionMap, PartitionAssignorT
+from mode import Service
 from yarl import URL
 
 from worker.errors import FailedError
@@ -171,6 +172,7 @@ class Consumer(base.Consumer):
         self._reading: set[TP] = set()
         self._offsets: dict[TP, int] = {}
         self._rebalance_lock = asyncio.Lock()
+        self._suspended: asyncio.Future[Any] | None = None
 
     @property
     def _kafka(self) -> ClientThread:
@@ -186,7 +188,7 @@ class Consumer(base.Consumer):
             confluent_kafka.Consumer(self.options.consumer_settings()),
             self,
             serve_reports=producer.serve_reports,
-            on_reports=self.flights.advance,
+            flights=self.flights,
             drain=_DRAIN_TIMEOUT,
         )
         self._polling.start()
@@ -271,10 +273,7 @@ class Consumer(base.Consumer):
 
     async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
         """Read changelogs from these positions."""
-        for tp, offset in partitions.items():
-            # Not only the position: a recovery that was interrupted leaves its last offset behind in Faust, which drops
-            # all records before it.
-            await self.seek(tp, offset)
+        self._offsets.update(partitions)
         self._read()
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
@@ -307,22 +306,27 @@ class Consumer(base.Consumer):
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def getmany(
-        self,
-        timeout: float,  # noqa: ASYNC109 (Faust's)
-    ) -> AsyncIterator[tuple[TP, ConsumerMessage]]:
-        """Yield the next poll as one message, or the lists of changelogs."""
+    async def next_messages(self) -> list[ConsumerMessage]:
+        """Return the next poll as one message, or the lists of changelogs."""
         if not self.flow_active:
             await self.can_resume_flow.wait()
-        polled = await self._getmany(None, timeout)
-        generation = self.generation
-        for tp, records in polled.items():
-            if generation == self.generation:  # else a rebalance has begun
-                yield tp, self._to_message(tp, records)
+        polled = await self._getmany(None, 0.0)
+        return [self._to_message(tp, records) for tp, records in polled.items()]
+
+    async def deliver(self, message: ConsumerMessage) -> None:
+        """Give a message to its agent or table, unless the flow stops before there is room for it."""
+        if self._suspended is None or self._suspended.done():
+            self._suspended = asyncio.ensure_future(self.suspend_flow.wait())
+        delivering = asyncio.ensure_future(self.callback(message))
+        await asyncio.wait((delivering, self._suspended), return_when=asyncio.FIRST_COMPLETED)
+        if delivering.done():
+            delivering.result()
+        else:
+            delivering.cancel()
 
     async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:  # noqa: ASYNC109 (Faust's)
-        # Nothing waits by the clock: Faust cancels the fetcher when it stops. What was read before a rebalance or a
-        # seek is dropped: a recovery that sees later records of a changelog first would skip the earlier ones.
+        # What was read before a rebalance or a seek is dropped: a recovery that sees later records of a changelog first
+        # would skip the earlier ones.
         while (poll := await self._kafka.next_poll()).generation != self.generation:
             pass
         found: dict[TP, Poll | RecordList] = {}
@@ -433,6 +437,23 @@ class Consumer(base.Consumer):
         await self.app.producer.create_topic(*args, **kwargs)
 
 
+class Fetcher(Service):
+    """Hands what is polled to Faust. Its own fetcher spends four tasks on each message."""
+
+    def __init__(self, app: DriverApp, **kwargs: Any) -> None:
+        self.app = app
+        super().__init__(**kwargs)
+
+    @Service.task
+    async def fetch(self) -> None:
+        """Deliver one message after the other until stopped."""
+        consumer = cast(Consumer, self.app.consumer)
+        while not self.should_stop:
+            for message in await consumer.next_messages():
+                if message.generation_id == self.app.consumer_generation_id and consumer.flow_active:
+                    await consumer.deliver(message)
+
+
 class Producer(base.Producer):
     """Writes each record once, in order, to all replicas."""
 
@@ -541,4 +562,5 @@ class Transport(base.Transport):
 
     Consumer = Consumer
     Producer = Producer
+    Fetcher = Fetcher
     driver_version = f"confluent-kafka={confluent_kafka.version()}"

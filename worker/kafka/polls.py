@@ -107,6 +107,11 @@ class Flights:
         """Whether everything is durable."""
         return not self._flying
 
+    @property
+    def are_awaited(self) -> bool:
+        """Whether somebody waits for an acknowledgement."""
+        return bool(self._waits)
+
     def begin(self, starts: Mapping[TP, int]) -> None:
         """Start reading at these positions, and at no others."""
         self.acknowledged = dict(starts)

@@ -30,7 +30,7 @@ from faust.types import TP
 
 from worker.kafka.clients import record_of
 from worker.kafka.connection import reason_of
-from worker.kafka.polls import Poll, RecordList
+from worker.kafka.polls import Flights, Poll, RecordList
 from worker.stream.topology import Record
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class ClientThread(threading.Thread):
     consumer : one that is not subscribed yet
     rebalanced : called in the loop
     serve_reports : serves the producer's delivery reports; returns whether there were any
-    on_reports : called in the loop after delivery reports
+    flights : take note of them, in the loop
     drain : seconds that a revocation may wait for the loop
     """
 
@@ -82,13 +82,14 @@ class ClientThread(threading.Thread):
         rebalanced: Rebalanced,
         *,
         serve_reports: Callable[[], bool],
-        on_reports: Callable[[], None],
+        flights: Flights,
         drain: float,
     ) -> None:
         super().__init__(name="kafka-client", daemon=True)
         self._group_consumer = consumer
         self._rebalanced = rebalanced
-        self._serve_reports, self._on_reports = serve_reports, on_reports
+        self._serve_reports, self._flights = serve_reports, flights
+        self._has_reports, self._reported = False, 0.0
         self._drain = drain
         self._event_loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -197,8 +198,11 @@ class ClientThread(threading.Thread):
             return
 
     def _report(self) -> None:
-        if self._serve_reports():
-            self._in_loop(self._on_reports)
+        self._has_reports = self._serve_reports() or self._has_reports
+        # Every wake-up of the loop costs as much as joining a click: only where somebody waits, or after a while.
+        if self._has_reports and (self._flights.are_awaited or monotonic() > self._reported + POLL_WAIT):
+            self._has_reports, self._reported = False, monotonic()
+            self._in_loop(self._flights.advance)
 
     def _in_loop(self, function: Callable[[], None]) -> None:
         try:
