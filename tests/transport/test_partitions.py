@@ -188,8 +188,9 @@ async def test_a_poll_of_an_earlier_generation_is_dropped() -> None:
 
 @in_loop
 async def test_a_poll_that_waits_while_a_rebalance_begins_is_dropped() -> None:
-    bench = await Bench().opened()
+    bench = Bench()
     bench.versions_known.clear()
+    await bench.opened()
     bench.send(1)
     waiting = asyncio.create_task(bench.worker.poll())
     await settle()
@@ -210,15 +211,19 @@ async def test_a_lost_poll_is_a_failure() -> None:
 
 
 @in_loop
-async def test_versions_are_read_to_their_end_once_in_every_generation_before_it_is_served() -> None:
-    bench = await Bench().opened()
-    for _ in range(2):
-        bench.send(1)
-        await bench.worker.poll()
-    assert bench.asked == 1
+async def test_versions_are_read_to_their_end_in_every_rebalance_before_anything_is_served() -> None:
+    bench = Bench()
+    bench.versions_known.clear()
     await bench.worker.rebalance([0])
     bench.send(1)
-    await bench.worker.poll()
+    waiting = asyncio.create_task(bench.worker.poll())
+    await settle()
+    assert (bench.asked, bench.echo.seen) == (1, [])
+    bench.versions_known.set()
+    await waiting
+    assert len(bench.echo.seen) == 1
+    await bench.worker.rebalance([0])
+    await settle()
     assert bench.asked == 2
 
 

@@ -50,9 +50,6 @@ class Reader:
     def read_from(self, positions: dict[tuple[str, int], int]) -> None:
         self.positions = dict(positions)
 
-    def bounds(self, *place: object) -> tuple[int, int]:
-        return 0, len(self.topic.values)
-
     def poll(self, seconds: float) -> list[FakeMessage]:
         error, self.topic.error = self.topic.error, None
         if error is not None:
@@ -70,6 +67,8 @@ async def reading(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[VersionReader, PublishedParameters, Metrics]]:
     monkeypatch.setattr("worker.kafka.versions.TopicReader", lambda *_, **__: Reader(topic))
+    monkeypatch.setattr("worker.kafka.versions.AdminClient", lambda _: None)
+    monkeypatch.setattr("worker.kafka.versions.offsets_of", lambda *_: {PLACE: len(topic.values)})
     monkeypatch.setattr(VersionReader, "pauses", Pauses(first=0.001, most=0.001))
     metrics = Metrics()
     published = PublishedParameters(ZERO, [], metrics)
@@ -93,7 +92,7 @@ async def test_versions_come_with_prepared_planners(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("worker.kafka.versions.prepared", lambda one: made.append(one.version) or None)
     topic.append(ZERO)
     async with reading(topic, monkeypatch) as (reader, published, _):
-        await until(lambda: reader.ready)
+        await reader.catch_up()
         topic.append(version(1))
         await until(lambda: published.version == 1)
         topic.append(version(1, made_at=5))  # published again
@@ -123,7 +122,7 @@ async def test_a_topic_that_cannot_be_read_is_trouble_and_read_again(monkeypatch
     topic.append(ZERO)
     topic.error = KafkaException(KafkaError(KafkaError._TRANSPORT))
     async with reading(topic, monkeypatch) as (reader, published, metrics):
-        await until(lambda: reader.ready)
+        await reader.catch_up()
         assert (topic.opened, published.version) == (2, 0)
         assert "versions-down" not in {trouble.name for trouble in metrics.troubles.active()}
 
@@ -135,7 +134,7 @@ async def test_a_record_that_is_no_version_is_refused_and_the_next_is_taken(monk
     topic.values += [b"{", None]
     topic.append(version(1))
     async with reading(topic, monkeypatch) as (reader, published, metrics):
-        await until(lambda: reader.ready)
+        await reader.catch_up()
         assert published.version == 1
         assert metrics.registry.get_sample_value("adcascade_refused_versions_total") == 1
 

@@ -42,7 +42,7 @@ class Partitions:
 
     Parameters
     ----------
-    know_versions : returns when all versions are known that are published now; awaited before a generation is served
+    know_versions : returns when all versions are known that are published now; called in every rebalance
     most_bytes : the largest record that all output topics take
     """
 
@@ -62,6 +62,7 @@ class Partitions:
         self._know_versions = know_versions
         self._most_bytes = most_bytes
         self._generation = self._next_number = -1
+        self._knowing: asyncio.Task[None] | None = None
         self._consumer: Consumer
         self._producer: Producer
 
@@ -77,6 +78,9 @@ class Partitions:
         `changelogs` has the end offset of the changelog of each assigned partition. Return the last offset of those
         that are kept.
         """
+        if self._knowing is not None:
+            self._knowing.cancel()
+        self._knowing = asyncio.ensure_future(self._know_versions())
         drained, ends = self._consumer.was_drained, self._consumer.flights.changelog
         kept = {p for p in self.servings if drained and changelogs.get(p) == ends[p] + 1}
         for partition in self.servings.keys() - kept:
@@ -97,8 +101,9 @@ class Partitions:
             self._consumer.flights.changelog[partition] = ends.get(partition, -1)
 
     async def _begin(self, generation: int) -> None:
-        """Begin a generation: with all versions that the last owners of the partitions knew."""
-        await self._know_versions()
+        """Begin a generation, with all versions that the last owners of the partitions knew."""
+        if self._knowing is not None:
+            await asyncio.shield(self._knowing)
         consumer, arrivals = self._consumer, self._topics.arrivals
         for partition, serving in self.servings.items():
             tp = TP(arrivals, partition)

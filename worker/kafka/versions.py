@@ -13,10 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from worker.errors import AdcascadeError
-from worker.kafka.clients import TopicReader, record_of
+from worker.kafka.clients import END, TopicReader, offsets_of, record_of
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.parameters import PublishedParameters, Received
 from worker.kafka.supervision import Pauses, keep_running
@@ -30,8 +31,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Seconds that a read waits for the next version. A request to catch up waits as long.
-_WAIT: Final = 0.1
+#: Seconds that a read waits for the next version; it returns as soon as there is one.
+_WAIT: Final = 1.0
+#: Seconds until the end of the topic is asked for again.
+_RETRY: Final = 0.2
 
 
 class VersionReader:
@@ -55,6 +58,7 @@ class VersionReader:
         self._troubles = troubles
         self._position = 0
         self._end: int | None = None  # of the topic, at the last request to catch up; None until it is known
+        self._admin: AdminClient | None = None
         self._moved = asyncio.Condition()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="versions")
 
@@ -69,8 +73,19 @@ class VersionReader:
         A worker that takes a partition over has to know the versions that its last owner knew.
         """
         self._end = None
+        while self._end is None:
+            try:
+                self._end = await asyncio.to_thread(self._find_end)
+            except KafkaException as error:
+                log.warning("the end of the parameters cannot be read: %s; trying again", reason_of(error))
+                await asyncio.sleep(_RETRY)
         async with self._moved:
             await self._moved.wait_for(lambda: self.ready)
+
+    def _find_end(self) -> int:
+        if self._admin is None:
+            self._admin = AdminClient(self._connection.configuration())
+        return offsets_of(self._admin, [TopicPartition(*self._place)], END)[self._place]
 
     async def run(self) -> None:
         """Read until cancelled; raise `UnfitError` if this worker cannot serve by a version."""
@@ -93,8 +108,6 @@ class VersionReader:
         try:
             reader.read_from({self._place: 0})
             while True:
-                if self._end is None:
-                    self._end = (await self._do(lambda: reader.bounds(*self._place)))[1]
                 self._published.take(await self._do(lambda: self._next(reader)))
                 self._position = reader.positions[self._place]
                 self._troubles.clear("versions-down")
