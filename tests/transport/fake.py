@@ -157,6 +157,9 @@ class FakeWorker:
         while self.kafka.pending:
             await self.persist(self.kafka.pending[0])
 
+    def handled(self, generation: int) -> None:
+        """There is always room."""
+
     def commit(self) -> None:
         self.kafka.committed |= self.flights.acknowledged
 

@@ -63,6 +63,7 @@ async def offsets(thread: ClientThread, generation: int, count: int) -> list[tup
     async with asyncio.timeout(DEADLINE):
         while len(found) < count:
             poll = await thread.next_poll()
+            thread.handled(poll.generation)
             if poll.generation == generation:
                 found += [(record.partition, record.offset) for one in poll.lists for record in one.records]
     return found
@@ -111,6 +112,7 @@ async def test_polls_of_a_generation_are_numbered() -> None:
         await thread.read({A: 0}, 1)
         for _ in range(3):
             polls.append(await thread.next_poll())
+            thread.handled(1)
             cluster.append("t", 0, b"k", b"more")
         assert [(poll.generation, poll.number) for poll in polls] == [(1, 0), (1, 1), (1, 2)]
 
@@ -168,6 +170,7 @@ async def test_a_revocation_waits_for_the_loop_and_runs_its_calls_meanwhile() ->
     cluster = filled(2)
     async with running(cluster) as (thread, loop, consumer):
         await thread.read({A: 0, B: 0}, 1)
+        await offsets(thread, 1, 2)
         loop.may_finish.clear()
         other = FakeConsumer(cluster)
         other.subscribe(["t"], on_assign=lambda *_: None, on_revoke=lambda *_: None)
@@ -199,6 +202,7 @@ async def test_lost_partitions_are_given_up_as_lost() -> None:
     cluster = filled(2)
     async with running(cluster) as (thread, loop, consumer):
         await thread.read({A: 0}, 1)
+        await offsets(thread, 1, 1)
         consumer.is_lost = True
         cluster.generation += 1
         await until(lambda: loop.events == ["assigned", "lost", "assigned"])

@@ -5,7 +5,6 @@ All of it blocks: commands, the learner process and threads use it. Errors becom
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property
@@ -16,7 +15,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec, TopicMetadata
 
 from worker.errors import FailedError
-from worker.kafka.connection import Connection, reason_of
+from worker.kafka.connection import SILENT_LOG, Connection, reason_of
 from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Record
 
@@ -26,11 +25,6 @@ REQUEST_TIMEOUT: Final = 10.0
 _PATIENCE: Final = 30.0
 #: librdkafka wants a name of a group also where none is joined.
 NO_GROUP: Final = "adcascade-reader"
-
-#: Log of clients whose errors are raised.
-_SILENT: Final = logging.getLogger("worker.kafka.silent")
-_SILENT.propagate = False
-_SILENT.addHandler(logging.NullHandler())
 
 BEGINNING: Final = OffsetSpec.earliest()
 END: Final = OffsetSpec.latest()
@@ -60,7 +54,7 @@ _NO_BROKER: Final = (_ALL_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, Ka
 
 def admin_client(connection: Connection) -> AdminClient:
     """Return a client that describes and creates topics; raise `KafkaException` if no broker can be reached."""
-    admin = AdminClient(connection.configuration(logger=_SILENT))
+    admin = AdminClient(connection.configuration(logger=SILENT_LOG))
     deadline = monotonic() + REQUEST_TIMEOUT
     while True:
         try:

@@ -70,6 +70,11 @@ LIBRARY_LOG.setLevel(logging.WARNING)
 LIBRARY_LOG.addFilter(_LibraryFilter())
 LIBRARY_LOG.addHandler(logging.NullHandler())
 
+#: Log of clients whose errors are raised.
+SILENT_LOG: Final = logging.getLogger("worker.kafka.silent")
+SILENT_LOG.propagate = False
+SILENT_LOG.addHandler(logging.NullHandler())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
@@ -133,9 +138,9 @@ class Connection:
         }
 
     def check(self) -> None:
-        """Raise `InputError` if librdkafka does not know a setting, or refuses its value. Connects to nobody."""
+        """Raise `InputError` if librdkafka does not know a setting, or refuses its value. Waits for no broker."""
         try:
-            Producer(self.configuration()).close()
+            Producer(self.configuration(logger=SILENT_LOG)).close()
         except (KafkaException, ValueError, TypeError) as error:
             reason = reason_of(error)
             for secret in filter(None, self.secrets):

@@ -311,7 +311,14 @@ class Consumer(base.Consumer):
         if not self.flow_active:
             await self.can_resume_flow.wait()
         polled = await self._getmany(None, 0.0)
-        return [self._to_message(tp, records) for tp, records in polled.items()]
+        messages = [self._to_message(tp, records) for tp, records in polled.items()]
+        if not any(isinstance(records, Poll) for records in polled.values()):
+            self.handled(self.generation)
+        return messages
+
+    def handled(self, generation: int) -> None:
+        """Note that a poll of a generation is handled: there is room for the next."""
+        self._kafka.handled(generation)
 
     async def deliver(self, message: ConsumerMessage) -> None:
         """Give a message to its agent or table, unless the flow stops before there is room for it."""

@@ -132,6 +132,7 @@ class Partitions:
         for partition, emitted in zip(work, emits, strict=True):
             self._write(partition, emitted, flight)
         flights.launch(flight)
+        self._consumer.handled(poll.generation)
         self._processors.measure(poll, began, time.monotonic(), flights.durations)
         flights.durations.clear()
 
@@ -174,14 +175,14 @@ class Partitions:
 
     def _write(self, partition: int, emits: Emits, flight: Flight) -> None:
         topics, producer = self._topics, self._producer
+        if emits.decisions:
+            producer.write(topics.decisions, partition, emits.decisions, flight)
         if emits.journal:
             producer.write(topics.journal, ONLY_PARTITION, emits.journal, flight)
         if emits.dead_letters:
             producer.write_dead_letters(topics.dead_letters, ONLY_PARTITION, emits.dead_letters, flight)
         if emits.changelog:
             producer.write(topics.changelog, partition, emits.changelog, flight, is_changelog=True)
-        if emits.decisions:
-            producer.write(topics.decisions, partition, emits.decisions, flight)
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

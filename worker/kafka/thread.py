@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 #: Records in a poll: the loop does nothing else until they are handled.
 MOST_RECORDS: Final = 2_048
-#: Polls that wait for the loop. What comes meanwhile makes the next poll larger.
-MOST_POLLS: Final = 2
+#: Polls that are handled, or wait for that. What comes meanwhile makes the next poll larger.
+MOST_POLLS: Final = 1
 #: Seconds that a poll waits for its first record. Calls and delivery reports wait as long.
 POLL_WAIT: Final = 0.05
 #: The same while nothing is read, or while there is no room for a poll.
@@ -96,6 +96,7 @@ class ClientThread(threading.Thread):
         self._positions: dict[tuple[str, int], int] = {}
         self._generation = self._number = 0
         self._is_over = self._is_revoking = False
+        self._unhandled = 0  # polls of this generation
         self._polls: deque[Poll] = deque()  # shared with the loop: appended here, taken there
         self._arrived: asyncio.Future[None] | None = None  # of the loop
 
@@ -131,7 +132,7 @@ class ClientThread(threading.Thread):
 
         def read(_: Consumer) -> None:
             if generation != self._generation:
-                self._generation, self._number = generation, 0
+                self._generation, self._number, self._unhandled = generation, 0, 0
                 self._positions = {}
             self._positions = {tp: self._positions.get(tp, offset) for tp, offset in positions.items()}
             self._apply_positions()
@@ -143,10 +144,16 @@ class ClientThread(threading.Thread):
         while not self._polls:
             self._arrived = self._event_loop.create_future()
             await self._arrived
-        poll = self._polls.popleft()
-        if len(self._polls) == MOST_POLLS - 1:
-            self._calls.put(lambda: None)  # there is room again
-        return poll
+        return self._polls.popleft()
+
+    def handled(self, generation: int) -> None:
+        """Note that a poll of a generation is handled: there is room for the next."""
+
+        def release() -> None:
+            if generation == self._generation:
+                self._unhandled -= 1
+
+        self._calls.put(release)
 
     def _on_poll(self) -> None:
         if self._arrived is not None and not self._arrived.done():
@@ -178,11 +185,11 @@ class ClientThread(threading.Thread):
         self._report()
 
     def _poll(self) -> None:
-        if len(self._polls) >= MOST_POLLS:
-            self._wait_for_call()
-            return
         if not self._positions:
             self._wait_for_call()
+        elif self._unhandled >= MOST_POLLS:
+            self._wait_for_call()
+            return
         first = self._group_consumer.poll(POLL_WAIT if self._positions else 0)
         if first is not None:
             self._hand_over([first, *self._group_consumer.consume(MOST_RECORDS - 1, 0)])
@@ -229,6 +236,7 @@ class ClientThread(threading.Thread):
             made = [RecordList(TP(*tp), positions[tp], records) for tp, records in lists.items()]
             self._polls.append(Poll(self._generation, self._number, made, monotonic()))
             self._number += 1
+            self._unhandled += 1
             self._in_loop(self._on_poll)
 
     def _take_error(
