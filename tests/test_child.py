@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import worker
-from worker.child import command, environment
+from worker.runtime.child import command, environment
 
 CHILD = """
-from worker.child import end_with_parent, report
+from worker.runtime.child import end_with_parent, report
 end_with_parent()
 while True:
     report([{value}])

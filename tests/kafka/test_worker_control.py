@@ -14,9 +14,9 @@ from msgspec.structs import replace as replaced
 from tests.embedded.traffic import ARMS, SECOND, START, arrivals
 from tests.kafka.fleet import Fleet
 from tests.kafka.world import CommandLine, eventually
-from worker.child import environment
 from worker.errors import FailedError
 from worker.kafka.clients import append
+from worker.runtime.child import environment
 from worker.stream import sizes
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Import

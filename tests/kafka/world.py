@@ -18,10 +18,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from worker.child import command, environment
 from worker.cli.main import main
 from worker.kafka.clients import END, admin_client, offsets_of, partition_counts, topic_reader
 from worker.kafka.connection import Connection
+from worker.runtime.child import command, environment
 from worker.stream.topology import ONLY_PARTITION, Topics
 
 ROOT = Path(__file__).parents[2]

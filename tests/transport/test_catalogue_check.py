@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from worker.kafka.watch import CatalogueCheck
 from worker.metrics.troubles import TroubleLog
+from worker.runtime.watch import CatalogueCheck
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 

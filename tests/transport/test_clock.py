@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker.kafka.clock import UNCONFIRMED, ComparedClock, broker_time, clock_of, steady_clock
+from worker.runtime.clock import UNCONFIRMED, ComparedClock, broker_time, clock_of, steady_clock
 from worker.stream.decoding import MAX_PROGRESS_LEAD
 
 START = 1_700_000_000_000

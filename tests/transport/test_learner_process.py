@@ -17,10 +17,10 @@ import pytest
 
 from tests.transport.fake import in_loop
 from worker.errors import FailedError
-from worker.kafka import supervision
-from worker.kafka.learner_process import LearnerProcess, LearnerStatus
-from worker.kafka.supervision import Pauses
 from worker.metrics.troubles import TroubleLog
+from worker.runtime import supervision
+from worker.runtime.learner_process import LearnerProcess, LearnerStatus
+from worker.runtime.supervision import Pauses
 
 REPORT_PID = """report('{"position":%d}' % os.getpid())"""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.kafka import memory
+from worker.runtime import memory
 
 GB = 1 << 30
 

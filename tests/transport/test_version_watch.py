@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from worker.kafka.clock import ComparedClock
-from worker.kafka.watch import VersionWatch
 from worker.metrics.troubles import TroubleLog
+from worker.runtime.clock import ComparedClock
+from worker.runtime.watch import VersionWatch
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 

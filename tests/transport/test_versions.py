@@ -16,9 +16,9 @@ from tests.transport.fake import in_loop, until
 from tests.transport.memory import FakeMessage
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import PublishedParameters, UnfitError
-from worker.kafka.supervision import Pauses
 from worker.kafka.versions import VersionReader
 from worker.metrics import Metrics
+from worker.runtime.supervision import Pauses
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 from worker.stream.version_encoding import encode_parameters

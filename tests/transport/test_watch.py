@@ -11,13 +11,13 @@ import pytest
 
 from tests.embedded.traffic import ARMS, START, settings
 from tests.stream.scenes import feedback, opened
-from worker.kafka.learner_process import LearnerProcess, LearnerStatus
 from worker.kafka.monitor import WorkerMonitor
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.processors import StreamProcessors
-from worker.kafka.watch import PATIENCE, CatalogueCheck, SettingsWatch, WatermarkWatch, different
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
+from worker.runtime.learner_process import LearnerProcess, LearnerStatus
+from worker.runtime.watch import PATIENCE, CatalogueCheck, SettingsWatch, WatermarkWatch, different
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_journal, encode_progress
 from worker.stream.events import Progress
@@ -128,7 +128,7 @@ def test_a_report_of_the_learner_reaches_the_metrics_and_the_supervisor() -> Non
 def test_the_monitor_of_a_worker_looks_at_both(
     monkeypatch: pytest.MonkeyPatch, serves: bool, learns: bool, expected: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("worker.kafka.watch.PATIENCE", -1.0)
+    monkeypatch.setattr("worker.runtime.watch.PATIENCE", -1.0)
     metrics = Metrics()
     zero = Parameters.first(settings(), ARMS)
     published = PublishedParameters(zero, [zero], metrics)

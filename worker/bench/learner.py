@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from worker.bench.figures import Figure, medians
-from worker.kafka.memory import collect_garbage_rarely
+from worker.runtime.memory import collect_garbage_rarely
 from worker.stream.encoding import encode_journal
 from worker.stream.events import JournalEvent, Opened, Progress
 from worker.stream.learner import Learner

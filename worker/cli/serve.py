@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.child import command
 from worker.cli import log_format
 from worker.cli.options.brokers import secret
 from worker.cli.options.catalog import CATALOG, read_arms
@@ -18,7 +17,8 @@ from worker.cli.options.times import time_option
 from worker.cli.worker import CLOCK
 from worker.console import check_writable
 from worker.errors import InputError
-from worker.kafka.clock import clock_of
+from worker.runtime.child import command
+from worker.runtime.clock import clock_of
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.settings import Arm, LearningSettings

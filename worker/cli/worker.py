@@ -6,7 +6,6 @@ import argparse
 import os
 from dataclasses import dataclass
 
-from worker.child import command
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
 from worker.cli.options.catalog import CATALOG, read_arms
@@ -15,6 +14,7 @@ from worker.cli.options.parser import CommandSpec, Option, count, port
 from worker.cli.options.times import time_option
 from worker.errors import InputError
 from worker.kafka.connection import Connection
+from worker.runtime.child import command
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.settings import Arm, LearningSettings

@@ -1,4 +1,4 @@
-"""The worker on Kafka, apart from Faust: connection, topics, clients, pipelines, writers, the learner process.
+"""The worker on Kafka: a Faust app (`app.py`), its driver on librdkafka (`driver.py`, `thread.py`), and the learner.
 
-`transport.py` is the seam: what the worker needs of Kafka. Only `kafka/faust/` imports Faust.
+Commands, the learner process and `worker.client` use librdkafka without Faust (`clients.py`).
 """

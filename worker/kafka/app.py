@@ -18,10 +18,10 @@ from faust.types import TP
 from worker.errors import AdcascadeError
 from worker.kafka import driver, store
 from worker.kafka.driver import Assignor, DriverOptions, PollSchema
-from worker.kafka.learner_process import LearnerProcess
 from worker.kafka.partitions import Partitions
 from worker.kafka.store import Tables
-from worker.kafka.supervision import Background
+from worker.runtime.learner_process import LearnerProcess
+from worker.runtime.supervision import Background
 from worker.stream.topology import ONLY_PARTITION
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 The journal is not read through the consumer group, and no offset of it is committed: the newest version carries the
 offset to continue at (`resume_offset`), together with all that was learned up to there.
 
-`worker.kafka.learner_process` starts and kills this process. It reports on its standard output, and ends when its
+`worker.runtime.learner_process` starts and kills this process. It reports on its standard output, and ends when its
 standard input does, that is with its worker, however that ends. It shares the worker's standard error for its log.
 """
 
@@ -20,16 +20,16 @@ from typing import Final
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from worker.child import end_with_parent, report
 from worker.errors import AdcascadeError, FailedError
 from worker.kafka import parameters as parameters_topic
 from worker.kafka.clients import TopicReader, durable_producer, readable_errors, topic_reader, write
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.history import HistoryWriter
-from worker.kafka.learner_process import LearnerStatus
-from worker.kafka.memory import collect_garbage_rarely
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.metrics import Metrics
+from worker.runtime.child import end_with_parent, report
+from worker.runtime.learner_process import LearnerStatus
+from worker.runtime.memory import collect_garbage_rarely
 from worker.stream.encoding import encode_episode
 from worker.stream.events import Tag
 from worker.stream.learner import Learner, Outcome

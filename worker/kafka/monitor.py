@@ -12,10 +12,10 @@ from faust.types import TP
 from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
 from worker.kafka.connection import reason_of
-from worker.kafka.learner_process import LearnerProcess
 from worker.kafka.processors import StreamProcessors
-from worker.kafka.watch import CatalogueCheck, SettingsWatch, VersionWatch, WatermarkWatch
 from worker.metrics import Metrics
+from worker.runtime.learner_process import LearnerProcess
+from worker.runtime.watch import CatalogueCheck, SettingsWatch, VersionWatch, WatermarkWatch
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import ONLY_PARTITION
 

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
-from worker.kafka.clock import Clock, ComparedClock, steady_clock, wall_clock
-from worker.kafka.learner_process import LearnerStatus
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.polls import Poll
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
+from worker.runtime.clock import Clock, ComparedClock, steady_clock, wall_clock
+from worker.runtime.learner_process import LearnerStatus
 from worker.secret import Secret
 from worker.stream.bounds import OutputBounds
 from worker.stream.decoding import Limits, decode_episode

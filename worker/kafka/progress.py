@@ -11,8 +11,8 @@ from faust.types import TP, RecordMetadata
 
 from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
-from worker.kafka.clock import ComparedClock
 from worker.kafka.connection import reason_of
+from worker.runtime.clock import ComparedClock
 from worker.stream.encoding import encode_progress
 from worker.stream.events import Progress
 from worker.stream.topology import ONLY_PARTITION

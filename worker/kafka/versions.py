@@ -20,8 +20,8 @@ from worker.errors import AdcascadeError
 from worker.kafka.clients import END, TopicReader, offsets_of, record_of
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.parameters import PublishedParameters, Received
-from worker.kafka.supervision import Pauses, keep_running
 from worker.metrics.troubles import TroubleLog
+from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.slates import prepared
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.version_decoding import decode_parameters

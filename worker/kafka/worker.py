@@ -7,26 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from worker.kafka.app import WorkerApp, run_app, worker_app
-from worker.kafka.clock import clock_of
 from worker.kafka.connection import Connection
 from worker.kafka.driver import DriverOptions
-from worker.kafka.learner_process import LearnerProcess
-from worker.kafka.memory import (
-    available_memory,
-    collect_garbage_rarely,
-    let_the_loop_go_first,
-    sessions_that_fit,
-)
 from worker.kafka.monitor import WorkerMonitor
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.kafka.partitions import Partitions
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
-from worker.kafka.supervision import supervised
 from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version
 from worker.kafka.versions import VersionReader
-from worker.kafka.watch import CatalogueCheck, different
 from worker.metrics import Metrics
+from worker.runtime.clock import clock_of
+from worker.runtime.learner_process import LearnerProcess
+from worker.runtime.memory import (
+    available_memory,
+    collect_garbage_rarely,
+    let_the_loop_go_first,
+    sessions_that_fit,
+)
+from worker.runtime.supervision import supervised
+from worker.runtime.watch import CatalogueCheck, different
 from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters

@@ -19,12 +19,12 @@ from typing import Final
 
 import msgspec
 
-from worker.child import end_with_parent, report
 from worker.embedded.history import StateHistory
 from worker.embedded.state import InheritedLock, StateFolder
 from worker.embedded.steps import Step, StepReader
 from worker.errors import AdcascadeError
-from worker.kafka.learner_process import LearnerStatus
+from worker.runtime.child import end_with_parent, report
+from worker.runtime.learner_process import LearnerStatus
 from worker.serve.recording import StateRecording
 from worker.stream.catalogue import Refusal
 from worker.stream.encoding import encode_episode

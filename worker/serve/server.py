@@ -13,15 +13,15 @@ from worker.embedded.state import FolderLock, StateFolder
 from worker.embedded.steps import remaining
 from worker.errors import FailedError, InputError
 from worker.http.server import http_server
-from worker.kafka.learner_process import LearnerProcess, LearnerStatus
-from worker.kafka.memory import (
+from worker.metrics import Metrics
+from worker.runtime.learner_process import LearnerProcess, LearnerStatus
+from worker.runtime.memory import (
     available_memory,
     collect_garbage_rarely,
     let_the_loop_go_first,
     sessions_that_fit,
 )
-from worker.kafka.watch import CatalogueCheck, different
-from worker.metrics import Metrics
+from worker.runtime.watch import CatalogueCheck, different
 from worker.serve.control import SOCKET, take_orders
 from worker.serve.learner import MOVED, POSITION, RUNNER, SERVE, STEPS
 from worker.serve.runner import RunnerStart, ServeRunner

@@ -12,7 +12,7 @@ import orjson
 
 from worker.errors import FailedError
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
-from worker.kafka.learner_process import LearnerStatus
+from worker.runtime.learner_process import LearnerStatus
 from worker.serve.runner import ServeRunner, Waiting
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Order

@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from worker.bench.kafka.processes import processor_seconds
-from worker.child import command, environment
 from worker.errors import FailedError
+from worker.runtime.child import command, environment
 
 T = TypeVar("T")
 

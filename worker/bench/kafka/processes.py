@@ -14,10 +14,10 @@ from pathlib import Path
 import worker
 from worker.bench.kafka.topics import LATENESS, TIMEOUT, WINDOW
 from worker.bench.stream import HORIZON
-from worker.child import command, environment
 from worker.errors import FailedError, InputError
 from worker.kafka.clients import admin_client, readable_errors
 from worker.kafka.connection import Connection
+from worker.runtime.child import command, environment
 from worker.stream.topology import Topics
 
 

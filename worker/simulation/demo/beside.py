@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from worker.child import end_with_parent, report
 from worker.errors import AdcascadeError
+from worker.runtime.child import end_with_parent, report
 from worker.simulation.demo.ledger import Row
 from worker.simulation.demo.run import Demo, DemoSettings
 

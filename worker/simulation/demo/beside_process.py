@@ -19,8 +19,8 @@ from collections import deque
 
 import msgspec
 
-from worker.child import command, environment
 from worker.errors import FailedError
+from worker.runtime.child import command, environment
 from worker.simulation.demo.beside import Beside, Progress
 from worker.simulation.demo.run import DemoSettings
 

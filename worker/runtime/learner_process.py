@@ -20,9 +20,9 @@ from time import monotonic
 
 import msgspec
 
-from worker.child import environment
-from worker.kafka.supervision import Pauses, end_process, keep_running
 from worker.metrics.troubles import TroubleLog
+from worker.runtime.child import environment
+from worker.runtime.supervision import Pauses, end_process, keep_running
 
 log = logging.getLogger(__name__)
 
