@@ -13,7 +13,7 @@ import pytest
 
 import worker
 from tests.kafka.conftest import address  # noqa: F401 (a fixture)
-from tests.programs import needs, thorough
+from tests.programs import needs
 from worker.bench.figures import Figure
 from worker.bench.kafka import comparison
 from worker.bench.kafka.baselines import echo
@@ -211,7 +211,7 @@ def test_an_installed_package_finds_its_own_script(monkeypatch: pytest.MonkeyPat
 # ── on a real broker ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@thorough
+@pytest.mark.thorough
 def test_bench_kafka_measures_every_figure(
     monkeypatch: pytest.MonkeyPatch,
     address: str,  # noqa: F811

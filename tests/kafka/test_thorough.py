@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from tests.kafka.world import eventually
-from tests.programs import thorough
 from worker.bandit.arrays import Floats
 from worker.bench.kafka.client import Client as ArrivalClient
 from worker.bench.kafka.processes import ChildProcess, worker_process
@@ -36,7 +35,7 @@ from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
 
-pytestmark = thorough
+pytestmark = pytest.mark.thorough
 
 RATE = 200.0  # arrivals per second
 PARTITIONS = 8
