@@ -24,8 +24,8 @@ from worker.replay.verify import verify
 from worker.simulation.experiment.run import run_task
 from worker.simulation.experiment.settings import ExperimentSettings
 from worker.stream.explanation import explain
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.parameters import decode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.web.figures import top_arms
 
 

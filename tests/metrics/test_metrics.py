@@ -22,7 +22,7 @@ from worker.metrics.histogram import DURATION_BOUNDS, quantile
 from worker.metrics.history import MOST_MARKS, MOST_WINDOWS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
-from worker.stream.budget import Shares
+from worker.stream.chance import Shares
 from worker.stream.events import DEAD_LETTER_REASONS
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings

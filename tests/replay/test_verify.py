@@ -12,9 +12,8 @@ from worker.replay.relearn import relearn
 from worker.replay.verify import verify
 from worker.replay.versions import difference
 from worker.stream.events import Import, Tag
-from worker.stream.parameters import Parameters
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.version_records import encode_parameters
 
 from ..golden.recording import ORDERS, record
 from .logs import (

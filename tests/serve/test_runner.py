@@ -19,7 +19,7 @@ from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.runner import RunnerStart, ServeRunner
 from worker.serve.service import EmbeddedService
-from worker.stream.budget import Shares, journaled
+from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings

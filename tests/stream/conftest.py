@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from worker.stream import decoding, encoding
 from worker.stream.contexts import MISSING
-from worker.stream.encoders import context_encoder
 from worker.stream.events import (
     ACTIONS,
     MODES,
@@ -36,7 +35,7 @@ from worker.stream.events import (
     Progress,
     Tag,
 )
-from worker.stream.features import Features
+from worker.stream.features import Features, context_encoder
 
 #: Limits and settings so wide that a record is rejected only for its own content.
 WIDE = decoding.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahead_ms=MOST)

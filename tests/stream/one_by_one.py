@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 
 from worker.errors import FailedError
-from worker.stream.columns import Slates
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import FeedbackFact, Opened
-from worker.stream.exclusions import pack_exclusions
-from worker.stream.journal import JournalRecord
-from worker.stream.learner import Learner, Outcome, _pass_over
+from worker.stream.joining import Slates
+from worker.stream.learner import JournalRecord, Learner, Outcome, _pass_over
 from worker.stream.parameters import Parameters
-from worker.stream.session import answered
+from worker.stream.session import answered, pack_exclusions
 from worker.stream.windows import Answer, ClosedWindow, SessionPlan
 
 # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────

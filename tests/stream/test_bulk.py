@@ -19,13 +19,12 @@ from tests.stream.one_by_one import Closed, LearnerOneByOne, WindowsOneByOne
 from tests.stream.scenes import feedback, opened
 from tests.stream.test_hostile_journal import ARMS, SETTINGS, journals
 from tests.stream.test_windows import EVENTS, TIMEOUT, WINDOW
-from worker.stream.columns import AnswerColumns
 from worker.stream.decoding import MAX_FACT_LEAD, Rejected, decode_journal, decode_journals
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import Opened, Progress
-from worker.stream.journal import JournalRecord
-from worker.stream.learner import Learner, Outcome
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.joining import AnswerColumns
+from worker.stream.learner import JournalRecord, Learner, Outcome
+from worker.stream.version_records import encode_parameters
 from worker.stream.windows import OpenWindows
 
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────

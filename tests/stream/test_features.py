@@ -14,18 +14,24 @@ from tests.first_release import FIRST_RELEASE
 from worker.errors import InputError
 from worker.stream.contexts import MISSING, pack_context
 from worker.stream.decoding import LARGEST_NUMBER, Limits, Rejected, decode_arrival, decode_journal
-from worker.stream.encoders import ContextEncoder, context_encoder
 from worker.stream.encoding import encode_opened
 from worker.stream.events import Arrival, Opened
-from worker.stream.features import KINDS, MOST_COLUMNS, TAKEN, Feature, Features
-from worker.stream.hashing import hashed_column
-from worker.stream.parameters import Parameters
+from worker.stream.features import (
+    KINDS,
+    MOST_COLUMNS,
+    TAKEN,
+    ContextEncoder,
+    Feature,
+    Features,
+    context_encoder,
+    hashed_column,
+)
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.serving import Serving
 from worker.stream.session import Session, decode_state, encode_state
 from worker.stream.settings import LATER_SETTINGS, Arm, LearningSettings, continued
 from worker.stream.topology import Record, Topics
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import Versions
 
 DECLARED = Features.of_table(

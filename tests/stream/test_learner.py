@@ -36,11 +36,10 @@ from worker.stream.events import (
     Tag,
 )
 from worker.stream.learner import REPUBLISH, Learner, Outcome
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters, parameters_document
+from worker.stream.version_records import encode_parameters, parameters_document
 from worker.stream.versions import RoundedError, should_publish
 
 # Windows of a second; a session lasts 300 ms, disorder 50 ms: the window [0, 1000) is closed when time reaches 1350.

@@ -39,7 +39,7 @@ import worker.stream.learner as learner_module
 from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
-from worker.stream.budget import Shares, journaled
+from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import MAX_FACT_LEAD, MAX_PROGRESS_LEAD, decode_journal
 from worker.stream.encoding import encode_journal
 from worker.stream.events import (
@@ -58,7 +58,7 @@ from worker.stream.folding import Folded
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_encoding import parameters_document
+from worker.stream.version_records import parameters_document
 from worker.stream.versions import KEPT, should_publish
 from worker.stream.windows import ClosedWindow, OpenWindows
 

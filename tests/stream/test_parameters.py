@@ -23,10 +23,9 @@ from worker.bandit.click_model import Observations
 from worker.bandit.personal import PersonalModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
-from worker.stream.parameters import Parameters, with_settings
+from worker.stream.parameters import Parameters, decode_parameters, with_settings
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 #: Where and when a version was made, which its hash does not cover (docs/design.md §5).
 ORIGIN = ("made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress")

@@ -25,17 +25,15 @@ from jsonschema import Draft202012Validator
 
 from tests.first_release import FIRST_RELEASE
 from worker.errors import ParametersError
-from worker.stream.budget import Shares
+from worker.stream.chance import Shares
+from worker.stream.contexts import ARRAYS, ObservedSessions, Standardisation
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.events import DEAD_LETTER_REASONS, TOPICS, ArmEntry
 from worker.stream.features import Features
 from worker.stream.history import HistoryIndex, KeptVersion, decode_index, encode_index
-from worker.stream.observed import ARRAYS, ObservedSessions
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.standardising import Standardisation
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 FOLDER = Path(__file__).parents[2] / "schemas"
 NAMES = ("arrival", "click", "decision", "episode", "history-index", "journal", "parameters")

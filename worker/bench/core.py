@@ -20,7 +20,7 @@ from worker.errors import FailedError
 from worker.simulation.environments import Environment, make_environment
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 BATCH = 256
 BETA = 1.5

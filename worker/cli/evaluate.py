@@ -18,10 +18,9 @@ from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LATER_SETTINGS
 from worker.stream.topology import Topics
-from worker.stream.version_decoding import decode_parameters
 
 
 def confidence_level(text: str) -> float:

@@ -20,11 +20,10 @@ from worker.cli.options.versions import pick
 from worker.console import check_writable, read_file, table, write_result
 from worker.errors import InputError, ParametersError
 from worker.stream.contexts import MISSING
-from worker.stream.encoders import context_encoder
 from worker.stream.explanation import Explanation, Position, explain
-from worker.stream.parameters import Parameters, with_settings
+from worker.stream.features import context_encoder
+from worker.stream.parameters import Parameters, decode_parameters, with_settings
 from worker.stream.tastes import BASE_RATE, Contribution, columns_of_object, context_columns
-from worker.stream.version_decoding import decode_parameters
 
 TOP = 5  # arms in the table of a position
 STRONGEST = 5  # parts of the log-odds of the chosen arm

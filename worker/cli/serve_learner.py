@@ -18,8 +18,8 @@ from worker.embedded.state import StateView
 from worker.errors import AdcascadeError
 from worker.serve.learner import run_learner
 from worker.serve.settings import dimension
+from worker.stream.parameters import decode_parameters
 from worker.stream.topology import Topics
-from worker.stream.version_decoding import decode_parameters
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from worker.kafka.connection import Connection
 from worker.runtime.child import command
 from worker.secret import Secret
 from worker.stream.decoding import Limits
+from worker.stream.feedback import token_secret
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.tokens import token_secret
 from worker.stream.topology import Topics
 
 #: For tests: a file with the time, in place of the machine's clock (see `clock_of`).

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from worker.embedded.state import StateFolder
 from worker.stream.events import Tag
 from worker.stream.history import KeptVersion, changes, first_time, slot_of, tag_slot
-from worker.stream.parameters import Parameters
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.version_records import encode_parameters
 
 
 class StateHistory:

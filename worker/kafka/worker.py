@@ -31,8 +31,8 @@ from worker.secret import Secret
 from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, ignored_scale
-from worker.stream.sizes import check_size
 from worker.stream.topology import Topics
+from worker.stream.version_records import check_size
 from worker.web.server import LOOPBACK, WebServer, operations
 from worker.web.status import status_routes
 

@@ -19,7 +19,7 @@ from worker.metrics.exposition import families
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, SIZE_BOUNDS, Histogram
 from worker.metrics.history import Mark, MetricsHistory, Snapshot
 from worker.metrics.troubles import TroubleLog
-from worker.stream.answering import MOST_NAMED, Answering, answering
+from worker.stream.episodes import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally

@@ -23,8 +23,7 @@ from worker.logs.findings import Kind, Mismatch
 from worker.logs.ordered import Entry, OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.replay.report import ReplayReport
-from worker.stream.budget import ALL
-from worker.stream.chance import journal_number
+from worker.stream.chance import ALL, journal_number
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Decision, Opened
 from worker.stream.session import answered, objection

@@ -36,12 +36,12 @@ from worker.logs.traces import UNLIMITED
 from worker.replay.origin import Origin, Timetable, find_origin, read_timetable
 from worker.replay.report import ReplayReport, Status, VersionResult, read_traffic
 from worker.replay.versions import hash_differs, is_lost
-from worker.stream.budget import ALL, OpenedCounts, journaled
+from worker.stream.chance import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
-from worker.stream.encoders import context_encoder
 from worker.stream.encoding import encode_feedback_fact, encode_journal, encode_opened, encode_progress
 from worker.stream.events import MOST, Arrival, Decision, Mode, Opened, Progress
+from worker.stream.features import context_encoder
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm

@@ -21,8 +21,7 @@ from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.encoding import encode_journal
 from worker.stream.events import FeedbackFact, Opened, Order, Progress
 from worker.stream.history import KeptVersion
-from worker.stream.parameters import Parameters
-from worker.stream.version_decoding import decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
 
 SOCKET: Final = "control"
 #: Bytes of the largest order: one with the record of a version.

@@ -29,11 +29,10 @@ from worker.serve.recording import StateRecording
 from worker.stream.catalogue import Refusal
 from worker.stream.encoding import encode_episode
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings, ignored_scale
 from worker.stream.topology import Topics
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import KEPT, Versions
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from worker.embedded.state import StateFolder
 from worker.embedded.steps import Recorded, Step
 from worker.errors import FailedError
 from worker.logs.format import encode_line
+from worker.stream.parameters import decode_parameters
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
-from worker.stream.version_decoding import decode_parameters
 from worker.stream.versions import version_key
 
 _PATH: Final = "record.path"

@@ -29,10 +29,8 @@ from worker.serve.service import EmbeddedService, OrderDesk
 from worker.serve.settings import ServeSettings, dimension
 from worker.serve.versions import StoredVersions
 from worker.stream.decoding import decode_episode
-from worker.stream.parameters import Parameters
-from worker.stream.sizes import check_size
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.version_records import check_size, encode_parameters
 from worker.stream.versions import KEPT, Versions
 from worker.web.status import status_routes
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from worker.embedded.state import StateView
 from worker.errors import AdcascadeError
 from worker.metrics import Metrics
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.slates import SlatePlanner, prepared
-from worker.stream.version_decoding import decode_parameters
 from worker.stream.versions import Versions
 
 log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from worker.bandit.click_model import Truth
 from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
 from worker.simulation.digits import DigitsTruth
+from worker.stream.contexts import Standardisation
 from worker.stream.settings import Arm
-from worker.stream.standardising import Standardisation
 
 Bools = NDArray[np.bool_]
 

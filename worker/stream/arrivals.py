@@ -3,7 +3,7 @@
 Rules that hold in this file (docs/design.md §3):
 
 - Slates are planned at arrival, all of a batch at once, and pinned.
-- Beyond the budget of learning, a share of the sessions is journaled (`budget.py`). The others are served alike, and
+- Beyond the budget of learning, a share of the sessions is journaled (`chance.py`). The others are served alike, and
   leave no fact in the journal.
 - Without room for more sessions, an arrival is answered with a fallback slate and not remembered: it leaves no value in
   the table and no fact in the journal. If it comes again, it may be remembered then.
@@ -19,16 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from worker.stream.batch import Batch
-from worker.stream.budget import ALL, journaled
+from worker.stream.chance import ALL, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.encoding import opened_document
 from worker.stream.events import Arrival
-from worker.stream.exclusions import brief_exclusions
 from worker.stream.feedback import FeedbackJoin
 from worker.stream.parameters import Parameters
-from worker.stream.reading import RecordReader
-from worker.stream.session import Session
+from worker.stream.reading import Batch, RecordReader
+from worker.stream.session import Session, brief_exclusions
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.table import SessionTable
 from worker.stream.topology import Record

@@ -1,4 +1,4 @@
-"""Declared features: what the names in the context of an arrival mean, and the further columns of the catalogue.
+"""Declared features: the meaning of names in contexts and of further columns of the catalogue.
 
 Rules that hold in this file:
 
@@ -8,8 +8,11 @@ Rules that hold in this file:
 - The declaration is part of every version, so workers cannot disagree. Names keep their order; it is the order of the
   columns.
 - A declaration that makes no sense is refused with one line, when it is read.
+- In a context object, a number that is missing is `MISSING`, which the version replaces by the mean. A category that is
+  missing, or that has a value which is not listed, has no mark. A hashed category marks one column, by a stable hash.
+- A name that is not declared, or a value of another type, is an error that names the field, never the value.
 
-`worker.stream.encoders` turns contexts into columns; `worker.stream.ad_features` checks those of ads.
+`worker.stream.ad_features` checks the features of ads.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -25,11 +29,27 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats
 from worker.errors import InputError
-from worker.stream.hashing import hashed_column
-from worker.stream.standardising import Standardisation
+from worker.stream.contexts import Standardisation
 
 if TYPE_CHECKING:
     from worker.stream.settings import Arm
+
+
+from worker.stream.contexts import MISSING
+
+
+def hashed_column(name: str, value: str, columns: int) -> int:
+    """Return the column, from 0, that a value of a hashed category marks: blake2b(value) mod columns.
+
+    The key of the hash is made from the name of the feature, so equal values of two features are independent.
+
+    >>> hashed_column("country", "DE", 16), hashed_column("country", "FR", 16), hashed_column("city", "DE", 16)
+    (15, 6, 13)
+    """
+    key = blake2b(name.encode(), digest_size=32).digest()
+    digest = blake2b(value.encode(), digest_size=8, key=key, person=b"feature").digest()
+    return int.from_bytes(digest, "little") % columns
+
 
 Kind: TypeAlias = Literal["number", "category", "hashed"]
 
@@ -317,3 +337,73 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
+
+
+_LONGEST_SHOWN: Final = 64
+
+
+class ContextEncoder:
+    """Encodes contexts under one declaration, which is prepared once.
+
+    >>> declared = Features.of_table({"context": {"age": "number", "device": ["mobile", "desktop"]}})
+    >>> encoder = ContextEncoder(declared)
+    >>> encoder.encode({"device": "desktop", "age": 31}), encoder.encode({"device": "watch"})
+    ((31.0, 0.0, 1.0), (nan, 0.0, 0.0))
+    >>> encoder.encode({"age": "31"})
+    Traceback (most recent call last):
+        ...
+    worker.errors.InputError: context.age: a number is declared, not a text
+    """
+
+    def __init__(self, features: Features) -> None:
+        self._blank: list[float] = []
+        self._places: dict[str, tuple[int, ColumnOf | None]] = {}
+        for feature in features.context:
+            first = len(self._blank)
+            self._places[feature.name] = first, feature.column_of(first)
+            self._blank += [MISSING if feature.kind == "number" else 0.0] * feature.width
+
+    def encode(self, given: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return the numbers of a context object; raise `InputError` that names the field."""
+        numbers, places = self._blank.copy(), self._places
+        for name, value in given.items():
+            place = places.get(name)
+            if place is None:
+                raise InputError(f"context.{_shown(name)} is not declared; declared are {listed(places)}")
+            column, find = place
+            if find is None:
+                if type(value) is float:
+                    numbers[column] = value
+                elif type(value) is int:
+                    numbers[column] = _as_float(name, value)
+                else:
+                    raise InputError(f"context.{name}: a number is declared, not {kind_of(value)}")
+            elif type(value) is str:
+                if (found := find(value)) is not None:
+                    numbers[found] = 1.0
+            else:
+                raise InputError(f"context.{name}: a category is declared, a text, not {kind_of(value)}")
+        return tuple(numbers)
+
+
+@lru_cache(maxsize=64)
+def context_encoder(features: Features | None) -> ContextEncoder | None:
+    """Return the encoder of a declaration; None if no features of contexts are declared."""
+    return ContextEncoder(features) if features is not None and features.context else None
+
+
+def kind_of(value: Any) -> str:
+    """Return what a JSON value is, for people, without the value."""
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _as_float(name: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"context.{name}: the number is too large") from None
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and 0 < len(name) <= _LONGEST_SHOWN else repr(name[:_LONGEST_SHOWN])

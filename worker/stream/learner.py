@@ -4,7 +4,7 @@ Rules that hold in this file (docs/design.md §4 and §5):
 
 - Versions depend on the journal and the settings alone. There is no clock: a version's times come from progress
   records. So learners that were restarted, paused or run side by side make the same versions.
-- **A window is closed** when the watermark (`watermark.py`) reaches its end + session_timeout + lateness. One
+- **A window is closed** when the watermark (`windows.py`) reaches its end + session_timeout + lateness. One
   progress record may close several, in order, each with its own version. A window without sessions leaves no trace. A
   record for a closed window is late: counted, never folded.
 - A record whose time lies far after its own timestamp in the journal is refused, live or not (`MAX_FACT_LEAD`,
@@ -23,32 +23,103 @@ Rules that hold in this file (docs/design.md §4 and §5):
   alike. Two errors are passed on: `FailedError` (a known version comes out differently) and `MemoryError`.
 - **Republishing**: when `REPUBLISH` windows were closed since the position of the newest version and none of them made
   a version (idle, frozen, rejected), the same version is published again from the newer position.
+- Offsets rise. A record at or before an offset that was handled is passed over, however often it comes. A record
+  without a timestamp has the timestamp 0, by which nothing is refused.
+- `opened`, `feedback` and records that cannot be used change nothing but the open windows and the reports. Among them,
+  only the offsets matter, not the order. So all of them up to the next record of another kind are added in bulk.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Final
+from itertools import compress, islice
+from typing import Final, TypeAlias
 
 from worker.errors import EstimationError, FailedError
 from worker.stream.catalogue import Refusal, carry_out, under
-from worker.stream.decoding import decode_journals
+from worker.stream.decoding import Rejected, decode_journals
 from worker.stream.episodes import episode_of
-from worker.stream.events import Episode, Order, Progress, Tag
-from worker.stream.facts import KINDS as FACTS
-from worker.stream.facts import Facts
+from worker.stream.events import Episode, FeedbackFact, JournalEvent, Opened, Order, Progress, Tag
 from worker.stream.folding import fold
-from worker.stream.journal import JournalRecord, unread
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, continued
-from worker.stream.sizes import check_size
 from worker.stream.troubles import Troubles
+from worker.stream.version_records import check_size
 from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
-from worker.stream.watermark import Watermark
-from worker.stream.windows import OpenWindows
+from worker.stream.windows import OpenWindows, Watermark
+
+#: Offset and value of a journal record and, where it is known, its timestamp.
+JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
+
+#: Offsets, values and timestamps (0 where they are not known) of journal records.
+Columns: TypeAlias = tuple[Sequence[int], Sequence[bytes | None], Sequence[int]]
+
+
+def unread(records: Sequence[JournalRecord], following: int) -> Columns:
+    """Return the columns of the records from the offset `following` on.
+
+    >>> unread([(3, b"a"), (4, b"b", 1_000), (4, b"b", 1_000), (6, None)], following=4)
+    ([4, 6], [b'b', None], [1000, 0])
+    """
+    if set(map(len, records)) == {3}:
+        offsets, values, timestamps = zip(*records, strict=True)
+        if offsets[0] >= following and offsets == tuple(range(offsets[0], offsets[0] + len(offsets))):
+            return offsets, values, timestamps  # nearly always
+    rest: list[tuple[int, bytes | None, int]] = []
+    for record in records:
+        if record[0] >= following:
+            following = record[0] + 1
+            rest.append((record[0], record[1], record[2] if len(record) > 2 else 0))
+    return [one[0] for one in rest], [one[1] for one in rest], [one[2] for one in rest]
+
+
+#: What may be among facts.
+KINDS: Final = frozenset({Opened, FeedbackFact, Rejected})
+
+
+class Facts:
+    """Facts with their offsets; contexts must have `dim` numbers."""
+
+    def __init__(self, offsets: Sequence[int], events: Sequence[JournalEvent | Rejected], *, dim: int) -> None:
+        self.offsets = offsets
+        self._events = events
+        self._dim = dim
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def __iter__(self) -> Iterator[Facts]:
+        for offset, event in zip(self.offsets, self._events, strict=True):
+            yield Facts([offset], [event], dim=self._dim)
+
+    def add_to(self, windows: OpenWindows) -> int:
+        """Add them to the open windows; return how many are late. After an error they can be added again."""
+        events, dim = self._events, self._dim
+        opened = [event for event in events if type(event) is Opened and len(event.context) == dim]
+        answers = [event for event in events if type(event) is FeedbackFact]
+        # Nearly always, of the offsets only the first is asked for.
+        late = windows.open_all(
+            compress(self.offsets, (type(event) is Opened and len(event.context) == dim for event in events)), opened
+        )
+        return late + windows.answer_all(
+            compress(self.offsets, (type(event) is FeedbackFact for event in events)), answers
+        )
+
+    def refused(self) -> Iterator[tuple[str, str]]:
+        """Yield the kind of trouble of every record that cannot be used, and its example."""
+        for offset, event in zip(self.offsets, self._events, strict=True):
+            if type(event) is Rejected:
+                yield "far-future" if event.reason == "future" else "fold-passed-over", _at(offset, event.error)
+            elif type(event) is Opened and len(event.context) != self._dim:
+                error = f"the context has {len(event.context)} numbers, not {self._dim}"
+                yield "fold-passed-over", _at(offset, error)
+
+
+def _at(offset: int, error: str) -> str:
+    return f"journal offset {offset}: {error}"
+
 
 #: Windows without a version after which the newest one is published again.
 REPUBLISH: Final = 10
@@ -219,7 +290,7 @@ class Learner:
             offsets, values, timestamps = offsets[first:], values[first:], timestamps[first:]
         events = decode_journals(values, timestamps)
         begin, dim, kinds = 0, self._configured.dim, list(map(type, events))
-        others = [] if FACTS.issuperset(kinds) else [at for at, kind in enumerate(kinds) if kind not in FACTS]
+        others = [] if KINDS.issuperset(kinds) else [at for at, kind in enumerate(kinds) if kind not in KINDS]
         for here in others:
             self._take_facts(Facts(offsets[begin:here], events[begin:here], dim=dim), outcome)
             self._next_offset = offsets[here] + 1

@@ -17,18 +17,14 @@ from operator import itemgetter
 
 from worker.secret import Secret
 from worker.stream.arrivals import Arrivals, plan_together
-from worker.stream.batch import Batch
-from worker.stream.bounds import OutputBounds
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_many
 from worker.stream.events import Arrival, Feedback
-from worker.stream.feedback import FeedbackJoin
+from worker.stream.feedback import FeedbackJoin, slate_tokens
 from worker.stream.partitioning import PartitionSurvey
-from worker.stream.reading import RecordReader
-from worker.stream.room import SessionRoom
+from worker.stream.reading import Batch, OutputBounds, RecordReader
 from worker.stream.session import Session, State, encode_state
-from worker.stream.table import SessionTable
-from worker.stream.tokens import slate_tokens
+from worker.stream.table import SessionRoom, SessionTable
 from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
 

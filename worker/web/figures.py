@@ -16,7 +16,7 @@ from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, quantile
 from worker.metrics.history import exploration_share
-from worker.stream.budget import ALL
+from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally

@@ -28,7 +28,7 @@ from worker.stream.decoding import decode_decision
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 WINDOW, TIMEOUT, LATENESS = 3_600 * SECOND, 3_600 * SECOND, 5 * SECOND  # settings of the measured worker
 QUICK: Final = replace(TIDY, look=(50, 200), transit=(1, 5))  # users whose sessions end within seconds

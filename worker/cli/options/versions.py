@@ -8,8 +8,7 @@ from worker.console import read_file
 from worker.embedded.control import LearnerControl
 from worker.errors import InputError, ParametersError
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
-from worker.stream.parameters import Parameters
-from worker.stream.version_decoding import decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
 
 
 def pick(target: LearnerControl, reference: str | None, noun: str = "tag") -> Parameters:

@@ -18,9 +18,8 @@ from worker.simulation.users import Users
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Episode, Opened
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Emits
-from worker.stream.version_decoding import decode_parameters
 
 #: Counts of sessions by their kind and the arm of their first position: (kind, arm, sessions).
 Firsts: TypeAlias = tuple[tuple[int, int, int], ...]

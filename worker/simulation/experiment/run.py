@@ -29,7 +29,7 @@ from worker.simulation.environments import Chance, make_environment
 from worker.simulation.experiment.results import Run
 from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
 from worker.simulation.worth import Valuer
-from worker.stream.budget import ALL, Shares
+from worker.stream.chance import ALL, Shares
 
 
 def run_task(settings: ExperimentSettings, task: ExperimentTask) -> Run:
