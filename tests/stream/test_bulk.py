@@ -19,51 +19,12 @@ from tests.stream.one_by_one import Closed, LearnerOneByOne, WindowsOneByOne
 from tests.stream.scenes import feedback, opened
 from tests.stream.test_hostile_journal import ARMS, SETTINGS, journals
 from tests.stream.test_windows import EVENTS, TIMEOUT, WINDOW
-from worker.stream.decoding import MAX_FACT_LEAD, Rejected, decode_journal, decode_journals
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import Opened, Progress
 from worker.stream.joining import AnswerColumns
 from worker.stream.learner import JournalRecord, Learner, Outcome
 from worker.stream.version_records import encode_parameters
 from worker.stream.windows import OpenWindows
-
-# ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-FACT = encode_journal(feedback(1, "a", True))
-ODD: tuple[bytes | None, ...] = (
-    FACT,
-    encode_journal(opened()),
-    encode_journal(opened(context=(1.0, float("nan")))),
-    encode_journal(opened("ß", slate=("ü",))),
-    encode_journal(opened(uncertain=True)),
-    encode_journal(opened(context=(1.0, float("nan")), uncertain=True)),
-    encode_journal(opened(slate=(), modes=("none",))),
-    encode_journal(opened(modes=("exploit",))),
-    encode_journal(opened(arrived_at=MAX_FACT_LEAD + 11)),
-    encode_journal(opened(context=(0.125,) * 300)),
-    encode_journal(Progress(partition=2, partitions=2, time=1)),
-    encode_journal(Progress(partition=0, partitions=2, time=70_000)),
-    FACT.replace(b'"a"', b'"\xff"'),
-    FACT[:-1],
-    FACT + b"," + FACT,
-    b"[" * 2_000,
-    b"",
-    b"null",
-    None,
-)
-
-
-@given(st.lists(st.tuples(st.sampled_from(ODD), st.sampled_from([0, 5, 10, -3, 10_000_000])), max_size=12))
-def test_records_decode_in_bulk_as_they_do_one_by_one(records: list[tuple[bytes | None, int]]) -> None:
-    def one(value: bytes | None, timestamp: int) -> str:
-        try:
-            return repr(decode_journal(value, timestamp))
-        except Rejected as rejected:
-            return repr(rejected)
-
-    decoded = decode_journals([value for value, _ in records], [timestamp for _, timestamp in records])
-    assert [repr(event) for event in decoded] == [one(*record) for record in records]
-
 
 # ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, inf, isnan
-from typing import Any, Final, Generic, TypeGuard, TypeVar, Union, get_args
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -26,17 +26,13 @@ from worker.stream.contexts import MISSING
 from worker.stream.events import (
     MOST,
     Arrival,
-    Count,
     Decision,
     Episode,
     Feedback,
     FeedbackFact,
-    Identifier,
     JournalEvent,
     Milliseconds,
-    Mode,
     Opened,
-    Probability,
     Progress,
     Reason,
 )
@@ -78,19 +74,25 @@ class Reader(Generic[E]):
         )
 
     def reread(self, value: bytes) -> E:
-        """Decode a record that writes whole numbers as 5.0 or 5e0, which JSON does not distinguish from 5."""
+        """Decode a record that writes whole numbers as 5.0 or 5e0, or null for a missing number of `opened`."""
         document = msgspec.json.decode(value)
-        for name in self._integers & document.keys():
+        for name in self._integers & document.keys() if isinstance(document, dict) else ():
             number = document[name]
             if type(number) is float and number.is_integer():
                 document[name] = int(number)
+        match document:
+            case {"kind": "opened", "context": [*numbers]} if self._kind is JournalEvent:
+                document["context"] = [MISSING if number is None else number for number in numbers]
         event: E = msgspec.convert(document, self._kind)
         return event
 
 
 def _is_integer(kind: msgspec.inspect.Type) -> bool:
-    options = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    return any(isinstance(option, msgspec.inspect.IntType) for option in options)
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _is_integer(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(map(_is_integer, kind.types))
+    return isinstance(kind, msgspec.inspect.IntType)
 
 
 def read(reader: Reader[E], value: bytes | None, most: float) -> E:
@@ -108,7 +110,7 @@ def read(reader: Reader[E], value: bytes | None, most: float) -> E:
     except Rejected:
         raise
     except Exception as error:
-        if "got `float`" in str(error):
+        if "got `float`" in str(error) or "got `null`" in str(error):
             return _reread(reader, value)
         raise _rejected(error) from None
 
@@ -251,9 +253,7 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
 
     With the `timestamp` of the record, a time too far after it is rejected as `future`.
     """
-    # Only a context may have numbers that are missing.
-    has_null = value is not None and b"null" in value
-    event = _without_gaps(read(_JOURNAL_WITH_GAPS, value, inf)) if has_null else read(_JOURNAL, value, inf)
+    event = read(_JOURNAL, value, inf)
     _check_fact(event, timestamp)
     return event
 
@@ -264,18 +264,7 @@ def decode_journals(values: Sequence[bytes | None], timestamps: Sequence[int]) -
     >>> decode_journals([b'{"kind":"command","action":"freeze"}', b"{"], [0, 0])
     [Command(action='freeze', version=None), Rejected('undecodable', 'Input data was truncated')]
     """
-    if not _are_plain(values):
-        return list(map(_decoded, values, timestamps))
-    events: list[JournalEvent | Rejected] = []
-    decoded = map(_JOURNAL.decode, values)
-    while len(events) < len(values):
-        try:
-            events.extend(decoded)
-        except Exception:  # by the record after those that were decoded
-            events.append(_decoded(values[len(events)], timestamps[len(events)]))
-    if not _are_surely_in_order(events, timestamps):
-        return [_checked(event, timestamp) for event, timestamp in zip(events, timestamps, strict=True)]
-    return events
+    return list(map(_decoded, values, timestamps))
 
 
 def decode_decision(value: bytes | None) -> Decision:
@@ -297,27 +286,10 @@ class _NamedArrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exclude: tuple[str, ...] = ()
 
 
-class _OpenedWithGaps(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="opened"):
-    """`Opened` with null in place of numbers that are missing."""
-
-    session_id: Identifier
-    arrived_at: Milliseconds
-    context: tuple[float | None, ...]
-    slate: tuple[Identifier, ...]
-    modes: tuple[Mode, ...]
-    exclude: tuple[Identifier, ...]
-    parameters_version: Count
-    share: Probability | None = None
-    uncertain: bool = False
-
-
 _ARRIVAL: Final = Reader[Arrival](Arrival)
 _NAMED_ARRIVAL: Final = Reader[_NamedArrival](_NamedArrival)
 _FEEDBACK: Final = Reader[Feedback](Feedback)
 _JOURNAL: Final = Reader[JournalEvent](JournalEvent)
-_JOURNAL_WITH_GAPS: Final = Reader[JournalEvent | _OpenedWithGaps](
-    Union[(_OpenedWithGaps, *(kind for kind in get_args(JournalEvent) if kind is not Opened))]
-)
 _DECISION: Final = Reader[Decision](Decision)
 _EPISODE: Final = Reader[Episode](Episode)
 
@@ -348,22 +320,6 @@ def _check_numbers(context: tuple[float, ...], limits: Limits, *, may_lack: bool
             raise Rejected("norm", f"a number of $.context is beyond ±{LARGEST_NUMBER:g}")
     elif not hypot(1.0, *known) <= limits.max_norm:
         raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
-
-
-def _without_gaps(event: JournalEvent | _OpenedWithGaps) -> JournalEvent:
-    if not isinstance(event, _OpenedWithGaps):
-        return event
-    return Opened(
-        session_id=event.session_id,
-        arrived_at=event.arrived_at,
-        context=tuple([MISSING if number is None else number for number in event.context]),
-        slate=event.slate,
-        modes=event.modes,
-        exclude=event.exclude,
-        parameters_version=event.parameters_version,
-        share=event.share,
-        uncertain=event.uncertain,
-    )
 
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -433,49 +389,8 @@ def _check_lead(event: JournalEvent, timestamp: int) -> None:
         raise Rejected("future", f"its time is {lead} ms after the record, more than {most}")
 
 
-# ── journal records in bulk ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _are_plain(values: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:
-    """Return whether records need none of the checks that `read` and `decode_journal` make before they decode."""
-    plain = [value for value in values if value is not None]
-    if len(plain) < len(values) or max(map(len, plain), default=0) > 2 * MAX_DEPTH:
-        return False
-    joined = b"".join(plain)
-    return joined.isascii() and b"null" not in joined
-
-
 def _decoded(value: bytes | None, timestamp: int) -> JournalEvent | Rejected:
     try:
         return decode_journal(value, timestamp)
     except Rejected as rejected:
         return rejected
-
-
-def _checked(event: JournalEvent | Rejected, timestamp: int) -> JournalEvent | Rejected:
-    try:
-        if not isinstance(event, Rejected):
-            _check_fact(event, timestamp)
-    except Rejected as rejected:
-        return rejected
-    return event
-
-
-def _are_surely_in_order(events: Sequence[JournalEvent | Rejected], timestamps: Sequence[int]) -> bool:
-    """Return whether `_check_fact` passes all of these; False may also mean that some have to be looked at."""
-    opened = [event for event in events if type(event) is Opened]
-    if [len(event.modes) for event in opened] != [len(event.slate) for event in opened]:
-        return False
-    reports = [event for event in events if type(event) is Progress]
-    if any(event.partition >= event.partitions for event in reports):
-        return False
-    if max(timestamps, default=0) <= 0:
-        return True
-    facts = [event.occurred_at for event in events if type(event) is FeedbackFact]
-    facts += [event.arrived_at for event in opened]
-    earliest = min(timestamps)
-    return (
-        earliest > 0
-        and max(facts, default=0) - earliest <= MAX_FACT_LEAD
-        and max([event.time for event in reports], default=0) - earliest <= MAX_PROGRESS_LEAD
-    )

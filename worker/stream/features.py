@@ -22,14 +22,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats
 from worker.errors import InputError
 from worker.stream.contexts import Standardisation
+from worker.stream.events import described
 
 if TYPE_CHECKING:
     from worker.stream.settings import Arm
@@ -67,8 +69,8 @@ MOST_COLUMNS: Final = 4096
 
 #: The feature of ads that is their revenue. Revenues differ by factors, so it counts by its logarithm.
 REWARD: Final = "reward"
-#: Names that the catalogue has for itself. The record of a version marks its arrays by the name `data`.
-TAKEN: Final = ("arm", REWARD, "active", "data")
+#: Names that the catalogue has for itself.
+TAKEN: Final = ("arm", REWARD, "active")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +84,12 @@ class Feature:
     2
     """
 
-    name: str
+    name: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     kind: Kind
-    values: tuple[str, ...] = ()
-    columns: int = 0
-    centre: float | None = None
-    scale: float | None = None
+    values: Annotated[tuple[str, ...], described("Values of a category.", minItems=1, uniqueItems=True)] = ()
+    columns: Annotated[int, described("Columns of a hashed category.", minimum=1)] = 0
+    centre: Annotated[float | None, described("Mean of a number of ads.")] = None
+    scale: Annotated[float | None, described("Deviation of a number of ads.", exclusiveMinimum=0)] = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and 0 < len(self.name) <= LONGEST_NAME and self.name.isprintable()):
@@ -264,14 +266,6 @@ class Features:
         }
 
     @classmethod
-    def of_document(cls, document: Any) -> Features:
-        """Return the features in the record of a version; raise `InputError` if they are damaged."""
-        if not isinstance(document, Mapping) or set(document) - {"context", "ads"}:
-            raise InputError("features must have the lists context and ads")
-        context, ads = (_entries(document.get(name, ()), name) for name in ("context", "ads"))
-        return cls(context=context, ads=ads)
-
-    @classmethod
     def of_table(cls, table: Any) -> Features:
         """Return the features that the tables [features.context] and [features.ads] of a TOML file declare.
 
@@ -295,21 +289,6 @@ def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:
         return np.asarray(np.log([arm.reward for arm in arms]))
     values = (dict(arm.features).get(feature.name) for arm in arms)
     return np.array([np.nan if value is None or isinstance(value, str) else value for value in values], dtype=float)
-
-
-def _entries(listed: Any, part: str) -> tuple[Feature, ...]:
-    if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise InputError(f"features.{part} must be a list")
-    known = {"name", "kind", "values", "columns", "centre", "scale"}
-    found = []
-    for entry in listed:
-        if not isinstance(entry, Mapping) or not {"name", "kind"} <= set(entry) <= known:
-            raise InputError(f"an entry of features.{part} must have name and kind, and nothing unknown")
-        values = entry.get("values", ())
-        if not isinstance(values, list | tuple):
-            raise InputError(f"features.{part}: values must be a list")
-        found.append(Feature(**{**entry, "values": tuple(values)}))
-    return tuple(found)
 
 
 def _declared(part: str, name: str, how: Any) -> Feature:

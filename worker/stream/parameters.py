@@ -8,12 +8,14 @@ is written in `version_records.py`; here it is read and checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
+from msgspec import UNSET
 from numpy.typing import DTypeLike
 
 from worker.bandit.answers import AnswerCounts, AnswerRates
@@ -28,9 +30,8 @@ from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
-from worker.stream.features import Features
-from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm, LearningSettings, is_number, is_whole
-from worker.stream.version_records import COUNTS, PLAIN, Block, cut, digest_of, from_base64, record_of
+from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm, LearningSettings, is_number
+from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ class Parameters:
     def sha256(self) -> str:
         """The hash over the model: every field but itself, made_at, effective_at, window_end, offsets and progress."""
         if not self.known_sha256:
-            object.__setattr__(self, "known_sha256", digest_of(*record_of(self)))
+            object.__setattr__(self, "known_sha256", digest_of(document_of(self)))
         return self.known_sha256
 
 
@@ -243,8 +244,7 @@ def with_settings(parameters: Parameters, **changes: Any) -> Parameters:
     return replace(parameters, settings=settings, thresholds=(), ties=(), answers=fitted)
 
 
-#: Returns an array of a version by its name.
-ReadArray = Callable[[str], Floats]
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
@@ -253,146 +253,87 @@ def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
     With `complete` false (a file written by hand for `explain`), fields not needed for planning may be missing and
     arrays may be nested lists; a hash is then checked only if there is one.
     """
-    record, blocks = _opened(value)
-    given = record.get("sha256")
+    try:
+        document = orjson.loads(value)
+    except ValueError as error:  # JSONDecodeError is one
+        raise ParametersError(f"not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ParametersError("not a JSON object")
+    return parameters_of(document, complete=complete)
+
+
+def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Parameters:
+    """Return the version in a document and check its hash; `complete` as for `decode_parameters`."""
+    given = document.get("sha256")
     if complete and not isinstance(given, str):
         raise ParametersError("there is no sha256")
     try:
-        if given is not None and digest_of(record, blocks) != given:
+        if given is not None and digest_of(document) != given:
             raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
-        return _parameters(record, lambda name: _array(record, name, blocks), complete)
+        record = msgspec.convert(document if complete else _completed(document), VersionRecord)
+        return _parameters(record, document)
     except ParametersError:
         raise
     except InputError as error:
         raise ParametersError(str(error)) from None
     except KeyError as error:
         raise ParametersError(f"the field {error.args[0]} is missing") from None
-    except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        raise ParametersError(f"a field has the wrong type: {error}") from None
-
-
-def _opened(value: bytes) -> tuple[dict[str, Any], list[Block]]:
-    try:
-        skeleton, blocks = cut(value)
-        record = orjson.loads(skeleton)
-    except ValueError as error:  # JSONDecodeError is one
-        raise ParametersError(f"not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ParametersError("not a JSON object")
-    return record, blocks
-
-
-def parameters_of(document: Mapping[str, Any]) -> Parameters:
-    """Return the version in a document and check its hash."""
-    try:
-        value = orjson.dumps(document)
-    except orjson.JSONEncodeError as error:  # nested too deeply, or an integer of more than 64 bits
+    # Of a document in an order: nested too deeply, or an integer of more than 64 bits.
+    except (msgspec.ValidationError, orjson.JSONEncodeError, ValueError, TypeError, RecursionError) as error:
         raise ParametersError(str(error)) from None
-    return decode_parameters(value)
 
 
-def _parameters(record: Mapping[str, Any], read: ReadArray, complete: bool) -> Parameters:
-    later = _later_settings(record)
-    model = _model(later["model"], read, intercept=later["intercept"] is True)
-    known = {**({} if complete else _planning_defaults(record, model)), **record}
-    named = {name: known[name] for name in SETTINGS if complete or name in known}
-    settings = LearningSettings(**named, **later)
-    listed = _checked(known, "arms", (list,))
-    if not complete:
-        listed = [{"active": True, **arm} for arm in listed]
-    arms = _arms(listed)
-    progress = {int(partition): time for partition, time in _checked(known, "progress", (dict,)).items()}
-    if not all(map(is_whole, progress.values())):
-        raise ParametersError("progress must be whole numbers")
-    plain = {name: _checked(known, name, kinds) for name, kinds in PLAIN.items()}
-    plain["thresholds"] = tuple(plain["thresholds"])
-    plain["ties"] = tuple(_checked({"ties": [], **known}, "ties", (list, tuple)))
-    return Parameters(
-        settings=settings,
-        arms=arms,
-        model=model,
-        progress=progress,
-        answers=_answers(known, read),
-        standardisation=_standardisation(known, read),
-        pending=_pending(known, read, dim=settings.dim, arms=len(arms)),
-        shares=Shares.of_document(_checked({"learn_shares": {}, **known}, "learn_shares", (dict,))),
-        **plain,
-    )
-
-
-def _arms(documents: Iterable[Mapping[str, Any]]) -> tuple[Arm, ...]:
-    return tuple(
-        [
-            Arm(arm=arm["arm"], reward=arm["reward"], active=arm["active"], features=arm.get("features", ()))
-            for arm in documents
-        ]
-    )
-
-
-def _later_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    later = {name: record.get(name, first) for name, first in LATER_SETTINGS.items()}
-    if later["features"] is not None:
-        later["features"] = Features.of_document(later["features"])
-    return later
-
-
-def _answers(record: Mapping[str, Any], read: ReadArray) -> AnswerCounts | None:
-    if record.get("answer_counts") is None:
-        return None
-    displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
-    return AnswerCounts(displayed=displayed, answered=answered)
-
-
-def _standardisation(record: Mapping[str, Any], read: ReadArray) -> Standardisation | None:
-    if record.get("standardisation") is None:
-        return None
-    centre, scale = (read(f"standardisation.{name}") for name in ("centre", "scale"))
-    return Standardisation(centre=centre, scale=scale)
-
-
-def _pending(record: Mapping[str, Any], read: ReadArray, *, dim: int, arms: int) -> ObservedSessions | None:
-    if record.get("pending") is None:
-        return None
-    arrays = {name: read(f"pending.{name}") for name in ARRAYS}
-    return ObservedSessions.unpack(arrays, dim=dim, arms=arms)
-
-
-def _checked(record: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
-    value = record[name]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ParametersError(f"{name} has the wrong type: {value!r}")
-    return value
-
-
-def _planning_defaults(record: Mapping[str, Any], model: ClickModel) -> dict[str, Any]:
-    """Return what a hand-written file may leave out."""
-    beta = record.get("beta")
+def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a hand-written file with the fields that it may leave out."""
+    beta, arms = document.get("beta"), document.get("arms")
     return {
-        **{f.name: f.default for f in fields(Parameters) if f.default is not MISSING},
+        **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
+        **{field.name: field.default for field in fields(Parameters) if field.name in PLAIN},
         "version": 0,
         "progress": {},
-        "radius": beta if isinstance(beta, int | float) else 0.0,
         "warmup": 0,
-        "dim": model.dim,
+        "dim": 1,
+        "sha256": "",
+        "radius": beta if is_number(beta) else 0.0,
+        **document,
+        "arms": [{"active": True, **arm} for arm in arms] if isinstance(arms, list) else arms,
     }
 
 
-def _model(kind: Any, read: ReadArray, *, intercept: bool) -> ClickModel:
-    if kind not in tuple(MODELS):
-        raise ParametersError(f"unknown model {kind!r}; one of {', '.join(MODELS)}")
-    arrays = {name: read(name) for name in MODELS[kind].fields}
-    return MODELS[kind].unpack(arrays, intercept=intercept)
+def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameters:
+    def read(name: str) -> Floats:
+        return array_in(document, name)
+
+    if record.model not in MODELS:
+        raise ParametersError(f"unknown model {record.model!r}; one of {', '.join(MODELS)}")
+    kind = MODELS[record.model]
+    model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
+    chosen = {name: getattr(record, name) for name in (*SETTINGS, *LATER_SETTINGS)}
+    settings = LearningSettings(**{**chosen, "dim": document.get("dim", model.dim)})
+    counts = standardisation = pending = None
+    if record.answer_counts is not UNSET:
+        displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
+        counts = AnswerCounts(displayed=displayed, answered=answered)
+    if record.standardisation is not UNSET:
+        centre, scale = (read(f"standardisation.{name}") for name in ("centre", "scale"))
+        standardisation = Standardisation(centre=centre, scale=scale)
+    if record.pending is not UNSET:
+        arrays = {name: read(f"pending.{name}") for name in ARRAYS}
+        pending = ObservedSessions.unpack(arrays, dim=settings.dim, arms=len(record.arms))
+    return Parameters(
+        settings=settings,
+        arms=tuple([_arm(arm) for arm in record.arms]),
+        model=model,
+        progress={int(partition): time for partition, time in record.progress.items()},
+        ties=record.ties,
+        answers=counts,
+        standardisation=standardisation,
+        pending=pending,
+        shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
+        **{name: getattr(record, name) for name in PLAIN},
+    )
 
 
-def _array(record: Mapping[str, Any], name: str, blocks: Sequence[Block]) -> Floats:
-    value: Any = record
-    for part in name.split("."):
-        value = value[part]
-    try:
-        if isinstance(value, Mapping):
-            data = value["data"]
-            block = blocks[int(data[1:])] if data.startswith("@") else data.encode("ascii")
-            return from_base64(block).astype(np.float64, copy=False).reshape(value["shape"])
-        return np.array(value, dtype=np.float64)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise ParametersError(f"{name} is not an array of numbers: {error}") from None
+def _arm(record: ArmRecord) -> Arm:
+    features = {} if record.features is UNSET else record.features
+    return Arm(arm=record.arm, reward=record.reward, active=record.active, features=tuple(features.items()))

@@ -1,8 +1,9 @@
-"""The JSON record of a version: written, hashed, and bounded in size.
+"""The JSON record of a version: its types, its hash, and a bound on its size.
 
 Rules that hold in this file:
 
 - The same version gives the same bytes. The hash covers everything but the time and position at which it was made.
+- A field that is absent has its usual value, which the types say.
 - The size has an upper bound that follows from the number of arms, their ids and features, the shape of the model and
   the sessions that may be pending. No reward and no estimate changes it, so a version whose bound fits can be
   published whatever is learned. This limits the number of arms.
@@ -12,129 +13,255 @@ Rules that hold in this file:
 from __future__ import annotations
 
 import hashlib
-import re
-from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterator, Mapping, Sequence
-from types import NoneType
-from typing import TYPE_CHECKING, Any
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import orjson
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from worker.bandit.arrays import Floats
+from worker.bandit.bonuses import BONUSES
+from worker.bandit.click_model import ClickModel
+from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.models import MODELS
+from worker.bandit.policies import POLICIES
+from worker.errors import InputError, ParametersError
 from worker.stream.chance import ALL
+from worker.stream.contexts import LEAST_SESSIONS
+from worker.stream.events import (
+    MOST,
+    Active,
+    Amount,
+    Count,
+    FeatureValues,
+    Identifier,
+    Number,
+    Probability,
+    Rate,
+    Reward,
+    described,
+)
 from worker.stream.features import Features
-from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm
+from worker.stream.settings import ANSWERS, LATER_SETTINGS, SETTINGS, UNANSWERED, Arm, LearningSettings
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
     from worker.stream.parameters import Parameters
 
+# ── types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-from typing import Final
-
-from worker.bandit.click_model import ClickModel
-from worker.errors import InputError
-from worker.stream.contexts import LEAST_SESSIONS
-from worker.stream.settings import LearningSettings
-
-#: Bytes of base64 that are converted at once; a multiple of 4. Between two steps, other threads get their turn.
-STEP = 1 << 14
-
-Block = bytes | memoryview
-
-_OPEN = b'"data":"'
-_PLACE = re.compile(rb'"data":"@(\d{1,6})"')
+_WHOLE: Final[dict[str, Any]] = {"minimum": 0, "maximum": MOST}
+Sha256: TypeAlias = Annotated[str, described("A SHA-256 hash in hexadecimal.", pattern="^[0-9a-f]{64}$")]
 
 
-def cut(record: bytes) -> tuple[bytes, list[Block]]:
-    """Return the skeleton of a record and its blocks of base64, which are views of the record.
+class PackedArray(Struct, frozen=True):
+    """A float64 array, packed. Files may have nested lists by rows in its place."""
 
-    >>> skeleton, blocks = cut(b'{"data":"AAAA","shape":[0]}')
-    >>> skeleton, [bytes(block) for block in blocks]
-    (b'{"data":"@0","shape":[0]}', [b'AAAA'])
+    shape: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=2)]
+    data: Annotated[
+        str,
+        described(
+            "base64 of little-endian float64 numbers, by rows.",
+            contentEncoding="base64",
+            pattern="^[A-Za-z0-9+/]*={0,2}$",
+        ),
+    ]
+
+
+Array: TypeAlias = PackedArray | tuple[Number | tuple[Number, ...], ...]
+
+
+class ArmRecord(Struct, frozen=True, kw_only=True):
+    """An arm of a version."""
+
+    arm: Identifier
+    reward: Reward
+    active: Active
+    features: Annotated[
+        FeatureValues | UnsetType, described("Features of the ad: numbers and texts by name; missing if it has none.")
+    ] = UNSET
+
+
+class ScaleRecord(Struct, frozen=True, kw_only=True):
+    """Centre and scale of the contexts: the model works on clip((x − centre) / scale, ±8)."""
+
+    centre: Annotated[Array, described("Shape (d).")]
+    scale: Annotated[Array, described("Shape (d), above zero.")]
+
+
+class PendingRecord(Struct, frozen=True, kw_only=True):
+    """Sessions that wait for the first fold, at most 99, and their displays that count."""
+
+    contexts: Annotated[Array, described("Contexts as they came, shape (n, d); NaN is a number that is missing.")]
+    rows: Annotated[Array, described("Session of each display.")]
+    arms: Annotated[Array, described("Index of the arm of each display.")]
+    positions: Annotated[Array, described("Position of each display.")]
+    clicked: Annotated[Array, described("1 if the display was clicked, else 0.")]
+
+
+class AnswerRecord(Struct, frozen=True, kw_only=True):
+    """Displays and answers so far."""
+
+    displayed: Annotated[Array, described("Displays, shape (H, K).")]
+    answered: Annotated[Array, described("Displays that were answered, shape (H, K).")]
+
+
+class SharesRecord(Struct, frozen=True, kw_only=True):
+    """Shares of the sessions that are journaled: of those that explore, random slates included, and of the others."""
+
+    exploring: Probability
+    others: Probability
+
+
+class PrecisionRecord(Struct, frozen=True, kw_only=True):
+    """Parts of the precision matrix A."""
+
+    context: Annotated[
+        Array | UnsetType, described("additive: context block, shape (d, d), or with an intercept (d+1, d+1).")
+    ] = UNSET
+    cross: Annotated[
+        Array | UnsetType, described("additive: cross block, shape (K, d) or (K, d+1), one row per arm.")
+    ] = UNSET
+    arms: Annotated[Array | UnsetType, described("additive: diagonal of the arm block, shape (K).")] = UNSET
+    features: Annotated[Array | UnsetType, described("personal: 1 and the features of each ad, shape (K, m).")] = UNSET
+    shared: Annotated[
+        Array | UnsetType,
+        described("personal: precision of the shared part, by columns, shape ((d+1)·m, (d+1)·m)."),
+    ] = UNSET
+    information: Annotated[
+        Array | UnsetType, described("personal: upper triangle of G_k, by rows, shape (K, (d+1)(d+2)/2).")
+    ] = UNSET
+
+
+class VersionRecord(Struct, frozen=True, kw_only=True):
+    """One version of the model, with the settings for serving and learning. Topic: parameters. Key: version mod 8.
+
+    A file for adcascade explain may omit fields that planning does not use. Unknown fields are ignored.
     """
-    view = memoryview(record)
-    parts: list[Block] = []
-    blocks: list[Block] = []
-    done = 0
-    while (found := record.find(_OPEN, done)) >= 0:
-        start = found + len(_OPEN)
-        end = record.find(b'"', start)
-        if end < 0 or record.startswith(b"@", start):
-            raise ValueError("data is not base64")
-        parts += [view[done:start], b"@%d" % len(blocks)]
-        blocks.append(view[start:end])
-        done = end
-    return b"".join([*parts, view[done:]]), blocks
+
+    version: Annotated[int, described("Version number; 0 is the prior.", **_WHOLE)]
+    parent_sha256: Annotated[
+        str, described("sha256 of the previous version; empty for version 0.", pattern="^([0-9a-f]{64})?$")
+    ]
+    sha256: Annotated[
+        Sha256,
+        described("Hash of all fields except itself, made_at, effective_at, window_end, the offsets and progress."),
+    ]
+    effective_at: Annotated[int, described("Event time from which this version serves arrivals.", **_WHOLE)]
+    made_at: Annotated[int, described("Highest progress of any partition when the version was made.", **_WHOLE)]
+    window_end: Annotated[int | None, described("End of the last closed window; null before the first.", minimum=0)]
+    journal_offset: Annotated[
+        int, described("Offset of the journal record that caused this version; −1 for the prior.", minimum=-1)
+    ]
+    resume_offset: Annotated[int, described("Offset of the oldest journal record that an open window needs.", **_WHOLE)]
+    progress: Annotated[
+        dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]*)$")], Annotated[int, described("Its time.", **_WHOLE)]],
+        described("Highest progress of each partition."),
+    ]
+    frozen: Annotated[bool, described("Whether learning is frozen.")]
+    folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
+    observations: Annotated[int, described("Number of displays observed so far.", **_WHOLE)]
+    expected_sessions: Annotated[int, described("N: number of sessions in the last folded window.", **_WHOLE)]
+    explore_budget: Annotated[int, described("M_t: number of sessions that may explore.", **_WHOLE)]
+    thresholds: Annotated[
+        tuple[Number, ...],
+        described("Score above which a session explores, per position; if empty, all sessions explore."),
+    ]
+    radius: Annotated[Number, described("Value of beta.", minimum=0)]
+    arms: Annotated[tuple[ArmRecord, ...], described("Arms in the order of first appearance.")]
+    dim: Annotated[int, described("d: length of a context.", minimum=1)]
+    horizon: Annotated[int, described("H: maximum number of displays per session.", minimum=1)]
+    repeats: Annotated[bool, described("Whether an arm may be shown more than once in a session.")]
+    policy: Annotated[str, described("Policy of planning.", enum=list(POLICIES))]
+    epsilon: Annotated[Rate, described("Share of random choices under epsilon-greedy.")]
+    bonus: Annotated[str, described("Bonus of exploration.", enum=list(BONUSES))]
+    beta: Annotated[
+        Amount | Literal["theory"], described("Width of exploration: a number, or theory for the value of radius.")
+    ]
+    estimator: Annotated[str, described("Estimator of a fold.", enum=list(ESTIMATORS))]
+    ridge: Annotated[float, Meta(gt=0, description="λ: precision of the prior.")]
+    forgetting: Annotated[Probability, described("γ: forgetting factor per fold; 1 forgets nothing.")]
+    warmup: Annotated[int, described("Number of folds before the policy starts.", **_WHOLE)]
+    horizon_episodes: Annotated[int, described("T: number of windows in the schedule M_t.", minimum=2)]
+    random_share: Annotated[Rate, described("Share of sessions with random slates.")]
+    salt: Annotated[str, described("Input to the stable hashes that choose at random.")]
+    session_timeout: Annotated[
+        int, described("Time after the arrival in which feedback counts, in milliseconds.", **_WHOLE)
+    ]
+    lateness: Annotated[int, described("Time that a record may be late, in milliseconds.", **_WHOLE)]
+    window: Annotated[int, described("Length of an episode in milliseconds.", minimum=1)]
+    unanswered: Annotated[str, described("Meaning of a displayed position without feedback.", enum=list(UNANSWERED))]
+    model: Annotated[str, described("Click model.", enum=list(MODELS))] = LATER_SETTINGS["model"]
+    intercept: Annotated[bool, described("Whether the model has a shared intercept.")] = LATER_SETTINGS["intercept"]
+    answers: Annotated[
+        str, described("Whether answer rates are learned, or every display counts as answered.", enum=list(ANSWERS))
+    ] = LATER_SETTINGS["answers"]
+    standardise: Annotated[
+        bool, described("Whether the numbers of contexts are standardised by the first sessions.")
+    ] = LATER_SETTINGS["standardise"]
+    features: Annotated[
+        Features | None, described("Declared features; missing if none are declared. Their columns are in this order.")
+    ] = LATER_SETTINGS["features"]
+    learn_at_most: Annotated[
+        int,
+        described(
+            "Sessions per window that are learned from, about; beyond it a share is journaled. 0: all.", **_WHOLE
+        ),
+    ] = LATER_SETTINGS["learn_at_most"]
+    ties: Annotated[
+        tuple[Rate, ...],
+        described(
+            "Share of the sessions with exactly the score of the threshold that explore, per position; missing: all."
+        ),
+    ] = ()
+    learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
+    answer_counts: AnswerRecord | UnsetType = UNSET
+    standardisation: ScaleRecord | UnsetType = UNSET
+    pending: PendingRecord | UnsetType = UNSET
+    theta_context: Annotated[
+        Array | UnsetType,
+        described("additive: context coefficients θ_x, shape (d); with an intercept, which comes first, (d+1)."),
+    ] = UNSET
+    theta_arms: Annotated[Array | UnsetType, described("additive: arm coefficients θ_k, shape (K).")] = UNSET
+    shared: Annotated[
+        Array | UnsetType,
+        described("personal: shared part Γ, shape (d+1, m), m = 1 + columns of the features of ads."),
+    ] = UNSET
+    own: Annotated[Array | UnsetType, described("personal: own part v_k of each arm, shape (K, d+1).")] = UNSET
+    tastes: Annotated[Array | UnsetType, described("personal: precision λ_t of own tastes, shape (1).")] = UNSET
+    precision: PrecisionRecord | UnsetType = UNSET
 
 
-def pieces(skeleton: bytes, blocks: Sequence[Block]) -> Iterator[Block]:
-    """Yield the record again, piece by piece.
-
-    >>> b"".join(pieces(b'{"data":"@0","shape":[0]}', [b"AAAA"]))
-    b'{"data":"AAAA","shape":[0]}'
-    """
-    done = 0
-    for place in _PLACE.finditer(skeleton):
-        yield skeleton[done : place.start()]
-        yield _OPEN
-        yield blocks[int(place[1])]
-        done = place.end() - 1
-    yield skeleton[done:]
-
-
-def to_base64(array: Floats) -> bytes:
-    """Return an array as base64 of little-endian float64."""
-    data = np.ascontiguousarray(array, dtype="<f8").reshape(-1).view(np.uint8).data
-    step = STEP // 4 * 3
-    return b"".join(b2a_base64(data[at : at + step], newline=False) for at in range(0, len(data), step))
-
-
-def from_base64(block: Block) -> Floats:
-    """Return the flat array of a block; raise `ValueError` if it is not base64 of whole numbers."""
-    view, end = memoryview(block), 0
-    data = np.empty(len(view) // 4 * 3, dtype=np.uint8)
-    room = data.data
-    for at in range(0, len(view), STEP):
-        part = a2b_base64(view[at : at + STEP], strict_mode=True)
-        room[end : end + len(part)] = part
-        end += len(part)
-    return data[:end].view("<f8")
-
-
-#: Fields that are written as they are, and what they must be when they are read.
-PLAIN: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("version", "effective_at", "made_at", "journal_offset", "resume_offset"), (int,)),
-    **dict.fromkeys(("folds", "observations", "expected_sessions", "explore_budget"), (int,)),
-    "window_end": (int, NoneType),
-    "parent_sha256": (str,),
-    "frozen": (bool,),
-    "thresholds": (list, tuple),
-    "radius": (int, float),
-}
-COUNTS = ("displayed", "answered")
-_UNCOVERED = frozenset(
+#: Fields of a version that its record has under the same name.
+PLAIN: Final = (
+    *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
+    *("folds", "observations", "expected_sessions", "explore_budget", "thresholds", "radius"),
+)
+COUNTS: Final = ("displayed", "answered")
+_UNCOVERED: Final = frozenset(
     ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"]
 )
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def encode_parameters(parameters: Parameters) -> bytes:
     """Return the record of a version, its hash included; the same version gives the same bytes."""
-    record, blocks = record_of(parameters)
-    record["sha256"] = parameters.known_sha256 or digest_of(record, blocks)
-    return b"".join(pieces(orjson.dumps(record, option=orjson.OPT_SORT_KEYS), blocks))
+    return orjson.dumps(parameters_document(parameters), option=orjson.OPT_SORT_KEYS)
 
 
 def parameters_document(parameters: Parameters) -> dict[str, Any]:
-    """Return the record of a version as a document, to put it into another record."""
-    document: dict[str, Any] = orjson.loads(encode_parameters(parameters))
+    """Return the record of a version as a document, its hash included."""
+    document = document_of(parameters)
+    document["sha256"] = parameters.known_sha256 or digest_of(document)
     return document
 
 
-def record_of(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
-    """Return the record without its arrays, and these as blocks (see `packing.py`)."""
-    settings, arrays = parameters.settings, arrays_of(parameters)
-    record: dict[str, Any] = {
+def document_of(parameters: Parameters) -> dict[str, Any]:
+    """Return the record of a version as a document, without its hash."""
+    settings = parameters.settings
+    document: dict[str, Any] = {
         **{name: getattr(parameters, name) for name in PLAIN},
         **{name: getattr(settings, name) for name in SETTINGS},
         "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
@@ -142,18 +269,18 @@ def record_of(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
     }
     for name, first in LATER_SETTINGS.items():
         if (value := getattr(settings, name)) != first:
-            record[name] = value.document() if isinstance(value, Features) else value
+            document[name] = value.document() if isinstance(value, Features) else value
     if parameters.ties:
-        record["ties"] = parameters.ties
+        document["ties"] = parameters.ties
     if parameters.shares != ALL:
-        record["learn_shares"] = parameters.shares._asdict()
-    for number, (name, array) in enumerate(arrays.items()):
+        document["learn_shares"] = parameters.shares._asdict()
+    for name, array in arrays_of(parameters).items():
         *outer, last = name.split(".")
-        target = record
+        target = document
         for part in outer:
             target = target.setdefault(part, {})
-        target[last] = {"shape": list(array.shape), "data": f"@{number}"}
-    return record, [to_base64(array) for array in arrays.values()]
+        target[last] = {"shape": list(array.shape), "data": b64encode(array.astype("<f8").tobytes()).decode()}
+    return document
 
 
 def _arm_document(arm: Arm) -> dict[str, Any]:
@@ -175,14 +302,27 @@ def arrays_of(parameters: Parameters) -> dict[str, Floats]:
     return arrays
 
 
-def digest_of(record: Mapping[str, Any], blocks: Sequence[Block]) -> str:
-    """Return the hash of a record over all that it covers."""
-    covered = {name: value for name, value in record.items() if name not in _UNCOVERED}
-    digest = hashlib.sha256()
-    for piece in pieces(orjson.dumps(covered, option=orjson.OPT_SORT_KEYS), blocks):
-        digest.update(piece)
-    return digest.hexdigest()
+def array_in(document: Mapping[str, Any], name: str) -> Floats:
+    """Return an array of a document, packed or as nested lists; raise `ParametersError` if it is none."""
+    value: Any = document
+    for part in name.split("."):
+        value = value[part]
+    try:
+        if isinstance(value, Mapping):
+            packed = np.frombuffer(b64decode(value["data"], validate=True), "<f8")
+            return packed.astype(np.float64).reshape(value["shape"])
+        return np.array(value, dtype=np.float64)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ParametersError(f"{name} is not an array of numbers: {error}") from None
 
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """Return the hash of a record over all that it covers."""
+    covered = {name: value for name, value in document.items() if name not in _UNCOVERED}
+    return hashlib.sha256(orjson.dumps(covered, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #: Bytes of the largest record of a version; the topic `parameters` takes it.
 VERSION_BYTES: Final = 16 << 20
