@@ -7,16 +7,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from worker.errors import FailedError
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import FeedbackFact, Opened
-from worker.stream.joining import Slates
+from worker.stream.joining import SlateColumns
 from worker.stream.learner import JournalRecord, Learner, Outcome, _pass_over
 from worker.stream.parameters import Parameters
 from worker.stream.session import answered, pack_exclusions
-from worker.stream.windows import Answer, ClosedWindow, SessionPlan
+from worker.stream.windows import ClosedWindow, SessionPlan
+
+
+class Answer(Struct, frozen=True):
+    """A feedback record without its session."""
+
+    occurred_at: int
+    position: int
+    arm: str
+    clicked: bool
+
 
 # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +120,7 @@ class Closed:
 
     def in_columns(self) -> ClosedWindow:
         """Return the window as the learner folds it."""
-        slates = Slates.of([plan.slate for plan in self.plans])
+        slates = SlateColumns.of([plan.slate for plan in self.plans])
         return ClosedWindow(
             start=self.start,
             end=self.end,

@@ -20,6 +20,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.stream.events import FeedbackFact
 from worker.stream.session import answered
 
 Bools: TypeAlias = NDArray[np.bool_]
@@ -82,7 +83,7 @@ class AnswerColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Slates:
+class SlateColumns:
     """The slates of n sessions, one after the other, as codes of arms.
 
     Not as a table: one slate may be as long as a record allows.
@@ -100,7 +101,7 @@ class Slates:
     names: Mapping[str, int]
 
     @classmethod
-    def of(cls, slates: Sequence[tuple[str, ...]]) -> Slates:
+    def of(cls, slates: Sequence[tuple[str, ...]]) -> SlateColumns:
         """Return slates in columns."""
         names = _Codes()
         lengths = np.fromiter(map(len, slates), np.intp, len(slates))
@@ -130,7 +131,7 @@ class _Codes(dict[str, int]):
 
 
 def join(
-    answers: Iterable[AnswerColumns], row_of: Mapping[str, int], slates: Slates, first: Ints, last: Ints
+    answers: Iterable[AnswerColumns], row_of: Mapping[str, int], slates: SlateColumns, first: Ints, last: Ints
 ) -> tuple[Ints, Ints]:
     """Return the lowest clicked and the highest passed position of each slate, 0 for none: (n,) each.
 
@@ -138,7 +139,7 @@ def join(
 
     >>> answers = AnswerColumns()
     >>> answers.extend(["s", "s", "t"], [5, 6, 7], [1, 2, 1], ["a", "b", "b"], [False, True, False])
-    >>> slates = Slates.of([("a", "b"), ("a",)])
+    >>> slates = SlateColumns.of([("a", "b"), ("a",)])
     >>> clicked, passed = join([answers], {"s": 0, "t": 1}, slates, np.array([0, 0]), np.array([9, 9]))
     >>> clicked.tolist(), passed.tolist()
     ([2, 0], [1, 0])
@@ -154,7 +155,7 @@ def join(
 
 
 def _counting(
-    answers: AnswerColumns, row_of: Mapping[str, int], slates: Slates, first: Ints, last: Ints
+    answers: AnswerColumns, row_of: Mapping[str, int], slates: SlateColumns, first: Ints, last: Ints
 ) -> tuple[Ints, Ints, Bools]:
     """Return slate, position and whether it is a click, of the feedback that counts."""
     found = np.fromiter(map(row_of.get, answers.sessions, repeat(-1)), np.intp, len(answers))
@@ -197,15 +198,6 @@ class SessionPlan(Struct, frozen=True, gc=False):
     share: float | None = None
 
 
-class Answer(Struct, frozen=True, gc=False):
-    """A feedback record without its session."""
-
-    occurred_at: int
-    position: int
-    arm: str
-    clicked: bool
-
-
 #: Plans by session id and arrival; None for a session that is uncertain.
 OpenSessions: TypeAlias = dict[tuple[str, int], SessionPlan | None]
 
@@ -231,7 +223,7 @@ class ClosedWindow:
     start: int
     end: int
     plans: list[SessionPlan]
-    slates: Slates
+    slates: SlateColumns
     rows: Ints
     positions: Ints
     codes: Ints
@@ -300,7 +292,7 @@ def closed_window(
     keys = sorted(certain)
     plans = [certain[key] for key in keys]
     row_of = dict(zip([key[0] for key in keys], range(len(keys)), strict=True))
-    slates = Slates.of([plan.slate for plan in plans])
+    slates = SlateColumns.of([plan.slate for plan in plans])
     arrivals = np.array([key[1] for key in keys], dtype=np.int64)
     clicked, passed = join(answers, row_of, slates, arrivals, arrivals + session_timeout)
     if len(row_of) < len(keys):
@@ -336,10 +328,12 @@ def _join_repeated(
 ) -> None:
     """Join the sessions whose id another session of the window has too; `join` knows one session of an id."""
     times = Counter(session for session, _ in keys)
-    reactions: dict[str, list[Answer]] = {session: [] for session, count in times.items() if count > 1}
+    reactions: dict[str, list[FeedbackFact]] = {session: [] for session, count in times.items() if count > 1}
     for session, time, position, arm, click in chain.from_iterable(answers):
         if session in reactions:
-            reactions[session].append(Answer(time, position, arm, bool(click)))
+            reactions[session].append(
+                FeedbackFact(session_id=session, occurred_at=time, position=position, arm=arm, clicked=bool(click))
+            )
     for row, ((session, first), plan) in enumerate(zip(keys, plans, strict=True)):
         if session in reactions:
             shown, was_clicked = answered(

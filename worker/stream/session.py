@@ -205,7 +205,6 @@ def decode_state(value: bytes) -> State:
         raise ValueError(str(error)) from None
     if isinstance(state, Session):
         _check(state)
-        state.exclude = brief_exclusions(state.exclude)  # earlier releases wrote the whole list
     elif not 0 <= state.latest <= MOST:
         raise ValueError("the time is out of range")
     return state

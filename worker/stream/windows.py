@@ -26,7 +26,6 @@ from worker.stream.chance import is_exploring
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import MAX_FACT_LEAD
 from worker.stream.events import MOST, FeedbackFact, Opened, Progress
-from worker.stream.joining import Answer as Answer
 from worker.stream.joining import AnswerColumns, OpenSessions, closed_window
 from worker.stream.joining import ClosedWindow as ClosedWindow
 from worker.stream.joining import SessionPlan as SessionPlan
