@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -684,9 +684,8 @@ class CountsInKnownWindows(OpenWindows):
 class FoldsLateRecords(OpenWindows):
     """Puts what is late into the window that is open."""
 
-    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
-        closed = self.closed_until
-        return super().open_all(offsets, [structs.replace(e, arrived_at=max(e.arrived_at, closed)) for e in events])
+    def open(self, offset: int, event: Opened) -> bool:
+        return super().open(offset, structs.replace(event, arrived_at=max(event.arrived_at, self.closed_until)))
 
 
 class DropsFeedbackEarly(OpenWindows):
@@ -702,20 +701,17 @@ class DropsFeedbackEarly(OpenWindows):
 class KeepsFirstSlate(OpenWindows):
     """Trusts the slate that was journaled first."""
 
-    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
-        late = 0
-        for offset, event in zip(offsets, events, strict=True):
-            window = self._windows.get(event.arrived_at // self._window)
-            if window is None or (event.session_id, event.arrived_at) not in window.sessions:
-                late += super().open_all([offset], [event])
-        return late
+    def open(self, offset: int, event: Opened) -> bool:
+        window = self._windows.get(event.arrived_at // self._window)
+        known = window is not None and (event.session_id, event.arrived_at) in window.sessions
+        return known or super().open(offset, event)
 
 
 class IgnoresTheMark(OpenWindows):
     """Learns from a session whose facts are equal, though they say that it is uncertain."""
 
-    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
-        return super().open_all(offsets, [structs.replace(event, uncertain=False) for event in events])
+    def open(self, offset: int, event: Opened) -> bool:
+        return super().open(offset, structs.replace(event, uncertain=False))
 
 
 class ReportsProgressTooSoon(Server):

@@ -13,7 +13,7 @@ Rules that hold here:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import hypot, inf, isnan
 from typing import Any, Final, Generic, TypeVar, get_args
@@ -258,15 +258,6 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
     return event
 
 
-def decode_journals(values: Sequence[bytes | None], timestamps: Sequence[int]) -> list[JournalEvent | Rejected]:
-    """Decode journal records in bulk: for each, what `decode_journal` returns or raises.
-
-    >>> decode_journals([b'{"kind":"command","action":"freeze"}', b"{"], [0, 0])
-    [Command(action='freeze', version=None), Rejected('undecodable', 'Input data was truncated')]
-    """
-    return list(map(_decoded, values, timestamps))
-
-
 def decode_decision(value: bytes | None) -> Decision:
     """Decode a decision."""
     return read(_DECISION, value, inf)
@@ -387,10 +378,3 @@ def _check_lead(event: JournalEvent, timestamp: int) -> None:
         return
     if lead > most:
         raise Rejected("future", f"its time is {lead} ms after the record, more than {most}")
-
-
-def _decoded(value: bytes | None, timestamp: int) -> JournalEvent | Rejected:
-    try:
-        return decode_journal(value, timestamp)
-    except Rejected as rejected:
-        return rejected

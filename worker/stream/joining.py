@@ -47,38 +47,32 @@ class AnswerColumns:
     def __iter__(self) -> Iterator[tuple[str, int, int, str, int]]:
         return zip(self.sessions, self.times, self.positions, self.arms, self.clicked, strict=True)
 
-    def extend(
-        self,
-        sessions: Sequence[str],
-        times: Iterable[int],
-        positions: Iterable[int],
-        arms: Iterable[str],
-        clicked: Iterable[int],
-    ) -> None:
-        """Add records."""
-        self.sessions.extend(sessions)
-        self.times.extend(times)
-        self.positions.extend(positions)
-        self.arms.extend(arms)
-        self.clicked.extend(clicked)
+    def append(self, session: str, time: int, position: int, arm: str, clicked: int) -> None:
+        """Add a record."""
+        self.sessions.append(session)
+        self.times.append(time)
+        self.positions.append(position)
+        self.arms.append(arm)
+        self.clicked.append(clicked)
 
     def add(self, other: AnswerColumns) -> None:
         """Add the records of other columns."""
-        self.extend(other.sessions, other.times, other.positions, other.arms, other.clicked)
+        for record in other:
+            self.append(*record)
 
     def drop_repeated(self) -> None:
         """Keep one of each record."""
         kept = AnswerColumns()
-        for session, time, position, arm, clicked in dict.fromkeys(self):
-            kept.extend([session], [time], [position], [arm], [clicked])
+        for record in dict.fromkeys(self):
+            kept.append(*record)
         self.sessions, self.times, self.positions = kept.sessions, kept.times, kept.positions
         self.arms, self.clicked = kept.arms, kept.clicked
 
     def split(self, length: int) -> dict[int, AnswerColumns]:
         """Return the records by window, for windows of this length."""
         parts: dict[int, AnswerColumns] = {}
-        for session, time, position, arm, clicked in self:
-            parts.setdefault(time // length, AnswerColumns()).extend([session], [time], [position], [arm], [clicked])
+        for record in self:
+            parts.setdefault(record[1] // length, AnswerColumns()).append(*record)
         return parts
 
 
@@ -138,7 +132,8 @@ def join(
     `row_of` gives the slate of a session; `first` and `last`, (n,), the times between which feedback counts.
 
     >>> answers = AnswerColumns()
-    >>> answers.extend(["s", "s", "t"], [5, 6, 7], [1, 2, 1], ["a", "b", "b"], [False, True, False])
+    >>> for record in (("s", 5, 1, "a", False), ("s", 6, 2, "b", True), ("t", 7, 1, "b", False)):
+    ...     answers.append(*record)
     >>> slates = SlateColumns.of([("a", "b"), ("a",)])
     >>> clicked, passed = join([answers], {"s": 0, "t": 1}, slates, np.array([0, 0]), np.array([9, 9]))
     >>> clicked.tolist(), passed.tolist()

@@ -25,21 +25,17 @@ Rules that hold in this file (docs/design.md §4 and §5):
   a version (idle, frozen, rejected), the same version is published again from the newer position.
 - Offsets rise. A record at or before an offset that was handled is passed over, however often it comes. A record
   without a timestamp has the timestamp 0, by which nothing is refused.
-- `opened`, `feedback` and records that cannot be used change nothing but the open windows and the reports. Among them,
-  only the offsets matter, not the order. So all of them up to the next record of another kind are added in bulk.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, islice
 from typing import Final, TypeAlias
 
 from worker.errors import EstimationError, FailedError
 from worker.stream.catalogue import Refusal, carry_out, under
-from worker.stream.decoding import Rejected, decode_journals
+from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.episodes import episode_of
 from worker.stream.events import Episode, FeedbackFact, JournalEvent, Opened, Order, Progress, Tag
 from worker.stream.folding import fold
@@ -53,79 +49,8 @@ from worker.stream.windows import OpenWindows, Watermark
 #: Offset and value of a journal record and, where it is known, its timestamp.
 JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
 
-#: Offsets, values and timestamps (0 where they are not known) of journal records.
-Columns: TypeAlias = tuple[Sequence[int], Sequence[bytes | None], Sequence[int]]
-
-
-def unread(records: Sequence[JournalRecord], following: int) -> Columns:
-    """Return the columns of the records from the offset `following` on.
-
-    >>> unread([(3, b"a"), (4, b"b", 1_000), (4, b"b", 1_000), (6, None)], following=4)
-    ([4, 6], [b'b', None], [1000, 0])
-    """
-    if set(map(len, records)) == {3}:
-        offsets, values, timestamps = zip(*records, strict=True)
-        if offsets[0] >= following and offsets == tuple(range(offsets[0], offsets[0] + len(offsets))):
-            return offsets, values, timestamps  # nearly always
-    rest: list[tuple[int, bytes | None, int]] = []
-    for record in records:
-        if record[0] >= following:
-            following = record[0] + 1
-            rest.append((record[0], record[1], record[2] if len(record) > 2 else 0))
-    return [one[0] for one in rest], [one[1] for one in rest], [one[2] for one in rest]
-
-
-#: What may be among facts.
-KINDS: Final = frozenset({Opened, FeedbackFact, Rejected})
-
-
-class Facts:
-    """Facts with their offsets; contexts must have `dim` numbers."""
-
-    def __init__(self, offsets: Sequence[int], events: Sequence[JournalEvent | Rejected], *, dim: int) -> None:
-        self.offsets = offsets
-        self._events = events
-        self._dim = dim
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def __iter__(self) -> Iterator[Facts]:
-        for offset, event in zip(self.offsets, self._events, strict=True):
-            yield Facts([offset], [event], dim=self._dim)
-
-    def add_to(self, windows: OpenWindows) -> int:
-        """Add them to the open windows; return how many are late. After an error they can be added again."""
-        events, dim = self._events, self._dim
-        opened = [event for event in events if type(event) is Opened and len(event.context) == dim]
-        answers = [event for event in events if type(event) is FeedbackFact]
-        # Nearly always, of the offsets only the first is asked for.
-        late = windows.open_all(
-            compress(self.offsets, (type(event) is Opened and len(event.context) == dim for event in events)), opened
-        )
-        return late + windows.answer_all(
-            compress(self.offsets, (type(event) is FeedbackFact for event in events)), answers
-        )
-
-    def refused(self) -> Iterator[tuple[str, str]]:
-        """Yield the kind of trouble of every record that cannot be used, and its example."""
-        for offset, event in zip(self.offsets, self._events, strict=True):
-            if type(event) is Rejected:
-                yield "far-future" if event.reason == "future" else "fold-passed-over", _at(offset, event.error)
-            elif type(event) is Opened and len(event.context) != self._dim:
-                error = f"the context has {len(event.context)} numbers, not {self._dim}"
-                yield "fold-passed-over", _at(offset, error)
-
-
-def _at(offset: int, error: str) -> str:
-    return f"journal offset {offset}: {error}"
-
-
 #: Windows without a version after which the newest one is published again.
 REPUBLISH: Final = 10
-
-#: Records that are decoded at once: few enough that their events stay in the cache of a core.
-AT_ONCE: Final = 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -270,66 +195,44 @@ class Learner:
         A record that cannot be read, or that raises, is counted and passed over. Raises only `FailedError`, if a
         version that is known comes out with another content, and `MemoryError`.
         """
-        outcome = Outcome()
-        late, records = self._late, iter(records)
-        while batch := list(islice(records, AT_ONCE)):
-            self._take(*unread(batch, self._next_offset), outcome)
+        outcome, late = Outcome(), self._late
+        for offset, value, *timestamp in records:
+            if offset < self._next_offset:
+                continue
+            if not self._live and offset >= self._live_from:
+                self._go_live(outcome)
+            self._next_offset = offset + 1
+            try:
+                self._take(offset, decode_journal(value, *timestamp), outcome)
+            except (FailedError, MemoryError):
+                raise
+            except Rejected as rejected:
+                if self._live:
+                    kind = "far-future" if rejected.reason == "future" else "fold-passed-over"
+                    outcome.troubles.add(kind, f"journal offset {offset}: {rejected.error}")
+            except Exception as error:
+                _pass_over(offset, error, outcome)
         if not self._live and self._next_offset >= self._live_from:
             self._go_live(outcome)
         outcome.late = self._late - late
         return outcome
 
-    def _take(
-        self, offsets: Sequence[int], values: Sequence[bytes | None], timestamps: Sequence[int], outcome: Outcome
-    ) -> None:
-        """Take records that follow each other, in bulk as far as nothing but facts comes."""
-        if not self._live and offsets and offsets[-1] >= self._live_from:
-            first = bisect_left(offsets, self._live_from)
-            self._take(offsets[:first], values[:first], timestamps[:first], outcome)
-            self._go_live(outcome)
-            offsets, values, timestamps = offsets[first:], values[first:], timestamps[first:]
-        events = decode_journals(values, timestamps)
-        begin, dim, kinds = 0, self._configured.dim, list(map(type, events))
-        others = [] if KINDS.issuperset(kinds) else [at for at, kind in enumerate(kinds) if kind not in KINDS]
-        for here in others:
-            self._take_facts(Facts(offsets[begin:here], events[begin:here], dim=dim), outcome)
-            self._next_offset = offsets[here] + 1
-            self._act(offsets[here], events[here], outcome)  # type: ignore[arg-type]
-            begin = here + 1
-        self._take_facts(Facts(offsets[begin:], events[begin:], dim=dim), outcome)
-
-    def _take_facts(self, facts: Facts, outcome: Outcome) -> None:
-        if not facts:
-            return
-        self._next_offset = facts.offsets[-1] + 1
-        try:
-            self._late += facts.add_to(self._windows) * self._live
-        except MemoryError:
-            raise
-        except Exception as error:
-            if len(facts) == 1:
-                _pass_over(facts.offsets[0], error, outcome)
-                return
-            for one in facts:  # one of them is wrong; to add the others twice changes nothing
-                self._take_facts(one, outcome)
+    def _take(self, offset: int, event: JournalEvent, outcome: Outcome) -> None:
+        if isinstance(event, FeedbackFact):
+            self._late += not self._windows.answer(offset, event) and self._live
+        elif isinstance(event, Opened):
+            if len(event.context) != self._configured.dim:
+                raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {self._configured.dim}")
+            self._late += not self._windows.open(offset, event) and self._live
         else:
-            for kind, example in facts.refused() if self._live else ():
-                outcome.troubles.add(kind, example)
-
-    def _go_live(self, outcome: Outcome) -> None:
-        self._live = True
-        self._close_due(self._live_from - 1, outcome)
-
-    def _act(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
-        try:
             if isinstance(event, Progress) and event.opened:
                 self._windows.count(offset, event)
             if self._live:
                 self._carry_out(offset, event, outcome)
-        except (FailedError, MemoryError):
-            raise
-        except Exception as error:
-            _pass_over(offset, error, outcome)
+
+    def _go_live(self, outcome: Outcome) -> None:
+        self._live = True
+        self._close_due(self._live_from - 1, outcome)
 
     def _carry_out(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
         if isinstance(event, Progress):

@@ -14,13 +14,13 @@ Rules that hold in this file (docs/design.md §4):
 - Feedback is kept until the window of its own time is closed: sessions that could use it are closed by then.
 - Where a share of the sessions is journaled, `opened` carries the share, and progress the number of all sessions.
 - Neither the order nor the repetition of records matters.
-- Records are added many at a time. All that can wait is done when their window is closed (`joining.py`).
+- All that can wait is done when a window is closed (`joining.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Final
 
 from worker.stream.chance import is_exploring
 from worker.stream.contexts import pack_context
@@ -105,8 +105,6 @@ class _LowerCount:
         return len(self._since) == self._count and event.time - max(self._since.values()) >= span
 
 
-E = TypeVar("E", Opened, FeedbackFact)
-
 #: Feedback records of a window from which on repeated ones are looked for: so many per open session, and in all. With
 #: fewer, repetition costs little memory.
 REPEATED_PER_SESSION: Final = 16
@@ -169,54 +167,38 @@ class OpenWindows:
     # ── collecting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, offset: int, event: Opened) -> bool:
-        """Add a session; return False if it is late."""
-        return not self.open_all([offset], [event])
+        """Add a session; return False if it is late. An error leaves everything as it was."""
+        if event.arrived_at < self._closed_until:
+            return False
+        plan = None if event.uncertain else self._plan(event)
+        sessions = self._at(event.arrived_at // self._window, offset).sessions
+        key = event.session_id, event.arrived_at
+        known = sessions.setdefault(key, plan)
+        if known is not plan and known != plan:
+            sessions[key] = None
+        return True
+
+    def _plan(self, event: Opened) -> SessionPlan:
+        name = self._names.setdefault
+        return SessionPlan(
+            event.parameters_version,
+            tuple([name(arm, arm) for arm in event.slate]),
+            pack_context(event.context),
+            pack_exclusions(event.exclude),
+            event.modes.count("explore"),
+            is_exploring(event.modes),
+            None if event.share == 1 else event.share,
+        )
 
     def answer(self, offset: int, event: FeedbackFact) -> bool:
         """Add feedback; return False if it is late."""
-        return not self.answer_all([offset], [event])
-
-    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
-        """Add sessions; return how many are late. An error leaves everything as it was."""
-        parts, late = self._by_window(offsets, events, [event.arrived_at for event in events])
-        name = self._names.setdefault
-        plans = [
-            [
-                SessionPlan(
-                    event.parameters_version,
-                    tuple([name(arm, arm) for arm in event.slate]),
-                    pack_context(event.context),
-                    pack_exclusions(event.exclude) if event.exclude else b"",
-                    event.modes.count("explore"),
-                    is_exploring(event.modes),
-                    None if event.share == 1 else event.share,
-                )
-                if not event.uncertain
-                else None
-                for event in part.events
-            ]
-            for part in parts
-        ]
-        for part, planned in zip(parts, plans, strict=True):
-            keys = [(event.session_id, event.arrived_at) for event in part.events]
-            _add_sessions(self._at(part.number, part.offset).sessions, keys, planned)
-        return late
-
-    def answer_all(self, offsets: Iterable[int], events: Sequence[FeedbackFact]) -> int:
-        """Add feedback; return how many records are late."""
-        parts, late = self._by_window(offsets, events, [event.occurred_at for event in events])
-        name = self._names.setdefault
-        for part in parts:
-            window = self._at(part.number, part.offset)
-            window.answers.extend(
-                [event.session_id for event in part.events],
-                part.times,
-                [event.position for event in part.events],
-                [name(event.arm, event.arm) for event in part.events],
-                [event.clicked for event in part.events],
-            )
-            self._drop_repeated(window)
-        return late
+        time, arm = event.occurred_at, event.arm
+        if time < self._closed_until:
+            return False
+        window = self._at(time // self._window, offset)
+        window.answers.append(event.session_id, time, event.position, self._names.setdefault(arm, arm), event.clicked)
+        self._drop_repeated(window)
+        return True
 
     def count(self, offset: int, event: Progress) -> None:
         """Note how many sessions of open windows a partition has opened; of several counts the highest is right."""
@@ -224,27 +206,6 @@ class OpenWindows:
             if self._closed_until <= start <= event.time + MAX_FACT_LEAD:
                 opened, key = self._at(start // self._window, offset).opened, (event.partition, start)
                 opened[key] = max(opened.get(key, 0), sessions)
-
-    def _by_window(self, offsets: Iterable[int], events: Sequence[E], times: list[int]) -> tuple[list[_Part[E]], int]:
-        """Return the records that are not late by their windows, and how many are late."""
-        if not times:
-            return [], 0
-        length, closed = self._window, self._closed_until
-        number, earliest = max(times) // length, min(times)
-        if earliest >= closed and earliest // length == number:  # nearly always
-            return [_Part(number, next(iter(offsets)), events, times)], 0
-        parts: dict[int, _Part[E]] = {}
-        late = 0
-        for offset, event, time in zip(offsets, events, times, strict=True):
-            if time < closed:
-                late += 1
-                continue
-            part = parts.get(time // length)
-            if part is None:
-                part = parts[time // length] = _Part(time // length, offset, [], [])
-            part.events.append(event)  # type: ignore[attr-defined]
-            part.times.append(time)
-        return list(parts.values()), late
 
     def _at(self, number: int, offset: int) -> _Window:
         """Return a window, begun if need be, that needs the journal from this offset on."""
@@ -311,22 +272,3 @@ class OpenWindows:
         last = (end - 1 + session_timeout) // self._window
         later = [one.answers for number, one in self._windows.items() if end // self._window <= number <= last]
         return [window.answers, *later]
-
-
-class _Part(NamedTuple, Generic[E]):
-    """Records of one window, their times, and the offset of the first."""
-
-    number: int
-    offset: int
-    events: Sequence[E]
-    times: list[int]
-
-
-def _add_sessions(sessions: OpenSessions, keys: list[tuple[str, int]], plans: list[SessionPlan | None]) -> None:
-    added = dict(zip(keys, plans, strict=True))
-    if len(added) == len(keys) and sessions.keys().isdisjoint(added):
-        sessions.update(added)
-        return
-    for key, plan in zip(keys, plans, strict=True):
-        if sessions.setdefault(key, plan) != plan:
-            sessions[key] = None
