@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import orjson
 import pytest
 from hypothesis import strategies as st
 
@@ -145,8 +144,7 @@ def respond(value: bytes | None) -> Feedback:
 
 def encode_decision(decision: Decision) -> bytes:
     """Encode a decision by the shortest way; serving encodes it from the session's state."""
-    document = msgspec.to_builtins(decision)
-    return orjson.dumps({name: value for name, value in document.items() if name != "tokens" or value is not None})
+    return msgspec.json.encode(decision)
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ KINDS = (
     Kind(Decision, "decision", encode_decision, decoding.decode_decision, drawn(Decision, arm=st.none() | short_ids)),
     Kind(Episode, "episode", encoding.encode_episode, decoding.decode_episode, drawn(Episode)),
     fact(Opened, "opened", encoding.encode_opened, opened()),
-    fact(FeedbackFact, "feedback", encoding.encode_feedback_fact, drawn(FeedbackFact)),
+    fact(FeedbackFact, "feedback", encoding.encode_journal, drawn(FeedbackFact)),
     fact(Progress, "progress", encoding.encode_progress, progress()),
     fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards, features=features)),
     fact(CatalogueChange, "arms", encoding.encode_journal, drawn(CatalogueChange, changes=entries)),

@@ -668,9 +668,9 @@ class BelievesEveryTime(Learner):
 class ForgetsCounts(Learner):
     """Does not take the numbers of sessions from progress before the record that made its version."""
 
-    def _act(self, offset: int, event: Any, outcome: Outcome) -> None:
-        if self._live:
-            super()._act(offset, event, outcome)
+    def _take(self, offset: int, event: Any, outcome: Outcome) -> None:
+        if self._live or isinstance(event, Opened | FeedbackFact):
+            super()._take(offset, event, outcome)
 
 
 class CountsInKnownWindows(OpenWindows):

@@ -21,8 +21,7 @@ from typing import Final
 
 from worker.stream.chance import ALL, journaled
 from worker.stream.contexts import pack_context
-from worker.stream.encoding import opened_document
-from worker.stream.events import Arrival
+from worker.stream.events import Arrival, Opened
 from worker.stream.feedback import FeedbackJoin
 from worker.stream.parameters import Parameters
 from worker.stream.reading import Batch, RecordReader
@@ -121,16 +120,16 @@ class Arrivals:
             return
         batch.emits.tally.replanned += uncertain
         batch.facts.append(
-            opened_document(
-                session_id,
-                session.arrived_at,
-                arrival.context,
-                session.slate,
-                session.modes,
-                arrival.exclude,
-                session.version,
-                session.share,
-                uncertain,
+            Opened(
+                session_id=session_id,
+                arrived_at=session.arrived_at,
+                context=arrival.context,
+                slate=session.slate,
+                modes=session.modes,
+                exclude=arrival.exclude,
+                parameters_version=session.version,
+                share=session.share,
+                uncertain=uncertain,
             )
         )
 

@@ -118,7 +118,7 @@ SelectionMode: TypeAlias = Annotated[
 ServedBy: TypeAlias = Annotated[Count, described("Version of the parameters that planned the slate.")]
 
 
-class Arrival(Struct, frozen=True, kw_only=True, gc=False):
+class Arrival(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The arrival of a user. Topic: arrivals. Key: session_id. Unknown fields are ignored.
 
     A worker also checks the size of the record, the length of a context that is a list (dimension), the names and types
@@ -143,7 +143,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False):
     ] = ()
 
 
-class Feedback(Struct, frozen=True, kw_only=True, gc=False):
+class Feedback(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Feedback of a user to the arm at a position. Topic: clicks. Key: session_id. Unknown fields are ignored.
 
     A worker also checks the size of the record, position ≤ horizon, occurred_at against the timestamp of the record,
@@ -163,7 +163,7 @@ class Feedback(Struct, frozen=True, kw_only=True, gc=False):
     ] = None
 
 
-class Decision(Struct, frozen=True, kw_only=True, gc=False):
+class Decision(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The arm to show now, and the arms to show next if the user passes over it. Topic: decisions. Key: session_id.
 
     The last record of a (session_id, position) counts; repeated ones are identical. Unknown fields are ignored.
@@ -184,7 +184,7 @@ class Decision(Struct, frozen=True, kw_only=True, gc=False):
     ] = None
 
 
-class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="opened"):
+class Opened(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="opened"):
     """An opened session with its slate.
 
     Written for every arrival, including repeated ones; beyond the budget of learning, for a share of the sessions.
@@ -220,7 +220,7 @@ class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag=
     ] = False
 
 
-class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="feedback"):
+class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="feedback"):
     """A valid feedback record. Written for every one, including repeated ones, unless its session is not journaled."""
 
     session_id: Identifier
@@ -230,7 +230,7 @@ class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"
     clicked: bool
 
 
-class Progress(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="progress"):
+class Progress(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="progress"):
     """Progress of a partition: all its records up to time precede this record in the journal.
 
     partition is below partitions.
@@ -255,7 +255,7 @@ ArmFeatures: TypeAlias = Annotated[
 ]
 
 
-class ArmChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arm"):
+class ArmChange(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="arm"):
     """A new, repriced, retired or reactivated arm. Takes effect at its position in the journal."""
 
     arm: Identifier
@@ -264,7 +264,7 @@ class ArmChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", t
     features: ArmFeatures = None
 
 
-class ArmEntry(Struct, frozen=True, kw_only=True, gc=False):
+class ArmEntry(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """The wanted state of an arm."""
 
     arm: Identifier
@@ -273,7 +273,7 @@ class ArmEntry(Struct, frozen=True, kw_only=True, gc=False):
     features: ArmFeatures = None
 
 
-class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arms"):
+class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="arms"):
     """Several new, repriced, retired or reactivated arms, in one version.
 
     Takes effect at its position in the journal; one wrong entry refuses the whole record.
@@ -284,7 +284,7 @@ class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="ki
     ]
 
 
-class Command(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="command"):
+class Command(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="command"):
     """A command to the learner. Takes effect at its position in the journal.
 
     >>> Command(action="rollback", version=7).version
@@ -307,7 +307,7 @@ class Command(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag
             raise ValueError(f"{self.action} takes no version")
 
 
-class Import(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="import"):
+class Import(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="import"):
     """The estimate of a given version becomes the current one, in a new version.
 
     Position, prices and the frozen state stay. Takes effect at its position in the journal, which alone determines the
@@ -323,14 +323,14 @@ class Import(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag=
     ]
 
 
-class Tag(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="tag"):
+class Tag(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="tag"):
     """A version gets a name, under which the history of the parameters keeps it. Changes no version."""
 
     name: TagName
     version: Annotated[Count | None, described("Version; null removes the name.")]
 
 
-class Episode(Struct, frozen=True, kw_only=True, gc=False):
+class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Report on a closed window of event time. Topic: episodes. Key: version. Unknown fields are ignored."""
 
     version: Annotated[

@@ -23,7 +23,7 @@ from typing import Final
 
 from worker.errors import InputError
 from worker.secret import Secret
-from worker.stream.encoding import feedback_document
+from worker.stream.encoding import fact_of
 from worker.stream.events import MOST, Feedback
 from worker.stream.partitioning import PartitionSurvey
 from worker.stream.reading import Batch, OutputBounds, RecordReader
@@ -142,7 +142,7 @@ class FeedbackJoin:
             self._reader.reject(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
         if session is None or session.share != 0:
-            batch.facts.append(feedback_document(feedback))
+            batch.facts.append(fact_of(feedback))
         if session is None:
             self._park(record, feedback, state if type(state) is Parked else None, batch)
         elif self._apply(record, feedback, session, batch.emits):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
-from worker.stream.encoding import encode_many, opened_document
-from worker.stream.events import Arrival, Feedback
+from worker.stream.encoding import encode_opened
+from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
 from worker.stream.features import context_encoder
 from worker.stream.session import Parked, Session
 from worker.stream.slates import Slate, SlatePlanner
@@ -40,7 +40,7 @@ class Batch:
     emits: Emits
     planned: Planned = field(default_factory=dict)
     touched: dict[str, bool] = field(default_factory=dict)
-    facts: list[dict[str, Any]] = field(default_factory=list)
+    facts: list[Opened | FeedbackFact] = field(default_factory=list)
     unremembered: dict[str, Session] = field(default_factory=dict)
     decisions: list[dict[str, Any]] = field(default_factory=list)
 
@@ -62,9 +62,16 @@ class OutputBounds:
         if isinstance(event, Feedback):
             size = 2 * len(record.value or b"")  # the key and the fact, or what is parked
         else:
-            key, context = event.session_id, event.context
-            fact = opened_document(key, event.occurred_at, context, (), (), event.exclude, 0)
-            size = len(key.encode()) + len(encode_many([fact])[0]) + 4 * len(context) + slate_bytes
+            fact = Opened(
+                session_id=event.session_id,
+                arrived_at=event.occurred_at,
+                context=event.context,
+                slate=(),
+                modes=(),
+                exclude=event.exclude,
+                parameters_version=0,
+            )
+            size = len(event.session_id.encode()) + len(encode_opened(fact)) + 4 * len(event.context) + slate_bytes
         if size > self._room:
             tally.troubles.add("too-large-output", f"{record.where}: up to {size} bytes, more than {self._room}")
             raise Rejected("too-large", f"its outputs may have {size} bytes, and the topics take {self._room}")

@@ -18,7 +18,7 @@ from operator import itemgetter
 from worker.secret import Secret
 from worker.stream.arrivals import Arrivals, plan_together
 from worker.stream.decoding import Limits
-from worker.stream.encoding import encode_many
+from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Arrival, Feedback
 from worker.stream.feedback import FeedbackJoin, slate_tokens
 from worker.stream.partitioning import PartitionSurvey
@@ -42,27 +42,18 @@ def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Em
     plan_together([(serving.arrivals, batch) for serving, batch in batches])
     for serving, batch in batches:
         serving.step(batch)
-    _write_facts([batch for _, batch in batches])
-    _write_decisions(batches, tally)
+        _write(serving, batch, tally)
     if batches:
         batches[0][0].report_no_room(tally)
     return [batch.emits for _, batch in batches]
 
 
-def _write_facts(batches: Sequence[Batch]) -> None:
-    values = iter(encode_many([fact for batch in batches for fact in batch.facts]))
-    for batch in batches:
-        keys = [fact["session_id"].encode() for fact in batch.facts]
-        batch.emits.journal += zip(keys, values, strict=False)  # the values of the next batch are left
-
-
-def _write_decisions(batches: Sequence[tuple[Serving, Batch]], tally: Tally) -> None:
-    decisions = [decision for _, batch in batches for decision in batch.decisions]
-    values = iter(encode_many(decisions))
-    for serving, batch in batches:
-        keys = [decision["session_id"].encode() for decision in batch.decisions]
-        pairs = zip(keys, values, strict=False)
-        batch.emits.decisions += serving.bounds.fitting("decisions", pairs, batch.emits)
+def _write(serving: Serving, batch: Batch, tally: Tally) -> None:
+    """Encode the facts and the decisions of a batch."""
+    emits, decisions = batch.emits, batch.decisions
+    emits.journal += [(fact.session_id.encode(), encode_journal(fact)) for fact in batch.facts]
+    pairs = [(decision["session_id"].encode(), encode_decision(decision)) for decision in decisions]
+    emits.decisions += serving.bounds.fitting("decisions", pairs, emits)
     tally.decisions.update(map(_mode_and_position, decisions))
 
 

@@ -52,7 +52,6 @@ if TYPE_CHECKING:  # a version's hash is that of its record: the value imports t
 # ── types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _WHOLE: Final[dict[str, Any]] = {"minimum": 0, "maximum": MOST}
-Sha256: TypeAlias = Annotated[str, described("A SHA-256 hash in hexadecimal.", pattern="^[0-9a-f]{64}$")]
 
 
 class PackedArray(Struct, frozen=True):
@@ -145,8 +144,12 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
         str, described("sha256 of the previous version; empty for version 0.", pattern="^([0-9a-f]{64})?$")
     ]
     sha256: Annotated[
-        Sha256,
-        described("Hash of all fields except itself, made_at, effective_at, window_end, the offsets and progress."),
+        str,
+        described(
+            "SHA-256, in hexadecimal, of all fields except itself, made_at, effective_at, window_end, the offsets and "
+            "progress.",
+            pattern="^[0-9a-f]{64}$",
+        ),
     ]
     effective_at: Annotated[int, described("Event time from which this version serves arrivals.", **_WHOLE)]
     made_at: Annotated[int, described("Highest progress of any partition when the version was made.", **_WHOLE)]
