@@ -251,13 +251,14 @@ _UNCOVERED: Final = frozenset(
 
 def encode_parameters(parameters: Parameters) -> bytes:
     """Return the record of a version, its hash included; the same version gives the same bytes."""
-    return orjson.dumps(parameters_document(parameters), option=orjson.OPT_SORT_KEYS)
+    document = document_of(parameters)
+    document["sha256"] = parameters.known_sha256 or digest_of(document)
+    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
 
 
 def parameters_document(parameters: Parameters) -> dict[str, Any]:
-    """Return the record of a version as a document, its hash included."""
-    document = document_of(parameters)
-    document["sha256"] = parameters.known_sha256 or digest_of(document)
+    """Return the record of a version as a document, as it is read again from another record."""
+    document: dict[str, Any] = orjson.loads(encode_parameters(parameters))
     return document
 
 
