@@ -261,7 +261,7 @@ def child_of(running: subprocess.Popen[str]) -> int:
     deadline = time.monotonic() + 30
     while True:
         for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split():
-            if b"worker.cli.demo_beside" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"worker.cli.child" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
         assert time.monotonic() < deadline
 
