@@ -171,7 +171,7 @@ class Server:
             metrics.watermark(status.watermark)
         refused = list(status.refused)
         if status.versions or status.episodes or status.tags:
-            lesson = await asyncio.to_thread(_lesson, status)  # a large version takes a while
+            lesson = await asyncio.to_thread(decoded_lesson, status)  # a large version takes a while
             future = asyncio.get_running_loop().create_future()
             waiting = Waiting(kind="lesson", lesson=lesson, future=future)
             await self._runner.submit(waiting)
@@ -206,7 +206,7 @@ class Server:
             await asyncio.sleep(_WATCH_INTERVAL)
 
 
-def _lesson(status: LearnerStatus) -> Lesson:
+def decoded_lesson(status: LearnerStatus) -> Lesson:
     """Decode what the learner has made, and prepare its versions for serving."""
     versions = []
     for value in map(bytes, status.versions):
