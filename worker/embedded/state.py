@@ -34,6 +34,8 @@ CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
 FORMAT: Final = b"2"
 FILE: Final = "state.sqlite3"
+#: Pages of the write-ahead log after which a commit moves them to the database, if the learner has not done so before.
+CHECKPOINT: Final = 4_000
 
 
 class StateView:
@@ -117,6 +119,10 @@ class StateView:
         """Return the lines that may be missing at the end of the log of `adcascade serve --record`."""
         return b"".join(lines for (lines,) in self._db.execute("SELECT lines FROM log ORDER BY number"))
 
+    def checkpoint(self) -> None:
+        """Move what was committed from the write-ahead log to the database, while the writer goes on."""
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
     def meta(self, name: str) -> bytes | None:
         """Return a named value."""
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
@@ -139,6 +145,7 @@ class StateFolder(StateView):
         self._closing.callback(os.close, _locked(self.path))
         with self._opening():
             self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT}")
             self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             if not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
                 self._db.executescript(
@@ -189,7 +196,7 @@ class StateFolder(StateView):
         """
         self._db.execute("COMMIT")
         if checkpoint:
-            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self.checkpoint()
         self._db.execute("BEGIN")
 
     # ── the history of the versions ──────────────────────────────────────────────────────────────────────────────────

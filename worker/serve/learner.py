@@ -93,4 +93,5 @@ def run_learner(folder: Path, *, learning: LearningSettings, arms: tuple[Arm, ..
                 report(status)
                 reported = time.monotonic()
             if not journal.is_behind:
+                state.checkpoint()  # here, because answers wait for the serving process
                 time.sleep(PAUSE)
