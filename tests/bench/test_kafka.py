@@ -17,7 +17,7 @@ from tests.programs import needs, thorough
 from worker.bench import kafka
 from worker.bench.baselines import echo
 from worker.bench.figures import Figure
-from worker.bench.kafka import NAMES, RATIOS, Run, figures, in_turn
+from worker.bench.kafka import NAMES, RATIOS, ServerRun, figures, in_turn
 from worker.bench.processes import ChildProcess, broker_script, running_broker
 from worker.bench.topics import WINDOW, arrival, learned
 from worker.cli.main import main
@@ -32,8 +32,8 @@ FIGURES_OF_LATENCY = 3 * (len(NAMES) + 4)  # at each rate the servers, and ratio
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(value: float, *, own: float = 1.0, family: float = 1.0) -> Run:
-    return Run(value, 2 * value, own, family)
+def run(value: float, *, own: float = 1.0, family: float = 1.0) -> ServerRun:
+    return ServerRun(value, 2 * value, own, family)
 
 
 def test_the_worker_is_compared_with_the_others_round_by_round() -> None:
@@ -65,7 +65,7 @@ def measured_until(error: BaseException | None) -> Iterator[Figure | str]:
     """Measure two rounds; the second play of the worker raises, if there is an error."""
     played: list[str] = []
 
-    def play(kind: str) -> dict[str, Run]:
+    def play(kind: str) -> dict[str, ServerRun]:
         played.append(kind)
         if error is not None and played.count("worker") == 2:
             raise error

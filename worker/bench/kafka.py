@@ -43,7 +43,7 @@ ARRIVALS: Final = {"aiokafka": 100_000, "librdkafka": 100_000, "faust": 6_000, "
 LOOK: Final = 0.02  # seconds between two looks at the end offsets
 
 
-class Run(NamedTuple):
+class ServerRun(NamedTuple):
     """A measurement: p50 and p99 in milliseconds, or arrivals per second of a backlog.
 
     `own` and `family` are milliseconds of processor time per arrival, without and with child processes.
@@ -55,7 +55,7 @@ class Run(NamedTuple):
     family: float
 
 
-#: The ratios of the worker to another server in each part: the other one, a field of `Run`, and at most or at least.
+#: The ratios of the worker to another server in each part: its name, a field of `ServerRun`, at most, at least.
 RATIOS: Final[dict[str, list[tuple[str, str, float | None, float | None]]]] = {
     **{
         f"{rate:,} arrivals/s": [
@@ -84,9 +84,9 @@ def measure(
             yield from in_turn(name, max(1, round(ROUNDS[name] * share)), measure_one)
 
 
-def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, Run]]) -> Iterator[Figure | str]:
+def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, ServerRun]]) -> Iterator[Figure | str]:
     """Measure all servers in turn, and yield the figures; if it fails or is interrupted, of what it has measured."""
-    seen: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    seen: dict[str, dict[str, list[ServerRun]]] = defaultdict(lambda: defaultdict(list))
     failure: BaseException | None = None
     try:
         for turn in range(rounds):
@@ -117,7 +117,7 @@ class Servers:
         arguments = [kind, broker, names.prefix, str(self._partitions)]
         return ChildProcess(NAMES[kind], ["worker.bench.baselines", *arguments], self._folder)
 
-    def play(self, kind: str) -> dict[str, Run]:
+    def play(self, kind: str) -> dict[str, ServerRun]:
         """Start a server and play all rates, one after the other."""
         with (
             garbage_collected_rarely(),
@@ -126,14 +126,14 @@ class Servers:
         ):
             return {f"{rate:,} arrivals/s": self._play(names, child, rate) for rate in RATES}
 
-    def _play(self, names: Topics, child: ChildProcess, rate: int) -> Run:
+    def _play(self, names: Topics, child: ChildProcess, rate: int) -> ServerRun:
         play(self._connection, names, rate, WARM * self._share, child.check)
         before = child.processor_seconds()
         waits = play(self._connection, names, rate, RATES[rate] * self._share, child.check)
         spent = np.subtract(child.processor_seconds(), before) * 1000 / len(waits)
-        return Run(*np.quantile(waits, (0.5, 0.99)).tolist(), *spent.tolist())
+        return ServerRun(*np.quantile(waits, (0.5, 0.99)).tolist(), *spent.tolist())
 
-    def work_off(self, kind: str) -> dict[str, Run]:
+    def work_off(self, kind: str) -> dict[str, ServerRun]:
         """Write a backlog, start a server, and wait until it has answered every arrival."""
         count = round(self._share * ARRIVALS[kind])
         with new_topics(self._connection, self._partitions, self._parameters) as names:
@@ -146,7 +146,7 @@ class Servers:
                 ended, last = _reached(count, look, child)
                 spent = np.subtract(child.processor_seconds(), before) * 1000
         answered = max(1, last - first)
-        return {"backlog": Run(answered / (ended - began), nan, *(spent / answered).tolist())}
+        return {"backlog": ServerRun(answered / (ended - began), nan, *(spent / answered).tolist())}
 
 
 def _reached(count: int, look: Callable[[], int], child: ChildProcess) -> tuple[float, int]:
@@ -164,7 +164,7 @@ def _reached(count: int, look: Callable[[], int], child: ChildProcess) -> tuple[
         time.sleep(LOOK)
 
 
-def figures(part: str, runs: Mapping[str, Sequence[Run]]) -> Iterator[Figure]:
+def figures(part: str, runs: Mapping[str, Sequence[ServerRun]]) -> Iterator[Figure]:
     """Yield the medians of each server, then the ratios of the worker to others, round by round."""
     for kind, made in runs.items():
         value, p99, own, family = map(statistics.median, zip(*made, strict=True))
