@@ -154,18 +154,6 @@ async def test_no_more_is_polled_than_the_loop_takes() -> None:
 
 
 @in_loop
-async def test_a_call_returns_its_result_and_raises_its_error() -> None:
-    async with running(filled(0)) as (thread, _, consumer):
-        assert await thread.call(lambda one: one) is consumer
-        try:
-            await thread.call(lambda one: one.nothing)
-        except AttributeError as error:
-            assert "nothing" in str(error)
-        else:
-            raise AssertionError("no error")
-
-
-@in_loop
 async def test_a_revocation_waits_for_the_loop_and_runs_its_calls_meanwhile() -> None:
     cluster = filled(2)
     async with running(cluster) as (thread, loop, consumer):
