@@ -219,5 +219,5 @@ def test_a_signal_ends_it_in_good_order(served: Fleet, sent: signal.Signals) -> 
     gateway = Gateway(served)
     gateway.arrive(f"before-{sent.name}")
     gateway.process.send_signal(sent)
-    assert gateway.process.wait(30) == 0, gateway.tail()
+    assert gateway.process.wait(120) == 0, gateway.tail()
     assert "Traceback" not in gateway.log.read_text(encoding="utf-8")

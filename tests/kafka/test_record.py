@@ -200,7 +200,7 @@ class Recording:
 
     def end(self, sent: signal.Signals) -> int:
         self.process.send_signal(sent)
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=120)
         return self.process.returncode
 
 

@@ -95,8 +95,7 @@ def test_the_rights_of_the_kubernetes_user_suffice_forged_feedback_trains_nothin
     pages = [worker.ask(path)[1] for path in ("/", "/status.json", "/metrics", "/readyz", "/livez", "/nothing")]
     pids = (worker.process.pid, worker.learner)
     command_lines = [Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8") for pid in pids]
-    code, _ = worker.terminate()
-    assert code == 0, worker.tail()
+    assert worker.terminate() == 0, worker.tail()
     shown = [*pages, *command_lines, worker.log.read_text(encoding="utf-8")]
     topics = contents(fleet)
     assert all(len(text) > 5 for text in shown)

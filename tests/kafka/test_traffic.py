@@ -148,7 +148,7 @@ def test_a_signal_ends_it_with_a_summary(served: Served, tmp_path: Path, sent: s
     ) as process:
         eventually(lambda: served.worker.metric("adcascade_arrivals_total") > before + 30)
         process.send_signal(sent)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + sent, err
     assert "sessions" in out
     said = orjson.loads(summary.read_bytes())

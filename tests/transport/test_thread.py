@@ -15,7 +15,7 @@ from worker.kafka.polls import Flights, Poll
 from worker.kafka.thread import MOST_POLLS, ClientThread
 
 A, B = TP("t", 0), TP("t", 1)
-DEADLINE = 20.0
+DEADLINE = 120.0
 
 
 class Loop:

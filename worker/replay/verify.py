@@ -256,7 +256,7 @@ def opened_difference(found: Opened, slate: Slate) -> Difference | None:
     """Return the first field in which an opened session differs from its slate."""
     if found.slate != slate.arms:
         return "slate", slate.arms, found.slate
-    if found.modes != slate.modes and (slate.arms or found.modes != ("none",)):
+    if found.modes != slate.modes:
         return "modes", slate.modes, found.modes
     return None
 

@@ -3,7 +3,8 @@
 Variables:
 
 - ``ADCASCADE_HOSTILE``: seconds of the whole test, about; `CALM` of them are for start, recovery and judgement.
-- ``ADCASCADE_HOSTILE_SEED``: the seed. It is printed. The same seed gives the same plan.
+- ``ADCASCADE_HOSTILE_SEED``: the seed, which is printed; 1 by default. The same seed gives the same plan, and
+  ``random`` draws a new one.
 - ``ADCASCADE_HOSTILE_ONLY``: kinds of acts, separated by commas; all of them by default.
 """
 
@@ -79,7 +80,8 @@ def make_plan(seed: int, seconds: float, kinds: list[str]) -> Plan:
 def plan_of(environment: Mapping[str, Any] = os.environ) -> Plan:
     """Return the plan that the variables ask for."""
     seconds = max(LEAST, float(environment.get("ADCASCADE_HOSTILE") or DEFAULT_SECONDS) - CALM)
-    seed = int(environment.get("ADCASCADE_HOSTILE_SEED") or random.randrange(1 << 32))
+    given = environment.get("ADCASCADE_HOSTILE_SEED") or "1"
+    seed = random.randrange(1 << 32) if given == "random" else int(given)
     only = [kind for kind in environment.get("ADCASCADE_HOSTILE_ONLY", "").split(",") if kind]
     unknown = set(only) - WEIGHTS.keys()
     if unknown:
