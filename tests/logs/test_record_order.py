@@ -32,8 +32,8 @@ def test_no_record_is_lost_every_partition_keeps_its_order_and_the_times_rise(
                 added[number] += 1
             exhausted = [places[n] for n, stamps in enumerate(partitions) if added[n] == len(stamps)]
             bound = data.draw(st.integers(0, 60))
-            certain = [(place[1], offset) for place, offset, _, _ in order.take(exhausted, before=bound)]
+            certain = [(place[1], offset) for place, offset, _, _ in order.drain(exhausted, before=bound)]
             assert all(times[record] < bound for record in certain)
             taken += certain
-        taken += [(place[1], offset) for place, offset, _, _ in order.take(exhausted=places)]
+        taken += [(place[1], offset) for place, offset, _, _ in order.drain(exhausted=places)]
     assert taken == sorted(times, key=lambda record: (times[record], *record))

@@ -56,10 +56,11 @@ class TimeOrder:
     >>> order = TimeOrder([("clicks", 0), ("clicks", 1)])
     >>> for partition, offset, time in (0, 1, 10), (0, 2, 50), (1, 1, 40), (1, 2, 20):
     ...     order.add(Record("clicks", partition, offset, time, None, None))
-    >>> [(place, offset) for place, offset, _, _ in order.take()]
+    >>> [(place, offset) for place, offset, _, _ in order.drain()]
     [(('clicks', 0), 1)]
-    >>> [(place, offset) for place, offset, _, _ in order.take(exhausted=[("clicks", 0), ("clicks", 1)])]
+    >>> [(place, offset) for place, offset, _, _ in order.drain(exhausted=[("clicks", 0), ("clicks", 1)])]
     [(('clicks', 1), 1), (('clicks', 1), 2), (('clicks', 0), 2)]
+    >>> order.close()
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
@@ -82,7 +83,7 @@ class TimeOrder:
         except sqlite3.Error as error:
             raise cannot_sort(error) from None
 
-    def take(self, exhausted: Collection[Place] = (), before: float = inf) -> Iterator[tuple[Place, int, int, bytes]]:
+    def drain(self, exhausted: Collection[Place] = (), before: float = inf) -> Iterator[tuple[Place, int, int, bytes]]:
         """Yield partition, offset, timestamp and line of the records whose order is certain, and remove them.
 
         `exhausted` partitions have no more records for the time being, so no record waits for them. Records with a
@@ -220,7 +221,7 @@ class Recorder:
         result, limits, write = self.result, self._limits, self._write
         written = 0
         before = inf if limits is not None else self._clock() - HOLD
-        for place, offset, stamp, line in order.take(exhausted, before):
+        for place, offset, stamp, line in order.drain(exhausted, before):
             if limits is not None and offset >= limits[place]:
                 continue
             write(line)

@@ -45,7 +45,7 @@ from worker.stream.settings import Arm
 from worker.stream.topology import Topics
 from worker.stream.versions import Versions
 
-CHUNK: Final = 4096  # facts handed to the learner at once
+CHUNK: Final = 4096  # facts per call of the learner
 
 
 def relearn(

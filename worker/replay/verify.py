@@ -3,7 +3,7 @@
 Rules that hold in this file:
 
 - A decision is planned under the version that it names: from the arrival of its session, or, if the log lacks that,
-  from `opened` in the journal. Many sessions are planned at once.
+  from `opened` in the journal. Sessions are planned in batches.
 - A decision at position p shows the tail of that slate from p on. For p > 1 the log has feedback that passed over
   p − 1. All fields are compared, numbers to a relative 1e-9, because exponentials differ in the last bit between kinds
   of machines. Tokens are not compared: the secret is not in the log.
@@ -32,7 +32,7 @@ from worker.stream.session import answered, objection
 from worker.stream.slates import Slate
 from worker.stream.topology import Topics
 
-BATCH: Final = 1024  # sessions planned at once
+BATCH: Final = 1024  # sessions per batch
 CLOSE: Final = 1e-9
 
 Difference: TypeAlias = tuple[str, Any, Any]  # field, expected, found

@@ -31,7 +31,7 @@ from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.versions import KEPT, difference, keep
 
-CHUNK: Final = 1024  # journal records at once
+CHUNK: Final = 1024  # journal records per call of the learner
 
 
 class FoldAudit:
