@@ -72,7 +72,7 @@ class Running(WorkerProcess):
     @property
     def learner(self) -> int | None:
         """The id of its learner process."""
-        return self._child(b"worker.cli.learner_process")
+        return self._child(b"worker.cli.child")
 
     def _child(self, module: bytes) -> int | None:
         pid = self.process.pid

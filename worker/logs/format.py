@@ -292,7 +292,8 @@ class LogReader:
 class LogWriter:
     """Write a log; a context manager, and a `Tap` of the embedded runner.
 
-    The file is overwritten, and compressed if its name ends in ``.gz``; ``-`` is standard output.
+    A file that exists and is not empty is refused. The log is compressed if its name ends in ``.gz``; ``-`` is standard
+    output.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -308,6 +309,8 @@ class LogWriter:
         self._is_stdout = str(path) == "-"
         self.name = "standard output" if self._is_stdout else str(path)
         with self._failing_as(InputError):
+            if not self._is_stdout and Path(path).is_file() and Path(path).stat().st_size:
+                raise InputError(f"{path}: this file exists; a log is not written over it: name a new file")
             self._raw: BinaryIO = sys.stdout.buffer if self._is_stdout else Path(path).open("wb")  # noqa: SIM115 - see close
         self._file: BinaryIO = self._raw
         if str(path).endswith(".gz"):
