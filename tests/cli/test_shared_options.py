@@ -214,7 +214,7 @@ def test_a_time_without_a_unit_is_refused(text: str) -> None:
         (["--window", "0"], "window must be a whole number of at least 1"),
         (["--member-timeout", "1ms"], "--member-timeout must be between"),
         (["--progress-interval", "2m"], "--progress-interval must be between"),
-        (["--bonus", "paper", "--no-repeats"], "contradicts"),
+        (["--bonus", "paper"], "needs --repeats"),
         (["--max-norm", "0.5"], "--max-norm: must be at least 1"),
         (["--prefix", "a b"], "prefix"),
         (["--token-secret-file", "/none"], "--token-secret-file /none"),

@@ -280,7 +280,7 @@ def test_sessions_without_a_decision_expire_and_are_counted() -> None:
 
 
 def test_the_best_slates_leave_no_regret_and_any_other_leaves_some() -> None:
-    settings = replace(TIDY, rate=None, sessions=300)
+    settings = replace(TIDY, rate=None, sessions=300, repeats=True)
     world = settings.world()
     for best in (True, False):
         traffic = Traffic(settings, now=START)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.arrays import Ints
 from worker.embedded.state import StateFolder
 from worker.metrics.history import exploration_share
 from worker.simulation.demo.kinds import Kinds
+from worker.simulation.environments import Bools
 from worker.simulation.users import Users
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
@@ -22,22 +22,24 @@ from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits
 from worker.stream.version_decoding import decode_parameters
 
-#: Counts of sessions by their kind and the arm of their first position: (kind, arm, sessions).
-Firsts: TypeAlias = tuple[tuple[int, int, int], ...]
+#: Sessions by kind of user and arm: of each kind, the sessions with each arm in their slate.
+ByKind: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Score(Worth, frozen=True, kw_only=True):
     """The worth of a period's sessions, the revenue `earned` by their clicks, and counts of displays by position.
 
-    `shown` and `best` are the arms of the first position by kind of user, as served and as the oracle has them; `right`
-    is the number of sessions in which both are the same.
+    `kinds` are the sessions of each kind of user, `shown` and `best` those with each arm in their slate, as served and
+    as the oracle has it. `wanted` is the number of arms in the oracle's slates, `right` how many of them were served.
     """
 
     earned: float
     answered: tuple[int, ...]
     clicked: tuple[int, ...]
-    shown: Firsts
-    best: Firsts
+    kinds: tuple[int, ...]
+    shown: ByKind
+    best: ByKind
+    wanted: int
     right: int
 
 
@@ -46,7 +48,8 @@ def score(users: Users, valuer: Valuer, kinds: Kinds, period: int, served: Mappi
     indices, slates = users.slates(period, served)
     contexts = users.cohort(period).contexts[indices]
     worth = valuer.worth(contexts, slates)
-    kind, first, best = kinds.of(contexts), slates[:, 0], valuer.first_arms(contexts)
+    kind, arms = kinds.of(contexts), len(valuer.rewards) - 1
+    shown, best = _members(slates, arms), _members(valuer.best_slates(contexts), arms)
     clicked, answered = users.outcomes(period, indices, slates)
     buyers = np.flatnonzero(clicked >= 0)
     return Score(
@@ -56,24 +59,25 @@ def score(users: Users, valuer: Valuer, kinds: Kinds, period: int, served: Mappi
         earned=float(valuer.rewards[slates[buyers, clicked[buyers]]].sum()),
         answered=tuple(int((answered > h).sum()) for h in range(users.horizon)),
         clicked=tuple(np.bincount(clicked[buyers], minlength=users.horizon).tolist()),
-        shown=_counted(kind, first),
-        best=_counted(kind, best),
-        right=int((first == best).sum()),
+        kinds=tuple(np.bincount(kind, minlength=len(kinds.names)).tolist()),
+        shown=_by_kind(shown, kind, len(kinds.names)),
+        best=_by_kind(best, kind, len(kinds.names)),
+        wanted=int(best.sum()),
+        right=int((shown & best).sum()),
     )
 
 
-def _counted(kinds: Ints, arms: Ints) -> Firsts:
-    pairs = Counter(zip(kinds.tolist(), arms.tolist(), strict=True))
-    return tuple((kind, arm, count) for (kind, arm), count in sorted(pairs.items()) if arm != NO_ARM)
+def _members(slates: Ints, arms: int) -> Bools:
+    """Return whether each arm is in each slate: (n, H) → (n, K)."""
+    members = np.zeros((len(slates), arms + 1), dtype=np.bool_)
+    members[np.arange(len(slates))[:, None], slates] = True
+    return members[:, :arms]  # the last column is of unknown arms, and of NO_ARM
 
 
-def share_by_kind(counts: Iterable[Firsts], *, kinds: int, arms: int) -> Floats:
-    """Return the share of each arm in the first positions of each kind of user: (kinds, arms), rows add up to 1."""
-    shares = np.zeros((kinds, arms))
-    for kind, arm, count in (one for window in counts for one in window):
-        if arm < arms:
-            shares[kind, arm] += count
-    return np.asarray(shares / np.maximum(1.0, shares.sum(axis=1, keepdims=True)))
+def _by_kind(members: Bools, kind: Ints, kinds: int) -> ByKind:
+    counts = np.zeros((kinds, members.shape[1]), dtype=np.intp)
+    np.add.at(counts, kind, members)
+    return tuple(map(tuple, counts.tolist()))
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,12 +96,13 @@ class Totals(Worth, frozen=True, kw_only=True):
     earned: float
     explored: float
     allowed: float
+    wanted: int
     right: int
 
     @property
     def right_share(self) -> float:
-        """The share of the sessions whose first arm is the oracle's."""
-        return self.right / max(1, self.sessions)
+        """The share of the arms in the oracle's slates that were served."""
+        return self.right / max(1, self.wanted)
 
     @property
     def earned_share(self) -> float:
@@ -120,6 +125,7 @@ def totals(rows: Sequence[Row]) -> Totals:
         earned=math.fsum(row.episode.reward for row in rows),
         explored=math.fsum(row.episode.explored for row in rows),
         allowed=math.fsum(row.allowed for row in rows),
+        wanted=sum(row.score.wanted for row in rows),
         right=sum(row.score.right for row in rows),
     )
 

@@ -31,7 +31,7 @@ def summary(demo: Demo, beside: Beside | None = None) -> dict[str, Any]:
     pseudo_regret : their difference per session in the first and the last tenth of the episodes and overall; `total` is
         the sum
     revenue_share, earned_share : served / oracle, reward / oracle
-    best_first : share of the sessions whose first ad is the oracle's
+    best_ads : share of the ads in the oracle's slates that were in the slates served
     explored : sessions that explored, and the budget of a policy that has one
     additive : the shares of the run beside this one, None if there is none
     """
@@ -52,7 +52,7 @@ def summary(demo: Demo, beside: Beside | None = None) -> dict[str, Any]:
             "last_tenth": last.earned_share,
             "overall": whole.earned_share,
         },
-        "best_first": _best_first(first, last, whole),
+        "best_ads": _best_ads(first, last, whole),
         "additive": None if beside is None else _beside(beside),
         "explored": {
             "sessions": whole.explored,
@@ -78,7 +78,7 @@ def has_budget(demo: Demo) -> bool:
     return policy_named(demo.settings.policy).is_selective
 
 
-def _best_first(first: Totals, last: Totals, whole: Totals) -> dict[str, float]:
+def _best_ads(first: Totals, last: Totals, whole: Totals) -> dict[str, float]:
     return {"first_tenth": first.right_share, "last_tenth": last.right_share, "overall": whole.right_share}
 
 
@@ -91,7 +91,7 @@ def _beside(beside: Beside) -> dict[str, Any]:
             name: worth_numbers(first, last, whole)[name]
             for name in ("served_reward", "pseudo_regret", "revenue_share")
         },
-        "best_first": _best_first(first, last, whole),
+        "best_ads": _best_ads(first, last, whole),
         "sha256": beside.sha256,
     }
 
@@ -138,17 +138,12 @@ def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
 
 
 def _comparison(numbers: Mapping[str, Any]) -> list[list[str]]:
-    best = numbers["best_first"]
-    rows = [
-        [
-            "best ad first",
-            f"{best['last_tenth']:.1%}",
-            f"of users in the last tenth; {best['first_tenth']:.1%} in the first",
-        ]
-    ]
+    best = numbers["best_ads"]
+    of_users = f"of each user's best ads, last tenth; {best['first_tenth']:.1%} in the first"
+    rows = [["best ads", f"{best['last_tenth']:.1%}", of_users]]
     if (additive := numbers["additive"]) is not None:
-        share, first = additive["revenue_share"]["last_tenth"], additive["best_first"]["last_tenth"]
-        rows.append(["additive model", f"{share:.1%}", f"of the oracle's in the last tenth; best ad first {first:.1%}"])
+        share, ads = additive["revenue_share"]["last_tenth"], additive["best_ads"]["last_tenth"]
+        rows.append(["additive model", f"{share:.1%}", f"of the oracle's in the last tenth; best ads {ads:.1%}"])
     return rows
 
 

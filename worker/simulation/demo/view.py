@@ -85,6 +85,6 @@ class DemoView:
             ("click rate", f"{lately.clicks / displays:.1%} of displays"),
             ("oracle", f"{whole.oracle:,.1f}"),
             ("open sessions", f"{demo.open_sessions:,}"),
-            ("best ad first", f"{lately.right_share:.0%} of users"),
+            ("best ads", f"{lately.right_share:.0%} served"),
             *self._comparison(),
         ]
