@@ -255,7 +255,8 @@ def test_the_demo_learns_tastes_and_the_additive_model_cannot():
     other = additive(settings)
     assert other is not None
     same = finish(Demo(other))
-    beside = Beside(settings=other, rows=list(same.rows), sha256=same.parameters.sha256)
+    beside = Beside(other)
+    beside.rows = list(same.rows)
     numbers = summary(finish(Demo(settings)), beside)
     assert numbers["revenue_share"]["last_tenth"] >= 0.98
     assert numbers["best_ads"]["last_tenth"] >= 0.85 > 0.7 > numbers["additive"]["best_ads"]["last_tenth"]

@@ -5,10 +5,9 @@ import pytest
 
 from worker.bandit.arrays import NO_ARM, sigmoid
 from worker.errors import FailedError, InputError
-from worker.simulation import digits
+from worker.simulation import environments
 from worker.simulation.environments import Chance, seeded_environment
-from worker.simulation.experiment.run import run_task
-from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
+from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_task
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def test_digits_has_a_fixed_size(dim, arms):
 
 def test_without_scikit_learn_one_line_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    digits._loaded.cache_clear()
+    environments._loaded.cache_clear()
     with pytest.raises(FailedError, match="needs scikit-learn: pip install scikit-learn"):
         seeded_environment("digits", dim=64, arms=10, seed=0)
 

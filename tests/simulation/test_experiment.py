@@ -6,10 +6,8 @@ import pytest
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError
-from worker.simulation.experiment import run as experiment
-from worker.simulation.experiment.processes import run_all
-from worker.simulation.experiment.run import run_task
-from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
+from worker.simulation import experiment
+from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_all, run_task
 
 SHORT = ExperimentSettings(episodes=12, warmup=2, dim=3, arms=6, horizon=3)
 

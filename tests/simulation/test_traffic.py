@@ -24,9 +24,7 @@ from worker.errors import InputError
 from worker.simulation.traffic.accounts import Latencies, WorthHistory
 from worker.simulation.traffic.client import BoundedSender
 from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS, PERIOD, Traffic, TrafficSettings
-from worker.simulation.traffic.metrics import TrafficMetrics
-from worker.simulation.traffic.summary import summary, summary_table
-from worker.simulation.traffic.view import done
+from worker.simulation.traffic.report import TrafficMetrics, done, summary, summary_table
 from worker.simulation.users import Sent
 from worker.simulation.worth import Worth
 

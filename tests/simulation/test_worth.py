@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from worker.bandit.arrays import sigmoid
-from worker.simulation.demo.kinds import Kinds
-from worker.simulation.demo.ledger import Score, score
+from worker.simulation.demo.ledger import Kinds, Score, score
 from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Users
 from worker.simulation.worth import Valuer

@@ -20,8 +20,7 @@ from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.planning import optimal_values
 from worker.errors import FailedError, InputError
 from worker.simulation.environments import WITHOUT_TASTES, seeded_environment
-from worker.simulation.experiment.results import Run
-from worker.simulation.experiment.settings import ExperimentSettings
+from worker.simulation.experiment import ExperimentSettings, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,9 +24,9 @@ PLOTS = (
         "tastes",
         "Who gets which ad",
         "Users are grouped by their strongest feature, or by their digit. A row shows how many of them get an ad in "
-        "their slate, in percent. In the first tenth slates are drawn at random or still a guess. In the last tenth the "
-        "rows look like those of the truth: each group gets the ads that it likes. The additive model, which has no "
-        "tastes, shows everybody the same ads.",
+        "their slate, in percent. In the first tenth slates are drawn at random or still a guess. In the last tenth "
+        "the rows look like those of the truth: each group gets the ads that it likes. The additive model, which has "
+        "no tastes, shows everybody the same ads.",
     ),
     (
         "revenue",

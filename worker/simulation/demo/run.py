@@ -24,8 +24,7 @@ from worker.embedded.runner import Embedded, Tap
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import Metrics
-from worker.simulation.demo.kinds import Kinds
-from worker.simulation.demo.ledger import Ledger, Row
+from worker.simulation.demo.ledger import Kinds, Ledger, Row
 from worker.simulation.environments import seeded_environment
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
 from worker.simulation.worth import Valuer

@@ -1,9 +1,9 @@
-"""The numbers of a demo, for the table at its end, for `--json` and for the report."""
+"""The numbers of a demo: for the live view, for the table at its end, for `--json` and for the report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -15,10 +15,17 @@ from worker.console import table
 from worker.metrics import imbalances
 from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import Totals, totals
-from worker.simulation.demo.run import Demo
-from worker.simulation.summary import worth_numbers, worth_rows
-from worker.simulation.worth import tenths
+from worker.simulation.demo.run import TICK, Demo
+from worker.simulation.live import Trend, compared_trends, panel, revenue_trends
+from worker.simulation.users import BEGINNING
+from worker.simulation.worth import tenths, worth_numbers, worth_rows
 from worker.stream.parameters import Parameters
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+RECENT = 10  # episodes that "lately" stands for
+QUARTERS = 4
 
 
 def summary(demo: Demo, beside: Beside | None = None) -> dict[str, Any]:
@@ -156,3 +163,78 @@ def _budget(explored: Mapping[str, Any]) -> str:
 def _most(dead: Mapping[str, int]) -> str:
     shown = [f"{reason} {count}" for reason, count in dead.items()]
     return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
+
+
+# ── the live view ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class DemoView:
+    """The source of a demo's live view; `url` is the address of its web server, `beside` the run to compare with."""
+
+    def __init__(self, demo: Demo, url: str, beside: Beside | None = None) -> None:
+        self._demo, self._url, self._beside = demo, url, beside
+        self._quarter = 0
+        self._decisions = demo.counts["decisions"]  # of earlier processes
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """The addresses of metrics and status page."""
+        return f"metrics: {self._url}/metrics", f"status page: {self._url}/"
+
+    def line(self, seconds: float) -> str | None:
+        """Return a line after each quarter of the run but the last."""
+        demo = self._demo
+        quarter = int(demo.done * QUARTERS)
+        if quarter <= self._quarter or demo.finished:
+            return None
+        self._quarter = quarter
+        return (
+            f"{demo.done:4.0%}  episode {len(demo.rows)} of {demo.settings.episodes}, {totals(demo.rows).sessions:,} "
+            f"sessions, lately {totals(demo.rows[-RECENT:]).share:.1%} of the oracle's revenue"
+        )
+
+    def panel(self, seconds: float) -> RenderableType:
+        """Return the state of the demo for a terminal."""
+        demo, settings = self._demo, self._demo.settings
+        minutes, rest = divmod((demo.time - BEGINNING) // TICK, 60)
+        # Sorted by name: an order by growing numbers would jump.
+        letters = "  ".join(f"{reason} {count}" for reason, count in sorted(demo.dead_letters.items()))
+        return panel(
+            title=f"[bold]adcascade demo[/]  {settings.environment} · {settings.model} · {settings.policy} · "
+            f"seed {settings.seed}",
+            address=f"{self._url}/ · /metrics",
+            colour="cyan",
+            done=demo.done,
+            status=f"[dim]episode[/] {len(demo.rows)}/{settings.episodes}  "
+            f"[dim]event time[/] {minutes // 60}:{minutes % 60:02}:{rest:02}  [dim]in[/] {seconds:.0f} s",
+            figures=self._figures(seconds),
+            trends=self._trends(),
+            footer=f"dead letters  {letters or 'none'}",
+        )
+
+    def _trends(self) -> tuple[Trend, ...]:
+        demo, beside = self._demo, self._beside
+        if beside is None:
+            return revenue_trends([row.score for row in demo.rows])
+        return compared_trends([(run.settings.model, [row.score for row in run.rows]) for run in (demo, beside)])
+
+    def _figures(self, seconds: float) -> list[tuple[str, str]]:
+        demo = self._demo
+        whole, lately = totals(demo.rows), totals(demo.rows[-RECENT:])
+        sessions = max(1, lately.sessions)
+        displays = max(1, sum(row.episode.displays for row in demo.rows[-RECENT:]))
+        budget = f" (of {lately.allowed / sessions:.1%})" if has_budget(demo) else ""
+        decisions = demo.counts["decisions"]
+        return [
+            ("sessions", f"{whole.sessions:,}"),
+            ("revenue earned", f"{whole.earned:,.1f}"),
+            ("exploring", f"{lately.explored / sessions:.1%}{budget}"),
+            ("decisions", f"{decisions:,} ({(decisions - self._decisions) / max(seconds, 1e-9):,.0f}/s)"),
+            ("slates served", f"{whole.served:,.1f}"),
+            ("parameters", f"version {demo.parameters.version}"),
+            ("click rate", f"{lately.clicks / displays:.1%} of displays"),
+            ("oracle", f"{whole.oracle:,.1f}"),
+            ("open sessions", f"{demo.open_sessions:,}"),
+            ("best ads", f"{lately.right_share:.0%} served"),
+            ("lately", f"{lately.share:.1%} of oracle"),
+        ]

@@ -1,35 +1,213 @@
-"""One run: a policy learns from simulated users, who arrive in episodes.
+"""`adcascade simulate`: experiments as in the paper; policies learn from simulated users, who arrive in episodes.
 
-In every episode, contexts arrive, the policy plans their slates under the estimate of the episodes before, users click,
-pass or leave, and the estimator folds the answers. The result is the pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of
-every episode under the true model, including the warm-up, and the oracle's revenue Σ_n V^{π*}(x_n).
+A run is one policy, one number of users and one seed. In every episode, contexts arrive, the policy plans their slates
+under the estimate of the episodes before, users click, pass or leave, and the estimator folds the answers. The result
+is the pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true model, including the warm-up, and the
+oracle's revenue Σ_n V^{π*}(x_n).
 """
 
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import signal
 import time
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import Observations, Truth
 from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
-from worker.bandit.policies import Exploration, Policy, Random, RoundRobin, Slates, policy_named
+from worker.bandit.policies import (
+    EpsilonGreedy,
+    Exploration,
+    Policy,
+    Random,
+    RoundRobin,
+    Slates,
+    check_combination,
+    policy_named,
+)
 from worker.bandit.schedule import explore_budget, theory_radius
-from worker.errors import EstimationError
-from worker.simulation.digits import DigitsTruth
-from worker.simulation.environments import Chance, make_environment
-from worker.simulation.experiment.results import Run
-from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
+from worker.errors import EstimationError, FailedError, InputError
+from worker.simulation.environments import Chance, DigitsTruth, check_world, make_environment
 from worker.simulation.worth import Valuer
 from worker.stream.budget import ALL, Shares
+from worker.stream.settings import LearningSettings
+
+EPSILON = 0.1  # share of epsilon-greedy
+STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for fifty users
+AFTER_NEW = (5, 30)  # episodes after the arrival of new arms for which the loss is reported
+
+#: The defaults that experiments share with the worker; the others are the paper's.
+_LEARNING = LearningSettings(dim=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentSettings:
+    """The settings of an experiment, with a run for each `policy`, number of `users` and of `seeds` from `seed`.
+
+    beta : a number or "theory"
+    intercept : None: but for the estimator paper, which is for the paper's model to the letter
+    answers : whether answer rates are learned, or all displays counted as answered; None: learned where users leave
+    features : number of features of each arm that explain its tastes; then the model has its revenue as one more
+    stay : probability that a display is answered, besides the rate of its arm
+    new_arms, new_at : number of arms that are not shown before episode `new_at`
+    learn_at_most : sessions per episode that are learned from, about; 0: all
+    """
+
+    policy: tuple[str, ...] = ("ucbbp", "aucbbp", "epsilon-greedy")
+    users: tuple[int, ...] = (50,)
+    seed: int = 0
+    seeds: int = 10
+    environment: str = "opposite"
+    dim: int = _LEARNING.dim
+    arms: int = 10
+    horizon: int = _LEARNING.horizon
+    episodes: int = 300
+    warmup: int = _LEARNING.warmup
+    estimator: str = _LEARNING.estimator
+    bonus: str = _LEARNING.bonus
+    beta: float | str = _LEARNING.beta
+    ridge: float = _LEARNING.ridge
+    epsilon: float = EPSILON
+    repeats: bool = True
+    model: str = AdditiveModel.name
+    intercept: bool | None = None
+    answers: str | None = None
+    features: int = 0
+    stay: float = 1.0
+    new_arms: int = 0
+    new_at: int | None = None
+    learn_at_most: int = 0
+
+    def __post_init__(self) -> None:
+        additive = self.model == AdditiveModel.name
+        if self.intercept is None:
+            object.__setattr__(self, "intercept", not (additive and self.estimator == "paper"))
+        if not (additive or self.intercept):
+            raise InputError(f"the model {self.model} has an intercept; only {AdditiveModel.name} runs without")
+        check_world(self.environment, dim=self.dim, arms=self.all_arms, features=self.features, stay=self.stay)
+        if self.answers is None:
+            leaving = self.environment == "leaving" or self.stay < 1
+            object.__setattr__(self, "answers", "learned" if leaving else "all")
+        self._check_new_arms()
+        for name, values in (("policy", self.policy), ("users", self.users)):
+            twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
+            if twice is not None:
+                raise InputError(f"{name} {twice} is given twice")
+        if self.warmup >= self.episodes:
+            raise InputError(f"a warmup of {self.warmup} episodes leaves none of {self.episodes} to the policies")
+        if self.epsilon != EPSILON and EpsilonGreedy.name not in self.policy:
+            raise InputError("epsilon applies to the policy epsilon-greedy only")
+        for policy in self.policy:
+            check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)
+
+    def _check_new_arms(self) -> None:
+        if bool(self.new_arms) != (self.new_at is not None):
+            raise InputError("new-arms and new-at go together: how many arms are new, and from which episode on")
+        if self.new_at is not None and not 1 < self.new_at <= self.episodes:
+            raise InputError(f"new-at must be one of the episodes 2 to {self.episodes}, not {self.new_at}")
+
+    @property
+    def all_arms(self) -> int:
+        """The number of arms at the end."""
+        return self.arms + self.new_arms
+
+    def arms_at(self, t: int) -> int:
+        """Return the number of arms in episode t = 1 … T."""
+        return self.arms if self.new_at is not None and t < self.new_at else self.all_arms
+
+    def tasks(self) -> list[ExperimentTask]:
+        """Return all runs, seeds outermost: so the first results are of all policies."""
+        seeds = range(self.seed, self.seed + self.seeds)
+        return [ExperimentTask(policy=p, users=n, seed=s) for s in seeds for n in self.users for p in self.policy]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentTask:
+    """One run."""
+
+    policy: str
+    users: int
+    seed: int
+
+
+def last_episodes(episodes: int) -> int:
+    """Return how many episodes are the end of a run, by which it is judged: 50, of a short run 20.
+
+    >>> last_episodes(300), last_episodes(100), last_episodes(8)
+    (50, 20, 8)
+    """
+    return min(50 if episodes > 100 else 20, episodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(ExperimentTask):
+    """The result of one run.
+
+    regret, oracle, reward, explored : for each episode, pseudo-regret of all users, expected revenue of their best
+        slates, revenue, and the share of answered displays that served learning
+    displays, clicks : answered displays and clicks of the run
+    learned : sessions that were learned from
+    theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
+        the truth has none. Arms that no good policy shows keep a large error
+    log_odds_error : root mean square error of the log-odds over the slates of the last episode
+    projection : of the final coefficients on the true ones, 1 if they are not shrunk; None if the truth has none
+    rejected : episodes whose fold gave no usable estimate, so that the old one was kept
+    """
+
+    regret: tuple[float, ...]
+    oracle: tuple[float, ...]
+    reward: tuple[float, ...]
+    explored: tuple[float, ...]
+    displays: int
+    clicks: int
+    learned: int
+    theta_error: float | None
+    log_odds_error: float
+    projection: float | None
+    rejected: int
+    seconds: float
+
+    @property
+    def cumulative(self) -> float:
+        """The regret of the whole run."""
+        return math.fsum(self.regret)
+
+    @property
+    def final(self) -> float:
+        """The regret per episode over the last of them."""
+        tail = self.regret[-last_episodes(len(self.regret)) :]
+        return math.fsum(tail) / len(tail)
+
+    def lost(self, first: int = 1, last: int | None = None) -> float:
+        """Return the share of the oracle's revenue that was lost in the episodes `first` to `last`."""
+        return math.fsum(self.regret[first - 1 : last]) / math.fsum(self.oracle[first - 1 : last])
+
+    @property
+    def lost_at_end(self) -> float:
+        """The share of the oracle's revenue that was lost in the last episodes."""
+        return self.lost(len(self.regret) - last_episodes(len(self.regret)) + 1)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the run has regret at its end, as a run that never tries the better arm."""
+        return self.final > STUCK * self.users
+
+
+# ── one run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def run_task(settings: ExperimentSettings, task: ExperimentTask) -> Run:
@@ -225,3 +403,35 @@ def _coefficients(model: Truth) -> Floats:
     odds = model.log_odds(np.concatenate([np.zeros((1, model.dim)), np.eye(model.dim)]))
     odds[1:] -= odds[:1]
     return odds
+
+
+# ── many runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_all(settings: ExperimentSettings, tasks: Sequence[ExperimentTask], *, jobs: int) -> Iterator[Run]:
+    """Make all runs in up to `jobs` processes; yield them as they finish."""
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        yield from (run_task(settings, task) for task in tasks)
+        return
+    # Spawned, not forked: a fork would copy locked locks of other threads. The children take the number of BLAS threads
+    # from the environment when they import numpy.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt) as pool:
+        try:
+            for future in as_completed([pool.submit(run_task, settings, task) for task in tasks]):
+                yield future.result()
+        except BrokenProcessPool:
+            raise FailedError("a process of the experiment died, perhaps out of memory; try fewer --jobs") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ignore_interrupt() -> None:
+    # Ctrl-C reaches the whole process group; the parent alone reports it and stops the pool.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
