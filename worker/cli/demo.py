@@ -8,9 +8,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from worker.cli.options.learning import with_defaults
+from worker.cli.options.learning import SEED, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
-from worker.cli.options.world import SEED, world
 from worker.cli.signals import stops_on_signals
 from worker.console import check_writable, note, say, write_json
 from worker.embedded.state import StateFolder

@@ -10,9 +10,8 @@ from typing import Any
 
 from worker import __version__
 from worker.bandit.models import MODELS
-from worker.cli.options.learning import setting, with_defaults
+from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
-from worker.cli.options.world import world
 from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.errors import InputError
 from worker.simulation.environments import DigitsTruth

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
+from worker.cli.options.learning import SEED, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
 from worker.cli.options.times import duration_range, time_option
-from worker.cli.options.world import SEED, world
 from worker.cli.signals import stops_on_signals
 from worker.console import check_writable, note, say, write_file, write_json, write_result
 from worker.errors import InputError

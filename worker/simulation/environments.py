@@ -142,6 +142,14 @@ def first_clicks(clicks: Bools, shown: Bools) -> tuple[Ints, Ints]:
     return np.where(any_click, first, -1), np.where(any_click, first + 1, shown.sum(axis=1))
 
 
+def true_heads(truth: Truth) -> Floats:
+    """Return the coefficients of [1; x] in the true log-odds of each arm, which are linear in x: (K, d+1)."""
+    corners = np.vstack([np.zeros(truth.dim), np.eye(truth.dim)])
+    log_odds = truth.log_odds(corners).T
+    log_odds[:, 1:] -= log_odds[:, :1]
+    return log_odds
+
+
 def seeded_environment(
     name: str, *, dim: int, arms: int, seed: int, features: int = 0, stay: float = 1.0
 ) -> Environment:

@@ -26,7 +26,7 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import bonus_named
-from worker.bandit.click_model import Observations, Truth
+from worker.bandit.click_model import Observations
 from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import (
@@ -41,7 +41,7 @@ from worker.bandit.policies import (
 )
 from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import EstimationError, FailedError, InputError
-from worker.simulation.environments import Chance, DigitsTruth, check_world, make_environment
+from worker.simulation.environments import Chance, DigitsTruth, check_world, make_environment, true_heads
 from worker.simulation.worth import Valuer
 from worker.stream.budget import ALL, Shares
 from worker.stream.settings import LearningSettings
@@ -385,8 +385,8 @@ class _Experiment:
     def _coefficient_error(self) -> tuple[float | None, float | None]:
         if isinstance(self.world.truth, DigitsTruth):
             return None, None
-        estimates, truth = _coefficients(self.belief), _coefficients(self.world.truth)
-        error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=0).mean()))
+        estimates, truth = true_heads(self.belief), true_heads(self.world.truth)
+        error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=1).mean()))
         return error, float((estimates * truth).sum() / (truth**2).sum())
 
 
@@ -396,13 +396,6 @@ def _displayed(slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> tupl
     left = (position == answered.sum(axis=1)[:, None]) & (clicked < 0)[:, None]
     sessions, positions = np.nonzero((answered | left) & (slates != NO_ARM))
     return sessions, positions
-
-
-def _coefficients(model: Truth) -> Floats:
-    """Return the coefficients of [1; x] in the log-odds of each arm, which are linear in x: (d+1, K)."""
-    odds = model.log_odds(np.concatenate([np.zeros((1, model.dim)), np.eye(model.dim)]))
-    odds[1:] -= odds[:1]
-    return odds
 
 
 # ── many runs ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from worker.bandit.arrays import Floats, Ints
 from worker.bandit.click_model import Truth
 from worker.embedded.state import StateFolder
 from worker.metrics.history import exploration_share
-from worker.simulation.environments import Bools, DigitsTruth
+from worker.simulation.environments import Bools, DigitsTruth, true_heads
 from worker.simulation.users import Users
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
@@ -61,14 +61,6 @@ class Kinds:
         values = contexts[:, self._features]
         strongest = np.abs(values).argmax(axis=1)
         return np.asarray(2 * strongest + (values[np.arange(len(values)), strongest] < 0), dtype=np.intp)
-
-
-def true_heads(truth: Truth) -> Floats:
-    """Return the coefficients of [1; x] in the true log-odds of each arm, which are linear in x: (K, d+1)."""
-    corners = np.vstack([np.zeros(truth.dim), np.eye(truth.dim)])
-    log_odds = truth.log_odds(corners).T
-    log_odds[:, 1:] -= log_odds[:, :1]
-    return log_odds
 
 
 class Score(Worth, frozen=True, kw_only=True):

@@ -12,10 +12,10 @@ import numpy as np
 
 from worker.bandit.arrays import Floats
 from worker.simulation.demo.beside import Beside
-from worker.simulation.demo.ledger import Row, totals, true_heads
+from worker.simulation.demo.ledger import Row, totals
 from worker.simulation.demo.run import Demo
 from worker.simulation.demo.summary import has_budget, heads
-from worker.simulation.environments import DigitsTruth
+from worker.simulation.environments import DigitsTruth, true_heads
 from worker.simulation.plots import LOOKS, drawing, rendered
 from worker.simulation.worth import tenths
 
