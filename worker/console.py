@@ -31,7 +31,7 @@ class ProgressBar:
             self._bars.update(task.id, rate=f"{task.speed:,.0f} {self._unit}/s")
 
     def describe(self, text: str) -> None:
-        """Change the text beside the bar."""
+        """Change the text next to the bar."""
         if self._bars is not None:
             self._bars.update(self._bars.tasks[0].id, description=text)
 

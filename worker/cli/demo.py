@@ -42,7 +42,7 @@ OPTIONS = (
     ),
     Option(
         "beside",
-        "a second run with the same users and the additive model, to compare with, in a process of its own",
+        "a second run with the same users and the additive model, to compare with, in a separate process",
         flag=True,
         default=True,
     ),

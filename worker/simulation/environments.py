@@ -2,10 +2,10 @@
 
 Worlds with standard normal contexts and context effects ~ N(0, I)/√d that all arms share:
 
-- `opposite`: the dearer an ad, the less likely its click, so that order matters;
+- `opposite`: the more an ad pays, the less likely its click, so that order matters;
 - `uniform`: revenues are independent of the probabilities;
 - `rare`: clicks are rare and revenues differ by a factor of ten;
-- `tastes`: as `opposite`, and each ad has context effects δ_k ~ N(0, I)/√d of its own: users differ in what they like;
+- `tastes`: as `opposite`, and each ad has context effects δ_k ~ N(0, I)/√d as well: users differ in what they like;
 - `leaving`: as `tastes`, and users leave: a display of ad k is answered with probability ρ_k ~ U(0.3, 1), and of one ad
   never.
 
@@ -14,7 +14,7 @@ the same revenue. A user has an image as context, and clicks the ad of its class
 0.05. 64 pixels say which class it is, and no pixel says it alone.
 
 Randomness comes in four independent streams of one seed. The environment, the contexts and the users' moods are
-therefore the same for every policy compared on that seed, whatever randomness the policy itself uses. The numbers of a
+therefore the same for every policy compared on that seed, for any randomness of the policy itself. The numbers of a
 world that builds on another are drawn after the other's, so that the common part is the same for a seed.
 """
 
@@ -163,7 +163,7 @@ def make_environment(
 ) -> Environment:
     """Draw the world called `name`.
 
-    With `features`, each arm has so many, and they explain most of the tastes. Every display is answered with
+    With `features` above 0, each arm has as many, and they explain most of the tastes. Every display is answered with
     probability `stay`, times the rate of the arm where arms have one.
 
     >>> world = make_environment("opposite", dim=3, arms=5, generator=np.random.default_rng(1))

@@ -274,7 +274,7 @@ def _typed(
 
 
 def other_fields(row: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
-    """Return what an entry has beside its own fields; a table `features` stands for what it contains."""
+    """Return the other fields of an entry; a table `features` stands for what it contains."""
     inner = row.get("features", {})
     nested = dict(inner) if isinstance(inner, Mapping) else {"features": inner}
     return {name: value for name, value in row.items() if name not in fields and name != "features"} | nested

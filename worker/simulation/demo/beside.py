@@ -1,6 +1,6 @@
 """The run beside a demo: the same users are served by the additive model, to compare with.
 
-It has a process of its own, because Python runs one thread at a time: on two cores both runs together take as long as
+It has a separate process, because Python runs one thread at a time: on two cores both runs together take as long as
 one. The process runs to its end at its own pace, and sends every closed window through a pipe.
 
 Rules that hold in this file:

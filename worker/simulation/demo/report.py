@@ -1,4 +1,4 @@
-"""The report of a demo: one self-contained page, and its plots as files beside it."""
+"""The report of a demo: one self-contained page, and its plots as files next to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLOTS = (
         "Revenue against the oracle",
         "The oracle uses the true click model. Lines are expectations for the users who came, without luck; dots are "
         "the revenue of the clicks. On average dots lie below the line of their model, because some users never "
-        "answer. The additive model serves the same users in a run of its own.",
+        "answer. The additive model serves the same users in a separate run.",
     ),
     (
         "regret",

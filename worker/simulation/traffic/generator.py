@@ -3,7 +3,7 @@
 This module has no clock and moves no bytes: the time goes in, records come out. The users are those of
 `worker.simulation.users`, drawn in small cohorts:
 
-- at a rate, users arrive at their times whatever the latency of decisions, so that delays are measured, not hidden;
+- at a rate, users arrive at their times for any latency of decisions, so that delays are measured, not hidden;
 - flat out, the next cohort arrives as soon as few enough sessions wait for a decision.
 
 Times are nanoseconds since the epoch, for latencies; events have milliseconds.
