@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(capsys, tm
 @pytest.mark.parametrize("environment", ["uniform", "rare", "tastes", "leaving"])
 @pytest.mark.parametrize(
     "policy",
-    [("--policy", "ucbbp", "--no-repeats"), ("--policy", "epsilon-greedy"), ("--policy", "ucbbp", "--beta", "theory")],
+    [("--policy", "ucbbp", "--repeats"), ("--policy", "epsilon-greedy"), ("--policy", "ucbbp", "--beta", "theory")],
 )
 def test_every_environment_runs_with_any_policy(capsys, environment, policy):
     code, out, _ = call(capsys, "--environment", environment, *policy, "--json", "-", "--dim", "2", "--arms", "3")
@@ -106,6 +106,7 @@ def test_the_log_has_the_records_of_every_topic(capsys, tmp_path: Path, name):
     assert topics["ads.episodes"] == 3
     decisions = [decode_decision(line.record.value) for line in lines if line.record.topic == "ads.decisions"]
     assert {decision.position for decision in decisions} == set(range(1, 6))
+    assert all(len(set(decision.slate)) == len(decision.slate) for decision in decisions), "no ad twice by default"
 
 
 # ── people ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -88,14 +88,6 @@ def test_its_failure_is_one_line():
     assert "\n" not in str(raised.value)
 
 
-def test_its_death_is_an_error_that_names_the_signal():
-    with Beside(beside(LONG)) as process:
-        follow(process, BEGINNING)
-        os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(FailedError, match="was ended by SIGKILL; --no-beside leaves it out"):
-            follow(process, BEGINNING + 10**12)
-
-
 def test_it_ends_with_the_block_and_at_no_other_signal():
     with Beside(beside(LONG)) as process:
         follow(process, BEGINNING)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from worker.cli.options.learning import SEED, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
-from worker.cli.signals import stops_on_signals
-from worker.console import check_writable, note, say, write_json
+from worker.console import check_writable, note, say, stops_on_signals, write_json
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.logs.format import LogWriter

@@ -15,8 +15,7 @@ from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.learning import SEED, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
 from worker.cli.options.times import duration_range, time_option
-from worker.cli.signals import stops_on_signals
-from worker.console import check_writable, note, say, write_file, write_json, write_result
+from worker.console import check_writable, note, say, stops_on_signals, write_file, write_json, write_result
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.simulation.live import live_view
