@@ -27,8 +27,7 @@ from worker.evaluate.logged import LoggedSessions
 from worker.evaluate.model import CrossFit, ModelForm, cross_fit
 from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
-from worker.evaluate.sufficiency import sufficient
-from worker.evaluate.support import LEAST_CLICKS, Unsupported
+from worker.evaluate.support import LEAST_CLICKS, Unsupported, sufficient
 from worker.evaluate.targets import Change, find_estimates
 from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog

@@ -33,7 +33,7 @@ from tests.kafka.world import eventually
 pytestmark = pytest.mark.slow
 
 #: Seconds within which everything is served and learned after the last act.
-RECOVERY = 60.0
+RECOVERY = 180.0
 
 
 def attack(plan: Plan, hostilities: Hostilities) -> None:
