@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from worker.errors import FailedError
-from worker.runtime.child import ignore_signals
 from worker.simulation.demo.ledger import Row
 from worker.simulation.demo.run import Demo, DemoSettings
 
@@ -95,7 +94,8 @@ class Beside:
 
 def _run(settings: DemoSettings, reports: Connection[Any, Any]) -> None:
     """Run to the end in the other process; send an `Advance` after every closed window, or the text of a failure."""
-    ignore_signals()
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # signals to all processes are for the demo, which ends this one
+        signal.signal(ignored, signal.SIG_IGN)
     try:
         demo, sent = Demo(settings), 0
         reports.send(Advance(demo.time, (), demo.parameters.sha256))
