@@ -25,7 +25,7 @@ from worker.stream.version_encoding import encode_parameters
 
 WINDOW = 6000
 SETTINGS = LearningSettings(
-    dim=2, horizon=3, window=WINDOW, session_timeout=300, lateness=50, warmup=1, standardise=False
+    repeats=True, dim=2, horizon=3, window=WINDOW, session_timeout=300, lateness=50, warmup=1, standardise=False
 )
 ARMS = tuple(Arm(arm=name, reward=1.0) for name in "abcd")
 

@@ -17,7 +17,8 @@ from worker.kafka.connection import Connection
 from worker.kafka.parameters import PublishedParameters, last_versions, with_dimension
 from worker.kafka.polls import Poll, RecordList
 from worker.kafka.processors import StreamProcessors
-from worker.kafka.worker import WorkerSettings, warn
+from worker.kafka.settings import WorkerSettings
+from worker.kafka.worker import warn
 from worker.metrics import Metrics
 from worker.metrics.catalogue import STAGES
 from worker.stream.decoding import Limits

@@ -1,19 +1,15 @@
-"""The entry point of the child processes: the learners of `worker` and `serve`, and the run beside a demo.
+"""The entry point of the learner processes of `worker` and `serve`.
 
     python -m worker.cli.child worker|serve OPTIONS…
-    python -m worker.cli.child beside SETTINGS
 
-A learner has the options and variables of its parent; SETTINGS are `DemoSettings` as JSON. See `worker.runtime.child`.
+A learner has the options and variables of its parent. See `worker.runtime.child`.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from functools import partial
-
-import msgspec
 
 from worker.cli.options.parser import build_parser, resolve
 from worker.runtime.child import run_child
@@ -35,15 +31,7 @@ def _learn_in_a_folder(arguments: Sequence[str]) -> None:
     run_learner(checked.folder, learning=checked.learning, arms=checked.arms)
 
 
-def _run_beside(arguments: Sequence[str]) -> None:
-    from worker.simulation.demo.beside import run_beside
-    from worker.simulation.demo.run import DemoSettings
-
-    logging.disable()  # the demo shows the failure, in one line
-    run_beside(msgspec.json.decode(arguments[0], type=DemoSettings))
-
-
-WORK = {"worker": _learn_on_kafka, "serve": _learn_in_a_folder, "beside": _run_beside}
+WORK = {"worker": _learn_on_kafka, "serve": _learn_in_a_folder}
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ from typing import Any
 from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import time_span, timestamp
-from worker.cli.signals import stops_on_signals
-from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
+from worker.console import ProgressBar, check_writable, note, progress, say, stops_on_signals, table, write_json
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.logs.format import LogWriter

@@ -90,7 +90,7 @@ class LearningSettings:
 
     dim: int
     horizon: int = 5
-    repeats: bool = True
+    repeats: bool = False
     policy: str = "aucbbp"
     epsilon: float = 0.1
     bonus: str = "curve"

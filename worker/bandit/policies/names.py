@@ -28,5 +28,5 @@ def check_combination(*, policy: str, bonus: str, repeats: bool) -> None:
     has_bonus = policy_named(policy).has_bonus
     if isinstance(bonus_named(bonus), PaperBonus) and has_bonus[0] and not has_bonus[0 if repeats else 1]:
         raise InputError(
-            f"bonus {bonus} contradicts no repeats: without repeats {policy} explores by optimistic probabilities"
+            f"bonus {bonus} needs --repeats: without repeats {policy} explores by optimistic probabilities"
         )
