@@ -16,13 +16,13 @@ from jsonschema import Draft202012Validator
 from tests.http.running import HttpClient, Memory, http
 from worker.errors import InputError
 from worker.http.api import ApiSettings
+from worker.http.connections import ConnectionLimits
 from worker.http.description import openapi
 from worker.http.keys import ApiKeys, read_keys
 from worker.http.problems import PROBLEMS
 from worker.http.requests import MOST_BATCH
 from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS
-from worker.web.connections import ConnectionLimits
 
 KEY, OTHER = "0123456789abcdef-web", "0123456789abcdef-app"
 DESCRIBED = Path(__file__).parents[2] / "schemas" / "openapi.json"
@@ -343,7 +343,7 @@ def test_every_answer_has_the_same_headers_whichever_way_it_is_written(client):
 
 
 def test_requests_that_are_sent_ahead_are_answered_in_their_order(client):
-    head = "POST /v1/sessions HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n{}"
+    head = "POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}"
     names = [f"ahead-{index}" for index in range(20)]
     bodies = [json.dumps({"session_id": name, "context": [1, 2]}) for name in names]
     with socket.create_connection((client.host, client.port), timeout=30) as connection:

@@ -10,10 +10,10 @@ from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
 
 import pytest
+from worker.web.server import _MOST_CONNECTIONS, Page, WebServer, operations
 
 from worker.errors import FailedError
 from worker.metrics import Metrics
-from worker.web.server import _MOST_CONNECTIONS, Page, WebServer, operations
 
 
 def ask(server: WebServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:

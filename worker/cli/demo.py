@@ -17,6 +17,7 @@ from worker.cli.signals import stops_on_signals
 from worker.console import check_writable, note, say, write_json
 from worker.embedded.state import StateFolder
 from worker.errors import FailedError, InputError
+from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
 from worker.simulation.demo.beside import Beside
@@ -26,7 +27,6 @@ from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive, check
 from worker.simulation.demo.summary import summary, summary_table
 from worker.simulation.demo.view import DemoView
 from worker.simulation.live import REFRESH, PlainView, RichView, live_view
-from worker.web.server import WebServer, operations
 from worker.web.status import status_routes
 
 DEFAULTS = DemoSettings()
@@ -67,6 +67,9 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo; print a summary, write JSON, log and report."""
+    # aiohttp takes a while to import; --help and wrong options need not wait for it.
+    from worker.http.server import WebServer
+
     settings = DemoSettings(**{name: getattr(options, name) for name in DemoSettings.__struct_fields__})
     _check(options, settings)
     began = time.perf_counter()

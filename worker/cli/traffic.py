@@ -18,6 +18,7 @@ from worker.cli.options.world import SEED, world
 from worker.cli.signals import stops_on_signals
 from worker.console import check_writable, note, say, write_file, write_json, write_result
 from worker.errors import InputError
+from worker.http.pages import operations
 from worker.kafka.connection import Connection
 from worker.simulation.live import live_view
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
@@ -26,7 +27,6 @@ from worker.simulation.traffic.summary import summary, summary_table
 from worker.simulation.traffic.view import TrafficView
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
-from worker.web.server import WebServer, operations
 
 DEFAULTS = TrafficSettings()
 AT_ONCE = (0, 0)
@@ -142,6 +142,7 @@ def _flag(name: str, value: Any) -> str:
 
 async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
     """Run the traffic with live view and metrics; return the number of the signal that ended it, else 0."""
+    from worker.http.server import WebServer
     from worker.simulation.traffic.client import run_traffic
 
     metrics = TrafficMetrics(traffic)

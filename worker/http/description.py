@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from typing import Any, Final
 
 import orjson
 
 from worker import __version__
+from worker.http.pages import BROWSER_HEADERS, Page, Route, page_of_file
 from worker.http.problems import CONTENT_TYPE, PROBLEMS
 from worker.http.requests import MOST_BATCH
 from worker.stream.events import MODES, MOST
 from worker.stream.session import ENDINGS
-from worker.web.server import Page, Route
-from worker.web.status import HEADERS
 
 PATH: Final = "/v1/openapi.json"
 FILES: Final = {
@@ -36,13 +34,9 @@ _ID: Final = {"type": "string", "minLength": 1, "maxLength": 128}
 
 def description_routes() -> dict[str, Route]:
     """Return the routes of the description and of the page."""
-    described = Page(body=orjson.dumps(openapi()), kind="application/json", headers=HEADERS)
-    return {PATH: lambda _: described, **{path: _file(*found) for path, found in FILES.items()}}
-
-
-def _file(name: str, kind: str) -> Route:
-    page = Page(body=(files("worker.http") / "page" / name).read_bytes(), kind=kind, headers=HEADERS)
-    return lambda _: page
+    described = Page(body=orjson.dumps(openapi()), kind="application/json", headers=BROWSER_HEADERS)
+    pages = {path: page_of_file("worker.http", *found) for path, found in FILES.items()}
+    return {PATH: lambda _: described, **pages}
 
 
 def openapi() -> dict[str, Any]:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from worker.http.pages import operations
+from worker.http.server import LOOPBACK, WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
 from worker.kafka.connection import Connection
 from worker.kafka.driver import DriverOptions
@@ -33,7 +35,6 @@ from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, ignored_scale
 from worker.stream.sizes import check_size
 from worker.stream.topology import Topics
-from worker.web.server import LOOPBACK, WebServer, operations
 from worker.web.status import status_routes
 
 log = logging.getLogger(__name__)
