@@ -171,7 +171,7 @@ class Server:
         self._learner = LearnerProcess(
             (*settings.learner, str(lock.file)), self._on_status, self._metrics.troubles, files=(lock.file,)
         )
-        self._service = EmbeddedService(self._runner, settings.limits)
+        self._service = EmbeddedService(self._runner, settings.limits, secret=settings.secret)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; raise if a part fails for good."""
