@@ -33,8 +33,11 @@ log = logging.getLogger(__name__)
 #: Headers of every answer.
 HEADERS: Final = {"Server": "adcascade", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
+#: Seconds for answers, once the server ends; clients that keep it waiting have less.
+END_PATIENCE: Final = 5.0
+END_TIMEOUT: Final = 0.5
+
 _LINGER: Final = 1.0  # seconds for which the rest of a rejected body is read, so that the client sees the answer
-_LAST_PATIENCE: Final = 0.5  # seconds for clients that keep the server waiting, once it ends
 _RESERVED_FILES: Final = 128  # file descriptors for everything but connections
 
 
@@ -175,11 +178,11 @@ class Connections:
 async def listening(
     app: web.Application, connections: Connections, limits: ConnectionLimits, *, host: str, port: int
 ) -> AsyncIterator[int]:
-    """Serve an application while the context is open; yield the port. At the end, requests have 5 s for their answers.
+    """Serve an application while the context is open; yield the port. At the end, requests are still answered.
 
     Raises `FailedError` if the port cannot be used.
     """
-    runner = web.AppRunner(app, shutdown_timeout=5.0)
+    runner = web.AppRunner(app, shutdown_timeout=END_PATIENCE)
     await runner.setup()
     assert runner.server is not None
     options = {
@@ -203,7 +206,7 @@ async def listening(
         finally:
             listener.close()
     finally:
-        connections.patience = min(connections.patience, _LAST_PATIENCE)
+        connections.patience = min(connections.patience, END_TIMEOUT)
         await runner.cleanup()
         sweeping.cancel()
         with suppress(asyncio.CancelledError):
