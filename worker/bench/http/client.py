@@ -134,7 +134,7 @@ class LoadClient:
 
 def post(path: bytes, body: bytes) -> bytes:
     """Return a request with a body."""
-    return b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
         path,
         len(body),
         body,
