@@ -17,12 +17,13 @@ from tests.http.running import HttpClient, Memory, connect, http
 from worker.errors import InputError
 from worker.http.api import ApiSettings
 from worker.http.connections import ConnectionLimits
-from worker.http.description import openapi
 from worker.http.keys import ApiKeys, read_keys
+from worker.http.pages import openapi
 from worker.http.problems import PROBLEMS
 from worker.http.requests import MOST_BATCH
 from worker.secret import Secret
-from worker.stream.events import DEAD_LETTER_REASONS
+from worker.stream.events import DEAD_LETTER_REASONS, MODES, MOST
+from worker.stream.session import ENDINGS
 
 KEY, OTHER = "0123456789abcdef-web", "0123456789abcdef-app"
 DESCRIBED = Path(__file__).parents[2] / "schemas" / "openapi.json"
@@ -330,9 +331,17 @@ def test_keys_do_not_show_themselves(tmp_path):
 # ── the description ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_description_in_the_schemas_is_the_one_that_is_served(client):
+def test_the_description_in_the_schemas_is_the_one_that_is_served_and_has_the_names_of_the_code(client):
     served = client.json("GET", "/v1/openapi.json")[1]
-    assert served == openapi() == json.loads(DESCRIBED.read_text(encoding="utf-8"))
+    assert served == openapi()
+    assert served["components"] == json.loads(DESCRIBED.read_text(encoding="utf-8"))["components"]
+    schemas = served["components"]["schemas"]
+    assert schemas["Problem"]["properties"]["reason"]["enum"] == sorted(PROBLEMS)
+    assert schemas["Decision"]["properties"]["mode"]["enum"] == list(MODES)
+    assert schemas["Ended"]["properties"]["ended"]["enum"] == list(ENDINGS)
+    assert schemas["Arrive"]["properties"]["occurred_at"]["maximum"] == MOST
+    for name in ("ArriveBatch", "FeedbackBatch"):
+        assert schemas[name]["properties"]["requests"]["maxItems"] == MOST_BATCH
 
 
 def test_every_described_route_is_there_and_takes_only_the_described_method(client):

@@ -1,14 +1,17 @@
-"""Pages: what is answered to GET requests on fixed paths, such as the files of a page, metrics and health."""
+"""Pages: what is answered to GET requests on fixed paths. Metrics, health, the description of the interface, files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import orjson
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+
+from worker import __version__
 
 #: Paths that need no key.
 HEALTH: Final = ("/livez", "/readyz")
@@ -37,6 +40,24 @@ class Page:
 
 
 Route: TypeAlias = Callable[[Mapping[str, str]], Page]  # from the request headers, by any case of their names
+
+
+def description_routes() -> dict[str, Route]:
+    """Return the routes of the description, OpenAPI 3.1, and of the page to try the interface out."""
+    described = Page(body=orjson.dumps(openapi()), kind="application/json", headers=BROWSER_HEADERS)
+    return {
+        "/v1/openapi.json": lambda _: described,
+        "/v1/": page_of_file("worker.http", "try.html", "text/html; charset=utf-8"),
+        "/v1/try.css": page_of_file("worker.http", "try.css", "text/css; charset=utf-8"),
+        "/v1/try.js": page_of_file("worker.http", "try.js", "text/javascript; charset=utf-8"),
+    }
+
+
+def openapi() -> dict[str, Any]:
+    """Return the description; tests compare it with the code."""
+    described: dict[str, Any] = orjson.loads((files("worker.http") / "page" / "openapi.json").read_bytes())
+    described["info"]["version"] = __version__
+    return described
 
 
 def page_of_file(package: str, name: str, kind: str) -> Route:

@@ -21,9 +21,8 @@ from worker.errors import FailedError
 from worker.http.api import BATCH_SIZE, ApiSettings, HttpApi
 from worker.http.application import Gatekeeper, add_pages, is_loopback
 from worker.http.connections import ConnectionLimits, Connections, listening
-from worker.http.description import description_routes
 from worker.http.metrics import HttpMetrics
-from worker.http.pages import HEALTH, Route, operations
+from worker.http.pages import HEALTH, Route, description_routes, operations
 from worker.http.service import AdService
 
 LOOPBACK: Final = "127.0.0.1"
