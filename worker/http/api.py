@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from aiohttp import web
 
-from worker.http.application import KEY, add_route, problem_in
+from worker.http.application import KEY, problem_in
 from worker.http.connections import HEADERS, Connection, ConnectionLimits
 from worker.http.keys import ApiKeys, SessionQuota
 from worker.http.metrics import HttpMetrics
@@ -54,11 +54,11 @@ class HttpApi:
     def add_to(self, app: web.Application) -> None:
         """Add the routes to an application."""
         session = "/v1/sessions/{session_id:[^/]+}"
-        add_route(app, "POST", "/v1/sessions", self._arrive, "arrive")
-        add_route(app, "GET", session, self._session, "session")
-        add_route(app, "POST", f"{session}/feedback", self._feedback, "feedback")
-        add_route(app, "POST", "/v1/batch/sessions", self._batch_arrive, "batch-arrive")
-        add_route(app, "POST", "/v1/batch/feedback", self._batch_feedback, "batch-feedback")
+        app.router.add_post("/v1/sessions", self._arrive, name="arrive")
+        app.router.add_get(session, self._session, name="session")
+        app.router.add_post(f"{session}/feedback", self._feedback, name="feedback")
+        app.router.add_post("/v1/batch/sessions", self._batch_arrive, name="batch-arrive")
+        app.router.add_post("/v1/batch/feedback", self._batch_feedback, name="batch-feedback")
 
     # ── single requests ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -157,24 +157,10 @@ def problem_in(error: Exception) -> Rejected | ProblemError:
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def add_route(app: web.Application, method: str, path: str, handler: Handler, name: str | None = None) -> None:
-    """Add a route; GET takes HEAD, too."""
-    if method == "GET":
-        app.router.add_get(path, handler, name=name, expect_handler=_continue)
-    else:
-        app.router.add_route(method, path, handler, name=name, expect_handler=_continue)
-
-
-async def _continue(request: web.Request) -> None:
-    """Ask for the body; whatever else a client expects is passed over."""
-    if request.headers["Expect"].lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-
 def add_pages(app: web.Application, pages: Mapping[str, Route]) -> None:
     """Add pages to an application."""
     for path, route in pages.items():
-        add_route(app, "GET", path, _page_handler(route))
+        app.router.add_get(path, _page_handler(route))
 
 
 def _page_handler(route: Route) -> Handler:

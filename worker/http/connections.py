@@ -123,6 +123,14 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write an answer; an `Expect` that aiohttp refuses before the middleware is a problem, too."""
+        if isinstance(resp, web.HTTPException):
+            resp = problem_response(ProblemError("unreadable", "the header Expect must be 100-continue"))
+        return await super().finish_response(request, resp, start_time)
+
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log the kind of an error and nothing else, for the same reason."""
         log.debug("a connection has failed: %s", type(kw.get("exc_info")).__name__)
