@@ -39,7 +39,7 @@ def alive(pid: int) -> bool:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

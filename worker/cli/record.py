@@ -117,7 +117,7 @@ def _record(reached: Connection, topics: Topics, options: argparse.Namespace, lo
             bar.advance(written)
 
         recorder = Recorder(
-            reached, topics, options.topics, span_of(options), write=log, report=report, flush=log.flush
+            reached, topics, options.topics, span_of(options), write=log.write_line, report=report, flush=log.flush
         )
         return recorder.run(lambda: bool(came)), came[0] if came else 0
 
