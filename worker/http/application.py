@@ -141,7 +141,7 @@ def problem_in(error: Exception) -> Rejected | ProblemError:
         case UnavailableError():
             return ProblemError("unavailable", str(error), {"Retry-After": "1"})
         case web.HTTPNotFound():
-            return ProblemError("not-found", "see /v1/openapi.json")
+            return ProblemError("not-found")  # a worker has pages only, and no description
         case web.HTTPMethodNotAllowed():
             methods = ", ".join(sorted(error.allowed_methods))
             return ProblemError("method", f"it takes {methods}", {"Allow": methods})
