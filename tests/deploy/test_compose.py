@@ -27,9 +27,9 @@ from tests.deploy.files import (
 from tests.programs import needs
 from worker.cli.options.catalog import read_arms
 from worker.cli.traffic import _settings as traffic_settings
+from worker.http.pages import operations
 from worker.kafka.app import STOP_TIMEOUT
 from worker.kafka.connection import Connection
-from worker.web.server import operations
 
 SERVICES: dict[str, Any] = compose()["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}

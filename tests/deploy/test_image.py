@@ -17,7 +17,8 @@ from packaging.utils import canonicalize_name
 from prometheus_client import CollectorRegistry
 
 from tests.deploy.files import DEPLOY, ROOT, dockerfile, environment_of_the_image, settings_of
-from worker.web.server import WebServer, operations
+from worker.http.pages import operations
+from worker.http.server import WebServer
 
 LAST = dockerfile()[-1].stage
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

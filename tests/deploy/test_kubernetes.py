@@ -25,12 +25,11 @@ from tests.deploy.files import (
     settings_of,
 )
 from worker.cli.options.catalog import read_arms
-from worker.http.server import HEALTH
+from worker.http.pages import HEALTH, operations
 from worker.kafka import topics as kafka_topics
 from worker.kafka.app import STOP_TIMEOUT
 from worker.kafka.connection import Connection
 from worker.stream.topology import Topics
-from worker.web.server import operations
 
 STATEFUL_SET = manifest("StatefulSet")
 POD = pod()

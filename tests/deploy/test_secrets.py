@@ -73,6 +73,6 @@ def test_web_servers_listen_on_loopback_by_default() -> None:
         for name in COMMANDS
         for each in (load(name), *load(name).actions)
         for option in each.options
-        if option.name.endswith("-host")
+        if option.name in ("host", "web-host")
     }
     assert hosts == {"127.0.0.1"}

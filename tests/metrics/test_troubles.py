@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
+from worker.http.pages import operations
 from worker.metrics import Metrics
 from worker.metrics.history import MOST_CONTEXTS, RecentContexts
 from worker.metrics.troubles import ACTIVE, BETWEEN_LINES, TroubleLog
 from worker.stream.contexts import pack_context, unpack_context
 from worker.stream.topology import Emits, Tally
 from worker.stream.troubles import LONGEST_EXAMPLE, TROUBLES, Troubles
-from worker.web.problems import problems
-from worker.web.server import operations
+from worker.web.status import problems
 
 
 class Clock:

@@ -67,7 +67,7 @@ class Scene:
             progress_interval=3600.0,
             **more,
         )
-        self.service = EmbeddedService(self.runner, Limits())
+        self.service = EmbeddedService(self.runner, Limits(), secret=more.get("secret"))
 
     def later(self, seconds: float = 10.0) -> float:
         return asyncio.get_running_loop().time() + seconds
@@ -253,15 +253,39 @@ def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(tmp_p
         fields = members(position=1, arm=decision["arm"], clicked=False)
         answer = document(await scene.service.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
         assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
-        unknown = FeedbackRequest("nobody", fields)
+        early = FeedbackRequest("s2", fields)
+        arriving = asyncio.ensure_future(scene.service.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
         with pytest.raises(UnavailableError, match="deadline"):
-            await scene.service.feedback(unknown, scene.later(0.01))
+            await scene.service.feedback(early, scene.later(0.01))
         release.set()
+        assert (await arriving).session_id == "s2"
         after = await scene.arrive("s", exclude=b'["coat"]')
         assert "fallback" not in after
         assert document(await scene.service.session("known"))["position"] == 2
 
     play(tmp_path, story)
+
+
+def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(tmp_path):
+    async def story(scene: Scene) -> None:
+        decision = await scene.arrive("known")
+        arm, token = decision["arm"], decision["tokens"][0]
+        release = _hold(scene)
+        for name, fields, reason in (
+            ("nobody", {"position": 1, "arm": arm, "clicked": True}, None),
+            ("known", {"position": 1, "arm": arm, "clicked": True, "token": "forged"}, "token"),
+            ("known", {"position": 9, "arm": arm, "clicked": True, "token": token}, "position"),
+            ("known", {"position": 1, "clicked": True}, "invalid"),
+        ):
+            with pytest.raises((Rejected, UnknownSessionError)) as refused:
+                await scene.service.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
+            assert getattr(refused.value, "reason", None) == reason
+        with pytest.raises(Rejected) as wrong:
+            await scene.service.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
+        assert wrong.value.reason == "dimension"
+        release.set()
+
+    play(tmp_path, story, secret=Secret(b"0123456789abcdef"))
 
 
 def _hold(scene: Scene) -> asyncio.Event:

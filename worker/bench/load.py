@@ -27,7 +27,7 @@ from worker.bench.stream import CONTEXTS, HORIZON
 CONNECTIONS: Final = 32
 CLICK: Final = 0.2  # probability of a click at each position
 WARM: Final = 0.5  # seconds that do not count
-POST: Final = b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+POST: Final = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

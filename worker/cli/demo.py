@@ -13,6 +13,7 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, 
 from worker.console import check_writable, note, say, stops_on_signals, write_json
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
+from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
 from worker.simulation.demo.beside import Beside
@@ -20,7 +21,6 @@ from worker.simulation.demo.report import can_draw, check_report, write_report
 from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive, check_state
 from worker.simulation.demo.summary import DemoView, summary, summary_table
 from worker.simulation.live import REFRESH, live_view
-from worker.web.server import WebServer, operations
 from worker.web.status import status_routes
 
 DEFAULTS = DemoSettings()
@@ -60,6 +60,9 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo; print a summary, write JSON, log and report."""
+    # aiohttp takes a while to import; --help and wrong options need not wait for it.
+    from worker.http.server import WebServer
+
     settings = DemoSettings(**{name: getattr(options, name) for name in DemoSettings.__struct_fields__})
     _check(options, settings)
     began = time.perf_counter()

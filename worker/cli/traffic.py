@@ -17,13 +17,13 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, 
 from worker.cli.options.times import duration_range, time_option
 from worker.console import check_writable, note, say, stops_on_signals, write_file, write_json, write_result
 from worker.errors import InputError
+from worker.http.pages import operations
 from worker.kafka.connection import Connection
 from worker.simulation.live import live_view
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
 from worker.simulation.traffic.report import TrafficMetrics, TrafficView, summary, summary_table
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
-from worker.web.server import WebServer, operations
 
 DEFAULTS = TrafficSettings()
 AT_ONCE = (0, 0)
@@ -139,6 +139,7 @@ def _flag(name: str, value: Any) -> str:
 
 async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
     """Run the traffic with live view and metrics; return the number of the signal that ended it, else 0."""
+    from worker.http.server import WebServer
     from worker.simulation.traffic.client import run_traffic
 
     metrics = TrafficMetrics(traffic)

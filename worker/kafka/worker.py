@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from worker.http.pages import operations
+from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
 from worker.kafka.driver import DriverOptions
 from worker.kafka.monitor import WorkerMonitor
@@ -29,7 +31,6 @@ from worker.runtime.watch import CatalogueCheck, different
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings, ignored_scale
 from worker.stream.sizes import check_size
-from worker.web.server import WebServer, operations
 from worker.web.status import status_routes
 
 log = logging.getLogger(__name__)

@@ -68,6 +68,6 @@ def supervised(
         # Reported after the pause: a worker that stops takes the clients away from its tasks, and cancels them here.
         await asyncio.sleep(pause)
         log.error("%s ended unexpectedly and runs again", name, exc_info=error)
-        troubles.add("task-failed", f"{name}: {error!r}" if error else f"{name} returned")
+        troubles.add("task-failed", f"{name}: {type(error).__name__}" if error else f"{name} returned")
 
     return lambda: keep_running(work, pauses or Pauses(), on_end)

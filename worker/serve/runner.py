@@ -42,6 +42,8 @@ from worker.stream.versions import Versions
 
 #: Requests that may wait; beyond that, the process is overloaded.
 MOST_WAITING: Final = 20_000
+#: Why feedback is refused.
+NEVER_OPENED: Final = "it was never opened here, or it is over"
 
 Kind = Literal["arrive", "feedback", "look", "order", "lesson", "tick"]
 
@@ -113,6 +115,10 @@ class ServeRunner:
         self._waiting.append(waiting)
         self._wake_up()
         return waiting.future
+
+    def is_arriving(self, session_id: str) -> bool:
+        """Return whether the arrival of a session waits for the next batch."""
+        return any(one.kind == "arrive" and one.session_id == session_id for one in self._waiting)
 
     def _wake_up(self) -> None:
         if self._wake is not None and not self._wake.done():
@@ -220,7 +226,7 @@ class ServeRunner:
                 records.append(self._record_of(waiting, topics.arrivals, request.record(at), now))
             elif isinstance(request, FeedbackRequest):
                 if known is None and session_id not in arriving:
-                    waiting.error = UnknownSessionError("it was never opened here, or it is over")
+                    waiting.error = UnknownSessionError(NEVER_OPENED)
                     continue
                 records.append(self._record_of(waiting, topics.clicks, request.record(now), now))
         return records

@@ -116,7 +116,7 @@ class Server:
         )
         self._desk = OrderDesk(self._runner)
         self._learner = LearnerProcess(settings.learner, self._on_status, self._metrics.troubles)
-        self._service = EmbeddedService(self._runner, settings.limits)
+        self._service = EmbeddedService(self._runner, settings.limits, secret=settings.secret)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; raise if a part fails for good."""

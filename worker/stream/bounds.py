@@ -57,5 +57,5 @@ class OutputBounds:
             return written
         for key, value in written:
             if not fits(key, value):
-                emits.tally.troubles.add("too-large-output", f"{topic}: {len(value)} bytes for {key!r}")
+                emits.tally.troubles.add("too-large-output", f"{topic}: {len(value)} bytes, more than {self._room}")
         return [pair for pair in written if fits(*pair)]

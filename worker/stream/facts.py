@@ -53,7 +53,8 @@ class Facts:
         """Yield the kind of trouble of every record that cannot be used, and its example."""
         for offset, event in zip(self.offsets, self._events, strict=True):
             if type(event) is Rejected:
-                yield "far-future" if event.reason == "future" else "fold-passed-over", _at(offset, event.error)
+                kind = "far-future" if event.reason == "future" else "fold-passed-over"
+                yield kind, _at(offset, event.reason)
             elif type(event) is Opened and len(event.context) != self._dim:
                 error = f"the context has {len(event.context)} numbers, not {self._dim}"
                 yield "fold-passed-over", _at(offset, error)

@@ -364,4 +364,4 @@ class Learner:
 
 
 def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:
-    outcome.troubles.add("fold-passed-over", f"journal offset {offset}: {type(error).__name__}: {error}")
+    outcome.troubles.add("fold-passed-over", f"journal offset {offset}: {type(error).__name__}")

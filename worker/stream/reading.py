@@ -78,7 +78,7 @@ class RecordReader:
         """Add a dead letter, and count it."""
         emits.dead_letters.append(dead_letter(record, reason, error, self._bounds.most_bytes))
         emits.tally.dead[reason] += 1
-        emits.tally.troubles.add("dead-letters", f"{record.where}: {reason}, {error}")
+        emits.tally.troubles.add("dead-letters", f"{record.where}: {reason}")
         if record.topic == self._arrivals:
             emits.tally.dead_arrivals += 1
         else:
