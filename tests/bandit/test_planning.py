@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.arrays import NO_ARM
+from worker.bandit.arrays import COLUMNS, NO_ARM
 from worker.bandit.bonuses import BONUSES
-from worker.bandit.click_model import BLOCK
 from worker.bandit.planning import Planner, optimal_values, values_of_slates
 from worker.bandit.precision import Precision
 from worker.errors import InputError
@@ -69,30 +68,6 @@ def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(seed, d
             assert (plan.arms[row] == NO_ARM).all()
         else:
             assert all(arm in tied for arm, tied in zip(plan.arms[row].tolist(), best, strict=True))
-
-
-@given(seeds, st.integers(1, 40), st.integers(1, 5))
-@lawful
-def test_arms_off_the_frontier_never_matter(seed: int, arms: int, horizon: int) -> None:
-    planner, generator = planner_of(seed, arms, horizon)
-    contexts = 5 * generator.normal(size=(6, 2))
-    theta, rewards = planner.model.theta_arms, planner.rewards
-    for k in set(range(arms)) - set(planner.frontier.tolist()):
-        assert any(theta[j] >= theta[k] and rewards[j] >= rewards[k] for j in planner.frontier)
-    every = optimal_values(probabilities(planner.model, contexts), rewards, horizon)
-    np.testing.assert_allclose(planner.greedy(contexts).continuations[:, :-1], every, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("theta", "rewards", "frontier"),
-    [
-        ([1.0, 2.0, 2.0, 1.0], [1.0, 1.0, 1.0, 2.0], [1, 3]),  # of two equal arms, the first
-        ([1.0, 1.0 + 1e-12], [1.0 + 1e-12, 1.0], [0, 1]),  # a difference below single precision counts
-    ],
-)
-def test_an_arm_is_on_the_frontier_unless_another_is_as_likely_and_as_dear(theta, rewards, frontier) -> None:
-    known = AdditiveModel.certain(np.zeros(1), np.array(theta))
-    assert Planner(known, rewards, horizon=1).frontier.tolist() == frontier
 
 
 def test_the_paper_s_unimodality_is_false_so_every_arm_is_looked_at() -> None:
@@ -155,9 +130,9 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula(seed, dim, arms, horizo
                 assert table[row, arm] >= table[row, eligible].max() - 1e-10
 
 
-@pytest.mark.parametrize("best", [0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK])
+@pytest.mark.parametrize("best", [0, COLUMNS - 1, COLUMNS, 2 * COLUMNS - 1, 2 * COLUMNS])
 def test_the_optimistic_arm_is_found_in_whichever_block_of_arms_it_lies(best: int) -> None:
-    arms, context = 2 * BLOCK + 1, np.zeros((1, 1))
+    arms, context = 2 * COLUMNS + 1, np.zeros((1, 1))
     theta = np.zeros(arms)
     theta[best] = 1.0
     planner = Planner(AdditiveModel.certain(np.zeros(1), theta), np.ones(arms), horizon=2)
@@ -200,7 +175,7 @@ def test_steep_odds_stay_finite_and_right(dtype: Any, offsets: list[float], thet
     planner = Planner(known, np.linspace(1, 2, len(theta)), horizon=horizon, dtype=dtype)
     contexts = np.array(offsets)[:, None]
     odds = contexts + known.theta_arms
-    chances = planner.batch(contexts).probabilities(0, len(contexts), slice(None))
+    chances = planner.heads.probabilities(contexts)
     rtol, atol = (1e-5, 1e-37) if dtype == np.float32 else (1e-12, 1e-300)
     np.testing.assert_allclose(chances, np.asarray(logistic(odds), dtype=float), rtol=rtol, atol=atol)
     plan = planner.greedy(contexts)
@@ -223,7 +198,7 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
     planner = Planner(
         AdditiveModel(theta_context=np.zeros(4), theta_arms=np.zeros(9), precision=precision), np.ones(9), horizon=1
     )
-    actual = planner.batch(contexts[:20]).widths(0, 20, slice(0, 9))
+    actual = planner.heads.widths(contexts[:20])
     np.testing.assert_allclose(actual, precision.widths(contexts[:20]), rtol=1e-4)
     assert (actual**2 >= 1 / precision.arms * (1 - 1e-6)).all()
 
@@ -234,7 +209,7 @@ def test_rounding_makes_no_width_narrower_than_the_arm_alone_allows() -> None:
     known = AdditiveModel(theta_context=np.zeros(1), theta_arms=np.zeros(2), precision=precision)
     planner = Planner(known, np.ones(2), horizon=1)
     contexts = np.linspace(999, 1001, 64)[:, None]
-    assert (planner.batch(contexts).widths(0, 64, slice(0, 2)) >= 1e-3 * (1 - 1e-6)).all()
+    assert (planner.heads.widths(contexts) >= 1e-3 * (1 - 1e-6)).all()
 
 
 # ── values of given slates ───────────────────────────────────────────────────────────────────────────────────────────

@@ -34,9 +34,6 @@ class Bonus(Protocol):
         `widths` are β·width and may be overwritten; `continuations` are V_1 … V_{H+1}, (n, H+1).
         """
 
-    def all_scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Array:
-        """Return what `scores` yields, without answer rates, for all steps at once: (H, n, columns)."""
-
 
 class SlopeBonus(ABC):
     """β·width·slope·max(e − V, 0) with a slope of the logistic curve: β standard deviations of Q_h(k) for fixed V."""
@@ -83,11 +80,6 @@ class SlopeBonus(ABC):
             scores += ahead[:, None]
             scores *= rates
             yield scores
-
-    def all_scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Array:
-        scores: Array = rewards - continuations.T[1:, :, None]
-        scores *= self.factors(chances, widths)
-        return scores
 
 
 class ValueBonus(SlopeBonus):
@@ -156,12 +148,6 @@ class PaperBonus:
                 scores += ahead[:, None]
                 scores *= answers[h]
             yield scores
-
-    def all_scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Array:
-        scores: Array = rewards - continuations.T[1:, :, None]
-        scores *= chances
-        scores += widths
-        return scores
 
 
 BONUSES: Mapping[str, Bonus] = {bonus.name: bonus for bonus in (CurveBonus(), ValueBonus(), PaperBonus())}

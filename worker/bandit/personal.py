@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.additive import INTERCEPT_PRECISION
-from worker.bandit.arrays import Floats, Ints, freeze_fields, frozen_array
+from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, frozen_array, row_products
 from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
 from worker.bandit.estimators import Coefficients, estimate, inner
-from worker.bandit.heads import PersonalHeads, packed_covariances, products, triangle
 from worker.bandit.hierarchy import ByArm, Hierarchy
 from worker.errors import EstimationError, InputError
 
@@ -32,6 +31,7 @@ from worker.errors import EstimationError, InputError
 WEAKEST, STRONGEST = 0.25, 1000.0
 EVIDENCE_STEPS = 2
 AT_ONCE = 64  # contexts whose widths of chosen arms are computed at once
+PACKED = 1024  # covariances that are packed at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -191,7 +191,7 @@ class PersonalModel:
         return np.maximum(squares, 0.0, out=squares)
 
     def heads(self, shown: Ints, dtype: DTypeLike) -> PersonalHeads:
-        return PersonalHeads(self.heads_of_arms, self.precision, shown, dtype)
+        return PersonalHeads(self, shown, dtype)
 
     def draws(self, generator: np.random.Generator, count: int) -> Iterator[PersonalModel]:
         for shared, own in self.precision.draws(generator, count):
@@ -313,6 +313,74 @@ class PersonalModel:
     @property
     def smallest_eigenvalue(self) -> float:
         return self.precision.smallest_eigenvalue
+
+
+# ── the planning kernel ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class PersonalHeads:
+    """The kernel for the arms `shown`: log-odds are u·m_k, and width² is uᵀ W_k u.
+
+    So a context costs a product of u with the coefficients m_k of all arms, and one of its n(n+1)/2 products u_i u_j
+    with the packed covariances W_k.
+    """
+
+    def __init__(self, model: PersonalModel, shown: Ints, dtype: DTypeLike) -> None:
+        self._precision, self._shown, self._dtype = model.precision, shown, np.dtype(dtype)
+        # Beyond this, e^−u leaves the number range.
+        self._steepest = 80.0 if self._dtype == np.float32 else 600.0
+        self._opposed = np.ascontiguousarray(-model.heads_of_arms[shown].T, dtype=dtype)
+
+    @cached_property
+    def _spreads(self) -> Array:
+        """The packed covariances, (n(n+1)/2, columns)."""
+        size, covariances = self._precision.size, self._precision.covariances
+        packed = np.empty((size * (size + 1) // 2, len(self._shown)), dtype=self._dtype)
+        for first in range(0, len(self._shown), PACKED):
+            part = slice(first, first + PACKED)
+            packed[:, part] = packed_covariances(covariances[self._shown[part]]).T
+        return packed
+
+    def _inputs(self, contexts: Floats) -> Array:
+        return inputs(contexts).astype(self._dtype)
+
+    def log_odds(self, contexts: Floats) -> Array:
+        odds = row_products(self._inputs(contexts), self._opposed)
+        return np.negative(odds, out=odds)
+
+    def probabilities(self, contexts: Floats) -> Array:
+        odds = row_products(self._inputs(contexts), self._opposed)
+        np.minimum(odds, self._steepest, out=odds)
+        np.exp(odds, out=odds)
+        odds += 1
+        return np.reciprocal(odds, out=odds)
+
+    def widths(self, contexts: Floats) -> Array:
+        squares = row_products(products(self._inputs(contexts)), self._spreads)
+        np.maximum(squares, 0, out=squares)
+        return np.sqrt(squares, out=squares)
+
+
+def products(contexts: Array) -> Array:
+    """Return the products u_i u_j, i ≤ j, of each row: (r, n) → (r, n(n+1)/2)."""
+    rows, columns = triangle(contexts.shape[1])
+    result: Array = contexts.take(rows, axis=1)
+    result *= contexts.take(columns, axis=1)
+    return result
+
+
+def packed_covariances(covariances: Floats) -> Floats:
+    """Return the upper triangles, off-diagonals doubled, so that uᵀWu is a product with `products`."""
+    rows, columns = triangle(covariances.shape[1])
+    packed: Floats = covariances[:, rows, columns]
+    packed[:, rows != columns] *= 2
+    return packed
+
+
+@cache
+def triangle(size: int) -> tuple[Ints, Ints]:
+    """Return the indices of an upper triangle; a batch of few sessions would wait for them to be made."""
+    return np.triu_indices(size)
 
 
 def _own_precision(dim: int, tastes: float) -> Floats:

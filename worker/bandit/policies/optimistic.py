@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 from worker.bandit.bonuses import CURVE, Bonus
-from worker.bandit.heads import REMEMBERED
 from worker.bandit.ordering import greedy_slates, optimistic_slates
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies.policy import Policy, Slates, required
@@ -49,17 +48,9 @@ class Ucbbp(Policy):
 
     def both(self, planner: Planner, contexts: Floats, masked: Masked | None) -> tuple[Ints, Ints]:
         """Return the greedy and the optimistic arms (with repeats): (n, H) each."""
-        at_once = max(1, REMEMBERED // max(1, len(planner.shown)))
-        if len(contexts) <= at_once:
-            batch = planner.batch(contexts)
-            plan = planner.greedy(batch, masked)
-            steps = plan.continuations
-            return plan.arms, planner.optimistic(batch, steps, beta=self.beta, bonus=self.bonus, masked=masked)
-        # So few at once that the click probabilities of the greedy plan are still there for the optimistic one.
-        parts = np.array_split(np.arange(len(contexts)), -(-len(contexts) // at_once))
-        plans = [self.both(planner, contexts[rows], masked and masked.select(rows)) for rows in parts]
-        greedy, exploring = zip(*plans, strict=True)
-        return np.concatenate(greedy), np.concatenate(exploring)
+        plan = planner.greedy(contexts, masked)
+        optimistic = planner.optimistic(contexts, plan.continuations, beta=self.beta, bonus=self.bonus, masked=masked)
+        return plan.arms, optimistic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
