@@ -217,13 +217,14 @@ def test_tastes_are_found_to_be_strong_where_users_differ_and_weak_where_they_do
 @given(cases, st.data())
 @lawful
 def test_the_gradient_is_the_finite_difference_of_the_likelihood(given_case, data) -> None:
-    model, seen = given_case
+    model, answered = given_case
+    seen, clicked = model.by_arm(answered), answered.clicked
     coefficients = parts(model.precision, as_vector(model))
-    gradient = vector(*model.gradient(seen, seen.clicked - sigmoid(model.predict(coefficients, seen))))
+    gradient = vector(*model.gradient(seen, clicked - sigmoid(model.predict(coefficients, seen))))
 
     def likelihood(theta: Floats) -> float:
         odds = model.predict(parts(model.precision, theta), seen)
-        return -float(np.logaddexp(0, np.where(seen.clicked > 0, -odds, odds)).sum())
+        return -float(np.logaddexp(0, np.where(clicked > 0, -odds, odds)).sum())
 
     at = data.draw(st.integers(0, len(gradient) - 1))
     step = np.eye(len(gradient))[at] * 1e-5
@@ -235,12 +236,13 @@ def test_the_gradient_is_the_finite_difference_of_the_likelihood(given_case, dat
 @given(cases, st.data())
 @lawful
 def test_the_information_is_the_finite_difference_of_the_gradient(given_case, data) -> None:
-    model, seen = given_case
+    model, answered = given_case
+    seen, clicked = model.by_arm(answered), answered.clicked
     theta = as_vector(model)
 
     def slope(at: Floats) -> Floats:
         coefficients = parts(model.precision, at)
-        return vector(*model.gradient(seen, seen.clicked - sigmoid(model.predict(coefficients, seen))))
+        return vector(*model.gradient(seen, clicked - sigmoid(model.predict(coefficients, seen))))
 
     chances = sigmoid(model.predict(parts(model.precision, theta), seen))
     added = whole_matrix(model.information(seen, chances * (1 - chances))) - whole_matrix(model.precision)

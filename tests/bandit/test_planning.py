@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import COLUMNS, NO_ARM
 from worker.bandit.bonuses import BONUSES
+from worker.bandit.estimators import ByArm
 from worker.bandit.planning import Planner, optimal_values, values_of_slates
 from worker.bandit.precision import Precision
 from worker.errors import InputError
@@ -193,7 +194,7 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
     contexts = generator.normal(size=(300, 4)) + shift
     arms = generator.integers(0, 9, 300)
     precision = Precision.prior(dim=4, arms=9, ridge=1.0).plus(
-        contexts, sessions=np.arange(300), arms=arms, weights=np.full(300, 0.2)
+        ByArm(contexts, sessions=np.arange(300), arms=arms), np.full(300, 0.2)
     )
     planner = Planner(
         AdditiveModel(theta_context=np.zeros(4), theta_arms=np.zeros(9), precision=precision), np.ones(9), horizon=1

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import frozen_array
 from worker.bandit.dense import dense_matrix
+from worker.bandit.estimators import ByArm
 from worker.bandit.precision import Precision
 from worker.errors import EstimationError, InputError
 
@@ -128,7 +129,7 @@ def test_the_smallest_eigenvalue_is_found_among_arms_never_shown(seed: int, dim:
     contexts = generator.normal(size=(20, dim))
     sessions, arms = displays(contexts, seen, 50, generator)
     precision = Precision.prior(dim=dim, arms=seen + unseen, ridge=1.0).plus(
-        contexts, sessions=sessions, arms=arms, weights=np.full(50, 0.25)
+        ByArm(contexts, sessions=sessions, arms=arms), np.full(50, 0.25)
     )
     check_smallest(precision)
 
@@ -168,27 +169,10 @@ def test_adding_displays_adds_their_outer_products(seed, kind, ridge, dim, arms,
     if count:
         z = features(contexts, sessions, shown, arms)
         expected = expected + (z.T * weights) @ z
-    actual = dense_matrix(prior.plus(contexts, sessions=sessions, arms=shown, weights=weights))
+    actual = dense_matrix(prior.plus(ByArm(contexts, sessions=sessions, arms=shown), weights))
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     assert (np.abs(actual - expected) / scale).max() <= 1e-13
     assert np.array_equal(actual, actual.T)
-
-
-@given(seeds, st.integers(1, 40), st.integers(1, 90), st.integers(1, 20))
-@lawful
-def test_displays_that_are_summed_in_slices_leave_no_seam(seed: int, count: int, gathered: int, summed: int) -> None:
-    generator = np.random.default_rng(seed)
-    contexts = generator.integers(-8, 8, size=(7, 3)).astype(float)  # whole numbers, so that no sum is rounded
-    sessions, arms = displays(contexts, 4, count, generator)
-    weights = generator.integers(0, 3, count).astype(float)
-    prior = Precision.prior(dim=3, arms=4, ridge=1.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.bandit.precision.GATHERED", gathered)
-        patch.setattr("worker.bandit.precision.SUMMED", summed)
-        sliced = prior.plus(contexts, sessions=sessions, arms=arms, weights=weights)
-    assert sliced == prior.plus(contexts, sessions=sessions, arms=arms, weights=weights)
-    for arm in range(4):
-        assert np.array_equal(sliced.cross[arm], (weights[:, None] * contexts[sessions])[arms == arm].sum(axis=0))
 
 
 @given(scenes(), st.integers(0, 4))

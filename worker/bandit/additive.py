@@ -20,8 +20,8 @@ from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, row_products, sigmoid
 from worker.bandit.click_model import Displays, Fit, Observations, inputs
-from worker.bandit.estimators import Coefficients, estimate, inner
-from worker.bandit.precision import Precision, SortedDisplays
+from worker.bandit.estimators import ByArm, Coefficients, estimate, inner
+from worker.bandit.precision import Precision
 from worker.errors import InputError
 
 #: λ_b, the precision of intercepts.
@@ -150,55 +150,35 @@ class AdditiveModel:
         >>> prior.fold(shown, estimator="laplace").model.theta_arms.round(2)
         array([3.36, 0.  ])
         """
-        try:
-            model, steps = estimate(self, data, estimator=estimator)
-        finally:
-            self._prepared.clear()
+        model, steps = estimate(self, data, estimator=estimator)
         return Fit(model=model, steps=steps)
-
-    @cached_property
-    def _prepared(self) -> dict[str, tuple[Displays, Floats, SortedDisplays]]:
-        return {}
-
-    def _sorted(self, data: Displays) -> tuple[Displays, Floats, SortedDisplays]:
-        """Return displays, their inputs, and both sorted by arm; those of the last call are kept during a fold."""
-        last = self._prepared.get("displays")
-        if last is None or last[0] is not data:
-            contexts = self._inputs(data.contexts)
-            by_arm = SortedDisplays(contexts, sessions=data.sessions, arms=data.arms)
-            last = self._prepared["displays"] = data, contexts, by_arm
-        return last
-
-    def _inputs_of(self, data: Displays) -> Floats:
-        last = self._prepared.get("displays")
-        return last[1] if last is not None and last[0] is data else self._inputs(data.contexts)
 
     @property
     def coefficients(self) -> Coefficients:
         return self.theta_context, self.theta_arms
 
-    def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
-        offsets = self._inputs_of(data) @ coefficients[0]
+    def by_arm(self, data: Displays) -> ByArm:
+        return ByArm(self._inputs(data.contexts), sessions=data.sessions, arms=data.arms)
+
+    def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
+        offsets = data.inputs @ coefficients[0]
         return np.asarray(offsets[data.sessions] + coefficients[1][data.arms])
 
-    def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
-        per_session = np.bincount(data.sessions, weights=slopes, minlength=len(data.contexts))
+    def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
+        per_session = np.bincount(data.sessions, weights=slopes, minlength=len(data.inputs))
         per_arm = np.bincount(data.arms, weights=slopes, minlength=self.arms)
-        return self._inputs_of(data).T @ per_session, np.asarray(per_arm, dtype=np.float64)
+        return data.inputs.T @ per_session, np.asarray(per_arm, dtype=np.float64)
 
-    def information(self, data: Displays, weights: Floats) -> Precision:
-        _, contexts, by_arm = self._sorted(data)
-        return self.precision.plus(
-            contexts, sessions=data.sessions, arms=data.arms, weights=weights, sorted_displays=by_arm
-        )
+    def information(self, data: ByArm, weights: Floats) -> Precision:
+        return self.precision.plus(data, weights)
 
     def updated(self, coefficients: Coefficients, precision: Precision) -> AdditiveModel:
         return replace(self, theta_context=coefficients[0], theta_arms=coefficients[1], precision=precision)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        gradient = self.gradient(shown, slopes)
+        gradient = self.gradient(self.by_arm(shown), slopes)
         direction = self.precision.solve(*gradient)
-        return inner(gradient, direction), self.predict(direction, seen)
+        return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
     def forget(self, keep: float, *, ridge: float) -> AdditiveModel:
         prior = _prior(self.dim, ridge) if self.intercept else np.full(self.dim, ridge)

@@ -22,8 +22,8 @@ from numpy.typing import DTypeLike
 from worker.bandit.additive import INTERCEPT_PRECISION
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, frozen_array, row_products
 from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
-from worker.bandit.estimators import Coefficients, estimate, inner
-from worker.bandit.hierarchy import ByArm, Hierarchy
+from worker.bandit.estimators import ByArm, Coefficients, estimate, inner
+from worker.bandit.hierarchy import Hierarchy
 from worker.errors import EstimationError, InputError
 
 #: Bounds of λ_t, in multiples of d. Without the lower one, few sessions and many features make the data separable, λ_t
@@ -201,10 +201,7 @@ class PersonalModel:
 
     def fold(self, data: Observations, *, estimator: str) -> Fit[PersonalModel]:
         """Learn from answered displays by the estimator called `estimator`, then how strong tastes are."""
-        try:
-            model, steps = estimate(self, data, estimator=estimator)
-        finally:
-            self._sorted.clear()
+        model, steps = estimate(self, data, estimator=estimator)
         if len(data):
             for _ in range(EVIDENCE_STEPS):
                 model = model._with_tastes(model._evident_tastes())
@@ -232,37 +229,26 @@ class PersonalModel:
     def coefficients(self) -> Coefficients:
         return self.shared, self.own
 
-    def _by_arm(self, data: Displays) -> ByArm:
-        """Return the displays sorted by arm; those of the last call are remembered while a fold goes on."""
-        last = self._sorted.get("displays")
-        if last is None or last[0] is not data:
-            sorted_by_arm = ByArm(inputs(data.contexts), sessions=data.sessions, arms=data.arms)
-            last = self._sorted["displays"] = data, sorted_by_arm
-        return last[1]
+    def by_arm(self, data: Displays) -> ByArm:
+        return ByArm(inputs(data.contexts), sessions=data.sessions, arms=data.arms)
 
-    @cached_property
-    def _sorted(self) -> dict[str, tuple[Displays, ByArm]]:
-        return {}
+    def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
+        return data.products(self.precision.coefficients(*coefficients))
 
-    def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
-        return self._by_arm(data).products(self.precision.coefficients(*coefficients))
-
-    def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
-        own = self._by_arm(data).sums(slopes, arms=self.arms)
+    def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
+        own = data.sums(slopes, arms=self.arms)
         return own.T @ self.precision.features, own
 
-    def information(self, data: Displays, weights: Floats) -> Hierarchy:
-        return self.precision.plus(self._by_arm(data), weights)
+    def information(self, data: ByArm, weights: Floats) -> Hierarchy:
+        return self.precision.plus(data, weights)
 
     def updated(self, coefficients: Coefficients, precision: Hierarchy) -> PersonalModel:
         return PersonalModel(shared=coefficients[0], own=coefficients[1], precision=precision)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        gradient = self.gradient(shown, slopes)
+        gradient = self.gradient(self.by_arm(shown), slopes)
         direction = self.precision.solve(*gradient)
-        pulls = self.predict(direction, seen)
-        self._sorted.clear()
-        return inner(gradient, direction), pulls
+        return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
     def forget(self, keep: float, *, ridge: float) -> PersonalModel:
         return replace(self, precision=self.precision.faded(keep))

@@ -15,18 +15,15 @@ No (d+K)² matrix is ever formed: memory is O(dK), a factorisation O(d²K + d³)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints, frozen_array
+from worker.bandit.estimators import ByArm
 from worker.errors import EstimationError, InputError
-
-SUMMED = 4_096  # displays, about, whose contexts are weighted and summed at once
-GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +41,8 @@ class Precision:
     >>> prior = Precision.prior(dim=2, arms=3, ridge=2.0)
     >>> prior.widths(np.array([[0.0, 0.0]])).round(3)
     array([[0.707, 0.707, 0.707]])
-    >>> once = prior.plus(np.array([[1.0, 0.0]]), sessions=np.array([0]), arms=np.array([1]), weights=np.array([0.25]))
+    >>> shown = ByArm(np.array([[1.0, 0.0]]), sessions=np.array([0]), arms=np.array([1]))
+    >>> once = prior.plus(shown, np.array([0.25]))
     >>> bool((once.widths(np.array([[1.0, 0.0]])) < prior.widths(np.array([[1.0, 0.0]]))).all())
     True
     """
@@ -52,7 +50,6 @@ class Precision:
     context: Floats
     cross: Floats
     arms: Floats = field(repr=False)
-    computed: ClassVar[tuple[str, ...]] = ("centres", "whitening")
 
     def __post_init__(self) -> None:
         arms = frozen_array(self.arms)
@@ -190,28 +187,16 @@ class Precision:
 
     # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def plus(
-        self,
-        contexts: Floats,
-        *,
-        sessions: Ints,
-        arms: Ints,
-        weights: Floats,
-        sorted_displays: SortedDisplays | None = None,
-    ) -> Precision:
-        """Add Σ w z zᵀ of displays: the j-th showed arms[j], with weights[j], to row sessions[j] of `contexts` (n, d).
-
-        Sums in the order given, so the same displays in the same order give the same bits. `sorted_displays` are the
-        same displays, prepared for several calls.
-        """
+    def plus(self, displays: ByArm, weights: Floats) -> Precision:
+        """Add Σ w z zᵀ of displays, `weights` (m,) in their own order; in the same order, the same bits."""
+        contexts, sessions, arms = displays.inputs, displays.sessions, displays.arms
         per_session = np.bincount(sessions, weights=weights, minlength=len(contexts))
         grown = self.context + contexts.T @ (contexts * per_session[:, None])
-        cross = self.cross.copy()
-        by_arm = sorted_displays or SortedDisplays(contexts, sessions=sessions, arms=arms)
-        for shown, sums in by_arm.sums(weights):
-            cross[shown] += sums
-        diagonal = self.arms + np.bincount(arms, weights=weights, minlength=len(self.arms))
-        return Precision(context=(grown + grown.T) / 2, cross=cross, arms=diagonal)
+        return Precision(
+            context=(grown + grown.T) / 2,
+            cross=self.cross + displays.sums(weights, arms=len(self.arms)),
+            arms=self.arms + np.bincount(arms, weights=weights, minlength=len(self.arms)),
+        )
 
     def with_arms(self, count: int, *, ridge: float) -> Precision:
         """Append `count` arms of which nothing is known but the prior."""
@@ -246,39 +231,3 @@ def _symmetric(matrix: Floats) -> Floats:
     if np.array_equal(matrix, matrix.T):
         return matrix
     return frozen_array(matrix / 2 + matrix.T / 2)
-
-
-class SortedDisplays:
-    """Displays sorted by arm, with their contexts, for sums by arm under changing weights.
-
-    Contexts are gathered in slices, which bounds the memory. A single slice is kept for the next sum. Within a slice,
-    whole arms are summed a few at a time, so that their numbers stay in the cache of a core.
-    """
-
-    def __init__(self, contexts: Floats, *, sessions: Ints, arms: Ints) -> None:
-        order = np.argsort(arms, kind="stable")
-        rows = max(1, GATHERED // max(1, contexts.shape[1]))
-        self._contexts, self._sessions = contexts, sessions
-        self._slices = [order[start : start + rows] for start in range(0, len(order), rows)]
-        self._groups = [np.unique(arms[part], return_index=True) for part in self._slices]
-        self._gathered = contexts[sessions[order]] if len(self._slices) == 1 else None
-
-    def sums(self, weights: Floats) -> Iterable[tuple[Ints, Floats]]:
-        """Yield (distinct arms, Σ w x of each), slice by slice."""
-        for part, (shown, firsts) in zip(self._slices, self._groups, strict=True):
-            gathered = self._contexts[self._sessions[part]] if self._gathered is None else self._gathered
-            weighted = weights[part, None]
-            for some in _runs(firsts):
-                begin = firsts[some.start]
-                end = firsts[some.stop] if some.stop < len(firsts) else len(part)
-                product = gathered[begin:end] * weighted[begin:end]
-                yield shown[some], np.add.reduceat(product, firsts[some] - begin, axis=0)
-
-
-def _runs(firsts: Ints) -> Iterable[slice]:
-    """Yield slices of groups, given where they begin, each of about `SUMMED` rows or of one group."""
-    start = 0
-    while start < len(firsts):
-        stop = int(np.searchsorted(firsts, firsts[start] + SUMMED))
-        yield slice(start, max(stop, start + 1))
-        start = max(stop, start + 1)
