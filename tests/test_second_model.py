@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import DTypeLike
 
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
+from worker.bandit import MODELS
 from worker.bandit.arrays import Array, Floats, Ints
 from worker.bandit.click_model import Displays, Fit, Observations
-from worker.bandit.models import MODELS
 from worker.embedded.runner import Embedded
 from worker.evaluate.evaluation import evaluate_log
 from worker.evaluate.targets import Change

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.bandit.schedule import explore_budget, theory_radius
+from worker.bandit.bonuses import explore_budget, theory_radius
 from worker.errors import InputError
 
 from .beliefs import lawful

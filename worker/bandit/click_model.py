@@ -2,7 +2,7 @@
 
 A click model is a belief about P(click on arm k | x): an estimate, how certain it is, and how displays change both.
 Nothing outside `worker.bandit` looks inside of one. A new model is one file that implements `ClickModel` and `Heads`,
-and a line in `worker.bandit.models`.
+and a name in `worker.bandit.MODELS`.
 
 Rules for every implementation:
 

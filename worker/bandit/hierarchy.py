@@ -19,12 +19,9 @@ from functools import cached_property
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
-from worker.bandit.estimators import ByArm
+from worker.bandit.estimators import ByArm, smallest_eigenvalue
 from worker.errors import EstimationError
 
-MOST_LANCZOS = 100
-#: Relative change of the smallest eigenvalue with which Lanczos' method ends. The error is smaller than that.
-LANCZOS_TOLERANCE = 1e-10
 DRAWN_AT_ONCE = 8
 
 
@@ -179,29 +176,14 @@ class Hierarchy:
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of A, by Lanczos' method on its inverse.
+        """The smallest eigenvalue of A."""
+        shape, count = (self.size, self.features.shape[1]), len(self.shared)
 
-        The start has a part in every direction: from a vector of ones, contrasts of Γ with the v_k are never reached.
-        """
-        shape, generator = (self.size, self.features.shape[1]), np.random.default_rng(0)
-        here = before = generator.standard_normal(len(self.shared) + self.arms * self.size)
-        here = here / np.linalg.norm(here)
-        diagonal: list[float] = []
-        beside: list[float] = []
-        largest = 0.0
-        for _ in range(MOST_LANCZOS):
-            first, rest = here[: len(self.shared)], here[len(self.shared) :]
-            shared, own = self._solve_briefly(_columns(first, shape), rest.reshape(-1, self.size))
-            there = np.concatenate([shared.T.ravel(), own.ravel()])
-            diagonal.append(float(here @ there))
-            there -= diagonal[-1] * here + (beside[-1] * before if beside else 0.0)
-            last, largest = largest, float(np.linalg.eigvalsh(_tridiagonal(diagonal, beside))[-1])
-            length = float(np.linalg.norm(there))
-            if length <= 1e-12 * largest or abs(largest - last) <= LANCZOS_TOLERANCE * largest:
-                break
-            beside.append(length)
-            here, before = there / length, here
-        return 1 / largest
+        def solve(vector: Floats) -> Floats:
+            shared, own = self._solve_briefly(_columns(vector[:count], shape), vector[count:].reshape(-1, self.size))
+            return np.concatenate([shared.T.ravel(), own.ravel()])
+
+        return smallest_eigenvalue(solve, count + self.arms * self.size)
 
     def _solve_briefly(self, shared: Floats, own: Floats) -> tuple[Floats, Floats]:
         """Return `solve` with half of its products, because G_k = D_k − Λ; the last bits differ."""
@@ -248,10 +230,6 @@ class Hierarchy:
         return replace(
             self, features=self.features[chosen], shared=shared, information=self.information[chosen], before=None
         )
-
-
-def _tridiagonal(diagonal: Sequence[float], beside: Sequence[float]) -> Floats:
-    return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
 
 
 def _columns(flat: Floats, shape: tuple[int, ...]) -> Floats:

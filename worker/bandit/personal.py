@@ -31,7 +31,6 @@ from worker.errors import EstimationError, InputError
 WEAKEST, STRONGEST = 0.25, 1000.0
 EVIDENCE_STEPS = 2
 AT_ONCE = 64  # contexts whose widths of chosen arms are computed at once
-PACKED = 1024  # covariances that are packed at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,19 +172,23 @@ class PersonalModel:
         return np.where((arms >= 0) & (arms < self.arms), odds, -np.inf)
 
     def widths(self, contexts: Floats) -> Floats:
-        squares = products(inputs(contexts)) @ self._packed_covariances.T
+        squares = products(inputs(contexts)) @ self.packed_covariances.T
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
     @cached_property
-    def _packed_covariances(self) -> Floats:
+    def packed_covariances(self) -> Floats:
+        """The upper triangle of each W_k, off-diagonals doubled, so that uᵀWu is a product with `products`, (K, p)."""
+        rows, columns = triangle(self.precision.size)
+        packed = self.precision.covariances[:, rows, columns]
+        packed[:, rows != columns] *= 2
         # Row by row in memory: `take` would first copy the whole of any other array.
-        return np.ascontiguousarray(packed_covariances(self.precision.covariances))
+        return np.ascontiguousarray(packed)
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
         squares = np.empty(arms.shape)
         for first in range(0, len(arms), AT_ONCE):  # what is gathered at once stays in the cache
             rows = slice(first, first + AT_ONCE)
-            chosen = self._packed_covariances.take(arms[rows], axis=0, mode="clip")
+            chosen = self.packed_covariances.take(arms[rows], axis=0, mode="clip")
             chosen *= products(inputs(contexts[rows]))[:, None, :]
             chosen.sum(axis=2, out=squares[rows])
         return np.maximum(squares, 0.0, out=squares)
@@ -312,7 +315,7 @@ class PersonalHeads:
     """
 
     def __init__(self, model: PersonalModel, shown: Ints, dtype: DTypeLike) -> None:
-        self._precision, self._shown, self._dtype = model.precision, shown, np.dtype(dtype)
+        self._model, self._shown, self._dtype = model, shown, np.dtype(dtype)
         # Beyond this, e^−u leaves the number range.
         self._steepest = 80.0 if self._dtype == np.float32 else 600.0
         self._opposed = np.ascontiguousarray(-model.heads_of_arms[shown].T, dtype=dtype)
@@ -320,12 +323,7 @@ class PersonalHeads:
     @cached_property
     def _spreads(self) -> Array:
         """The packed covariances, (n(n+1)/2, columns)."""
-        size, covariances = self._precision.size, self._precision.covariances
-        packed = np.empty((size * (size + 1) // 2, len(self._shown)), dtype=self._dtype)
-        for first in range(0, len(self._shown), PACKED):
-            part = slice(first, first + PACKED)
-            packed[:, part] = packed_covariances(covariances[self._shown[part]]).T
-        return packed
+        return np.ascontiguousarray(self._model.packed_covariances[self._shown].T, dtype=self._dtype)
 
     def _inputs(self, contexts: Floats) -> Array:
         return inputs(contexts).astype(self._dtype)
@@ -353,14 +351,6 @@ def products(contexts: Array) -> Array:
     result: Array = contexts.take(rows, axis=1)
     result *= contexts.take(columns, axis=1)
     return result
-
-
-def packed_covariances(covariances: Floats) -> Floats:
-    """Return the upper triangles, off-diagonals doubled, so that uᵀWu is a product with `products`."""
-    rows, columns = triangle(covariances.shape[1])
-    packed: Floats = covariances[:, rows, columns]
-    packed[:, rows != columns] *= 2
-    return packed
 
 
 @cache

@@ -21,8 +21,8 @@ from functools import cached_property
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints, frozen_array
-from worker.bandit.estimators import ByArm
+from worker.bandit.arrays import Floats, Ints, freeze_fields, frozen_array
+from worker.bandit.estimators import ByArm, smallest_eigenvalue
 from worker.errors import EstimationError, InputError
 
 
@@ -52,24 +52,18 @@ class Precision:
     arms: Floats = field(repr=False)
 
     def __post_init__(self) -> None:
-        arms = frozen_array(self.arms)
-        if arms.ndim != 1 or np.ndim(self.context) != 2:
+        if np.ndim(self.context) != 2 or np.ndim(self.arms) != 1:
             raise InputError("precision.context must be d×d and precision.arms a list")
-        dim = np.shape(self.context)[0]
-        try:
-            object.__setattr__(self, "context", frozen_array(self.context, (dim, dim)))
-            object.__setattr__(self, "cross", frozen_array(self.cross, (len(arms), dim)))
-        except InputError as error:
-            raise InputError(f"precision: {error}") from None
+        dim, arms = len(self.context), len(self.arms)
+        freeze_fields(self, context=(dim, dim), cross=(arms, dim), arms=(arms,))
         if not np.allclose(self.context, self.context.T, rtol=1e-9, atol=1e-12 * np.abs(self.context).max(initial=0)):
             raise InputError("precision.context must be symmetric")
         object.__setattr__(self, "context", _symmetric(self.context))
-        object.__setattr__(self, "arms", arms)
 
     @classmethod
     def prior(cls, *, dim: int, arms: int, ridge: float) -> Precision:
         """Return λI."""
-        return cls.diagonal(np.full(dim, float(ridge)), np.full(arms, float(ridge)))
+        return cls.diagonal(np.full(dim, ridge), np.full(arms, ridge))
 
     @classmethod
     def diagonal(cls, context: Floats, arms: Floats) -> Precision:
@@ -79,11 +73,7 @@ class Precision:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Precision):
             return NotImplemented
-        return (
-            np.array_equal(self.context, other.context)
-            and np.array_equal(self.cross, other.cross)
-            and np.array_equal(self.arms, other.arms)
-        )
+        return all(np.array_equal(getattr(self, part), getattr(other, part)) for part in ("context", "cross", "arms"))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -152,30 +142,14 @@ class Precision:
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """Return the smallest eigenvalue of A.
-
-        A − μI is positive definite iff all D_k > μ and its own Schur complement is. The smallest eigenvalue of that
-        complement is a falling, concave function of μ, so Newton's method comes to its root from the right without
-        overshooting; bisection guards the poles at the D_k.
-        """
+        """The smallest eigenvalue of A."""
         if not self.is_positive_definite:
             raise EstimationError("the precision is not positive definite")
-        low, high = 0.0, float(min(self.arms.min(initial=np.inf), np.linalg.eigvalsh(self.context)[0]))
-        guess = high * (1 - 1e-9)
-        for _ in range(200):
-            gaps = self.arms - guess
-            complement = self.context - guess * np.eye(self.dim) - (self.cross / gaps[:, None]).T @ self.cross
-            values, vectors = np.linalg.eigh(complement)
-            if values[0] > 0:
-                low = guess
-            else:
-                high = guess
-            slope = -1.0 - float((((self.cross @ vectors[:, 0]) / gaps) ** 2).sum())
-            newton = guess - float(values[0]) / slope
-            if abs(newton - guess) <= 1e-15 * high or high - low <= 1e-14 * high:
-                break
-            guess = newton if low < newton < high else (low + high) / 2
-        return guess
+
+        def solve(vector: Floats) -> Floats:
+            return np.concatenate(self.solve(vector[: self.dim], vector[self.dim :]))
+
+        return smallest_eigenvalue(solve, self.dim + len(self.arms))
 
     @property
     def is_positive_definite(self) -> bool:

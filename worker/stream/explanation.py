@@ -26,11 +26,10 @@ from typing import TypeAlias
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import bonus_named, theory_radius
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import Masked, Planner, optimal_values
 from worker.bandit.policies import Greedy, MyopicUcb, Random, policy_named
-from worker.bandit.schedule import theory_radius
 from worker.errors import InputError
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import Contribution, context_columns, contributions

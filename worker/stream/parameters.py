@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import Floats
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import bonus_named, theory_radius
 from worker.bandit.click_model import ClickModel
-from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
-from worker.bandit.schedule import theory_radius
 from worker.errors import ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.budget import ALL, Shares

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats
 from worker.bandit.click_model import ClickModel
-from worker.bandit.models import MODELS
 from worker.errors import InputError, ParametersError
 from worker.stream.budget import Shares
 from worker.stream.features import Features

@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import bonus_named, explore_budget, theory_radius
 from worker.bandit.click_model import Observations, Truth
-from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, Random, RoundRobin, Slates, policy_named
-from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import EstimationError
 from worker.simulation.digits import DigitsTruth
 from worker.simulation.environments import Chance, make_environment
