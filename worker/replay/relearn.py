@@ -46,7 +46,7 @@ from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 from worker.stream.topology import Topics
-from worker.stream.versions import Versions, difference
+from worker.stream.versions import Versions, difference, other_kernels
 
 CHUNK: Final = 4096  # facts handed to the learner at once
 
@@ -334,10 +334,11 @@ class Relearner:
         recorded = self._log.versions.known.get(made.version)
         if not self._compared or recorded is None or recorded.sha256 == made.sha256:
             return "folded"
-        name, by = difference(made, self._log.versions.read(made.version))
+        there = self._log.versions.read(made.version)
+        name, by = difference(made, there)
         if by <= self._tolerance:
             return "rounded"
-        detail = hash_differs(name, by)
+        detail = hash_differs(name, by) + other_kernels(made.kernels, there.kernels)
         self._report.findings.add(Mismatch("version", detail, made.sha256, recorded.sha256, version=made.version))
         return "differs"
 

@@ -26,7 +26,7 @@ from worker.stream.events import Command
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
-from worker.stream.versions import KEPT, difference, keep
+from worker.stream.versions import KEPT, difference, keep, other_kernels
 
 CHUNK: Final = 1024  # journal records at once
 
@@ -167,7 +167,8 @@ class FoldAudit:
         if by <= self._tolerance:
             self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="rounded")
         else:
-            self._add_mismatch(number, hash_differs(name, by), sha256, recorded.sha256)
+            detail = hash_differs(name, by) + other_kernels(made.kernels, there.kernels)
+            self._add_mismatch(number, detail, sha256, recorded.sha256)
             self._results[number] = VersionResult(version=number, sha256=sha256, status="differs")
         following = self._versions.known.get(number + 1)
         if following is not None and following.parent_sha256 == sha256:

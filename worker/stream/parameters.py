@@ -37,7 +37,8 @@ class Parameters:
 
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
-    `shares` are those of the sessions that serving journals.
+    `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
+    version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
     """
 
     version: int
@@ -63,6 +64,7 @@ class Parameters:
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
     shares: Shares = ALL
+    kernels: str = field(default="", compare=False)
     known_sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:

@@ -95,6 +95,7 @@ def _parameters(record: Mapping[str, Any], read: ReadArray, complete: bool) -> P
         answers=_answers(known, read),
         standardisation=_standardisation(known, read),
         pending=_pending(known, read, dim=settings.dim, arms=len(arms)),
+        kernels=_checked({"kernels": "", **known}, "kernels", (str,)),
         shares=Shares.of_document(_checked({"learn_shares": {}, **known}, "learn_shares", (dict,))),
         **plain,
     )
