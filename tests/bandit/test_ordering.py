@@ -95,14 +95,3 @@ def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_position_emp
             assert not set(shown) & set(gone)
             assert len(set(shown)) == len(shown) == min(horizon, len(arms) - len(gone))
             assert (np.diff(planner.rewards[shown]) <= 0).all()
-
-
-@given(seeds, st.integers(1, 40), st.integers(1, 5))
-@lawful
-def test_single_precision_loses_nothing_that_matters(seed: int, arms: int, horizon: int) -> None:
-    double, generator = planner_of(seed, arms, horizon, repeats=False, equal_rewards=True)
-    single = Planner(double.model, double.rewards, horizon=horizon, repeats=False)
-    contexts = generator.normal(size=(5, 2))
-    fine = double.slate_values(contexts, greedy_slates(double, contexts))[:, 0]
-    rough = double.slate_values(contexts, greedy_slates(single, contexts))[:, 0]
-    np.testing.assert_allclose(rough, fine, rtol=1e-5)
