@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
-from worker.bandit.dense import dense_theta
+from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
-from .beliefs import belief, lawful, probabilities, seeds
-from .reference import logistic
+from .beliefs import belief, episode, lawful, probabilities, seeds, update
+from .reference import inverse, logistic
 
 
 @given(st.lists(st.floats(-800, 800), min_size=1, max_size=20))
@@ -91,3 +91,19 @@ def test_a_belief_is_a_value() -> None:
 def test_an_estimate_of_the_wrong_shape_or_not_finite_is_refused(context: Any, arms: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         AdditiveModel(theta_context=context, theta_arms=arms, precision=Precision.prior(dim=2, arms=3, ridge=1.0))
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_a_packed_belief_comes_back_to_the_bit_and_chosen_arms_keep_their_heads(intercept: bool) -> None:
+    generator = np.random.default_rng(3)
+    prior = AdditiveModel.prior(dim=2, arms=4, ridge=1.0, intercept=intercept)
+    known = update(prior, episode(belief(2, 4, generator), generator.normal(size=(20, 2)), 60, generator)).model
+    assert AdditiveModel.unpack(known.pack(), intercept=intercept) == known
+    chosen = known.choose_arms([3, 1])
+    for place, arm in enumerate([3, 1]):
+        for one, other in zip(chosen.head(place), known.head(arm), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    variances = np.diag(inverse(dense_matrix(known.precision)))[int(intercept) : int(intercept) + 2]
+    np.testing.assert_allclose(known.effect_deviations, np.sqrt(variances).astype(float), rtol=1e-9)
+    with pytest.raises(InputError, match="not positive definite"):
+        AdditiveModel.unpack({**known.pack(), "precision.arms": -known.precision.arms}, intercept=intercept)

@@ -123,14 +123,6 @@ def test_the_same_data_give_the_same_bits(estimator: str) -> None:
     assert dense_matrix(one.precision).tobytes() == dense_matrix(other.precision).tobytes()
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_nothing_seen_is_nothing_learned(estimator: str) -> None:
-    prior, _ = case(1, (2, 3))
-    fit = update(prior, observations(np.zeros((0, 2)), [], [], []), estimator=estimator)
-    assert fit.model == prior
-    assert fit.steps == 0
-
-
 # ── a model that is never corrupt ────────────────────────────────────────────────────────────────────────────────────
 
 
