@@ -1,7 +1,8 @@
-"""What holds for all tests: no deadlines (machines are noisy), in CI the same examples, and two processes.
+"""What holds for all tests: no deadlines (machines are noisy), the same examples every time, and two processes.
 
 One process runs the tests on the real broker, which mostly wait, in their order. The other runs everything else.
-`pytest -n 0` runs all in one process, with output as it comes (`-s`) and debuggers.
+`pytest -n 0` runs all in one process, with output as it comes (`-s`) and debuggers. With ADCASCADE_THOROUGH=1, tests
+marked as thorough run too, and random search looks for new examples.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import pytest  # isort: skip
 from hypothesis import HealthCheck, settings  # isort: skip
 from xdist.scheduler import LoadScopeScheduling  # isort: skip
 
+THOROUGH = bool(os.environ.get("ADCASCADE_THOROUGH"))
 ON_A_BROKER = ("tests/kafka/", "tests/bench/test_kafka.py")
 
 settings.register_profile(
     "adcascade",
     deadline=None,
-    derandomize=bool(os.environ.get("CI")),
+    derandomize=not THOROUGH,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("adcascade")
@@ -39,5 +41,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> BrokerSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests on the broker, which take the longest."""
+    """Begin with the tests on the broker, which take the longest; leave out the thorough ones unless asked for."""
+    if not THOROUGH:
+        items[:] = [item for item in items if item.get_closest_marker("thorough") is None]
     items.sort(key=lambda item: not item.nodeid.startswith(ON_A_BROKER))

@@ -8,9 +8,6 @@ from typing import NoReturn
 
 import pytest
 
-#: Marks a test that takes minutes, or judges by the clock: it runs by ADCASCADE_THOROUGH=1 only.
-thorough = pytest.mark.skipif(not os.environ.get("ADCASCADE_THOROUGH"), reason="runs by ADCASCADE_THOROUGH=1 only")
-
 
 def needs(*commands: str, package: str) -> str:
     """Return the path of the first installed command; without any, skip the test, or fail it under CI=true."""

@@ -170,13 +170,16 @@ def test_without_matplotlib_the_report_has_no_plots_and_names_the_package(capsys
 # ── wrong input ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_state_folder_of_another_demo_is_refused_before_a_log_is_overwritten(capsys, tmp_path: Path):
+def test_a_state_folder_of_another_demo_and_a_log_that_exists_are_refused(capsys, tmp_path: Path):
     log = tmp_path / "log"
     log.write_text("precious")
     assert call(capsys, "--state", str(tmp_path / "kept"))[0] == 0
     code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--seed", "5", "--record", str(log))
     assert code == 2
     assert "holds a demo with --seed 0, not 5" in err
+    code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--record", str(log))
+    assert code == 2
+    assert f"{log}: this file exists" in err
     assert log.read_text() == "precious"
 
 
@@ -261,7 +264,7 @@ def child_of(running: subprocess.Popen[str]) -> int:
     deadline = time.monotonic() + 30
     while True:
         for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split():
-            if b"worker.cli.demo_beside" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"worker.cli.child" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
         assert time.monotonic() < deadline
 

@@ -173,7 +173,7 @@ def test_a_folder_with_another_demo_is_refused(tmp_path: Path, other, message):
 def test_a_folder_without_a_demo_is_refused(tmp_path: Path):
     zero = Parameters.first(LearningSettings(dim=5), (Arm(arm="a", reward=1.0),))
     with StateFolder(tmp_path) as state:
-        state.put_parameters(0, encode_parameters(zero), kept=8, needed=0)
+        state.put_parameters(zero, encode_parameters(zero), kept=8)
         with pytest.raises(InputError, match="does not hold the state of a demo"):
             Demo(SMALL, state=state)
 

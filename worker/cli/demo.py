@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         state = stack.enter_context(StateFolder(options.state)) if options.state else None
         if state is not None:
-            check_state(state, settings)  # before the log overwrites a file
+            check_state(state, settings)  # before a log is begun
         routes = {**operations(metrics.registry, lambda: None), **status_routes(metrics, runner="demo")}
         server = stack.enter_context(WebServer(routes, port=options.metrics_port))
         log = stack.enter_context(LogWriter(options.record)) if options.record else None

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         WorkerSettings(
             connection=checked.connection,
             topics=checked.topics,
-            learner=command("worker.cli.learner_process", *options.arguments),
+            learner=command("worker.cli.child", "worker", *options.arguments),
             learning=checked.learning,
             dim=checked.dim,
             arms=checked.arms,

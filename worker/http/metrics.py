@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from worker.http.problems import PROBLEMS
 from worker.metrics import Histogram, MetricSpec
-from worker.metrics.histogram import DURATION_BOUNDS
+from worker.metrics.history import DURATION_BOUNDS
 
 #: The routes by which requests are counted; `other` has everything that needs no key.
 ROUTES: Final = ("arrive", "feedback", "session", "batch-arrive", "batch-feedback", "other")

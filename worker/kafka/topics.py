@@ -262,7 +262,7 @@ def _create(admin: AdminClient, topics: list[NewTopic]) -> None:
             raise FailedError(f"{name} could not be created: {reason_of(error)}") from None
 
 
-def wait_for_topics(admin: AdminClient, topics: Collection[str], *, seconds: float = 10.0) -> None:
+def wait_for_topics(admin: AdminClient, topics: Collection[str], *, seconds: float = 30.0) -> None:
     """Wait until the brokers know new topics: a worker started right away must find them."""
     deadline = time.monotonic() + seconds
     while len(existing_topics(admin, topics)) < len(topics):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -52,18 +51,6 @@ async def keep_running(
             error = raised
         pause = pauses.after(pause, loop.time() - started)
         await on_end(error, pause)
-
-
-async def end_process(process: asyncio.subprocess.Process) -> None:
-    """Kill a process and wait until it has ended, also if that is cancelled meanwhile."""
-    with suppress(ProcessLookupError):
-        process.kill()
-    waiting = asyncio.ensure_future(process.communicate())
-    try:
-        await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        await waiting
-        raise
 
 
 def supervised(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple, cast
 
 import msgspec
@@ -12,7 +12,6 @@ import orjson
 
 from worker.errors import FailedError
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
-from worker.runtime.learner_process import LearnerStatus
 from worker.serve.runner import ServeRunner, Waiting
 from worker.stream.decoding import Limits, Rejected, decode_feedback
 from worker.stream.events import Arrival, Order
@@ -148,11 +147,10 @@ class OrderDesk:
 
     patience = 30.0
 
-    def __init__(self, runner: ServeRunner, load_versions: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, runner: ServeRunner) -> None:
         self._runner = runner
-        self._load_versions = load_versions
         self._loop = asyncio.get_running_loop()
-        self._position = self._version = -1
+        self._position = -1
         self._reported: asyncio.Future[None] = self._loop.create_future()
         self._refused: dict[int, str] = {}  # by offset in the journal, the last ones
 
@@ -162,8 +160,7 @@ class OrderDesk:
         await self._runner.submit(waiting)
         try:
             async with asyncio.timeout(self.patience):
-                while self._position <= waiting.offset:
-                    await asyncio.shield(self._reported)
+                await self.learned(waiting.offset + 1)
         except TimeoutError:
             raise FailedError(
                 f"the learner has not answered within {self.patience:g} s; the order is in the journal and will be "
@@ -171,15 +168,18 @@ class OrderDesk:
             ) from None
         if (reason := self._refused.pop(waiting.offset, None)) is not None:
             raise FailedError(f"refused: {reason}")
-        version = self._version
-        await self._load_versions(version)
-        return version
+        return self._runner.versions.newest.version
 
-    def on_status(self, status: LearnerStatus) -> None:
-        """Take a report of the learner process."""
-        self._refused.update(status.refused)
+    async def learned(self, position: int) -> None:
+        """Wait until the learner has folded the journal up to an offset, and what it made is kept."""
+        while self._position < position:
+            await asyncio.shield(self._reported)
+
+    def report(self, position: int, refused: Iterable[tuple[int, str]]) -> None:
+        """Note how far the learner has come, and the orders that were refused."""
+        self._refused.update(refused)
         while len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
-        self._position, self._version = status.position, status.version
+        self._position = position
         reported, self._reported = self._reported, self._loop.create_future()
         reported.set_result(None)

@@ -273,7 +273,7 @@ class Learner:
         current = under(self.settings, self._current)
         changed = carry_out(current, event, self._kept)
         if isinstance(changed, Refusal):
-            outcome.refusals.append(changed)
+            outcome.refusals.append(replace(changed, offset=offset))
             outcome.troubles.add("order-refused", changed.reason)
         elif changed is not None:
             reached = self._watermark.reached

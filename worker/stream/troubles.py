@@ -2,7 +2,7 @@
 
 All parts of a worker report through this list. `worker.metrics.troubles` counts the reports and writes them to the log;
 /metrics, /readyz, the status page and the alert `AdcascadeTrouble` show the kinds that are active. docs/operations.md
-has a section for each kind.
+explains each kind.
 """
 
 from __future__ import annotations

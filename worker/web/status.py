@@ -17,7 +17,7 @@ import orjson
 
 from worker import __version__
 from worker.metrics import Metrics
-from worker.metrics.accounts import open_sessions
+from worker.metrics.exposition import open_sessions
 from worker.stream.parameters import Parameters
 from worker.web.figures import columns, lately, least_answered, positions, recent, recent_users, top_arms, version
 from worker.web.problems import problems

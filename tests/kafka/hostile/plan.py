@@ -3,7 +3,8 @@
 Variables:
 
 - ``ADCASCADE_HOSTILE``: seconds of the whole test, about; `CALM` of them are for start, recovery and judgement.
-- ``ADCASCADE_HOSTILE_SEED``: the seed. It is printed. The same seed gives the same plan.
+- ``ADCASCADE_HOSTILE_SEED``: the seed. It is printed. The same seed gives the same plan. By default it is fixed for a
+  run of the default length, and random for a longer one.
 - ``ADCASCADE_HOSTILE_ONLY``: kinds of acts, separated by commas; all of them by default.
 """
 
@@ -19,6 +20,7 @@ from typing import Any, Final
 CALM: Final = 55.0
 LEAST: Final = 20.0
 DEFAULT_SECONDS: Final = 90.0
+DEFAULT_SEED: Final = 1
 #: Mean seconds between two acts.
 PACE: Final = 2.0
 
@@ -78,8 +80,9 @@ def make_plan(seed: int, seconds: float, kinds: list[str]) -> Plan:
 
 def plan_of(environment: Mapping[str, Any] = os.environ) -> Plan:
     """Return the plan that the variables ask for."""
-    seconds = max(LEAST, float(environment.get("ADCASCADE_HOSTILE") or DEFAULT_SECONDS) - CALM)
-    seed = int(environment.get("ADCASCADE_HOSTILE_SEED") or random.randrange(1 << 32))
+    length = environment.get("ADCASCADE_HOSTILE")
+    seconds = max(LEAST, float(length or DEFAULT_SECONDS) - CALM)
+    seed = int(environment.get("ADCASCADE_HOSTILE_SEED") or (random.randrange(1 << 32) if length else DEFAULT_SEED))
     only = [kind for kind in environment.get("ADCASCADE_HOSTILE_ONLY", "").split(",") if kind]
     unknown = set(only) - WEIGHTS.keys()
     if unknown:

@@ -33,7 +33,7 @@ from tests.kafka.world import eventually
 pytestmark = pytest.mark.slow
 
 #: Seconds within which everything is served and learned after the last act.
-RECOVERY = 60.0
+RECOVERY = 180.0
 
 
 def attack(plan: Plan, hostilities: Hostilities) -> None:
@@ -67,7 +67,7 @@ def stop(fleet: HostileFleet) -> list[str]:
     wrong = []
     for worker in [one for one in fleet.workers if one.running]:
         try:
-            code, _ = worker.terminate()
+            code = worker.terminate()
         except subprocess.TimeoutExpired:
             wrong.append(f"{fleet.name(worker)} does not end after SIGTERM")
             continue

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-
-from worker.errors import AdcascadeError
-from worker.runtime.child import end_with_parent, report
+from worker.runtime.child import Report, report
 from worker.simulation.demo.ledger import Row
 from worker.simulation.demo.run import Demo, DemoSettings
 
@@ -31,16 +28,12 @@ class Beside:
         self.sha256 = progress.sha256
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A report of the run beside: the event time, the windows closed since the last report, the newest version.
-
-    After a `failure` the process has ended.
-    """
+class Progress(Report, frozen=True, kw_only=True, omit_defaults=True):
+    """A report of the run beside: the event time, the windows closed since the last report, the newest version."""
 
     time: int = 0
     rows: tuple[Row, ...] = ()
     sha256: str = ""
-    failure: str = ""
 
 
 def progress_of(settings: DemoSettings) -> Iterator[Progress]:
@@ -54,16 +47,7 @@ def progress_of(settings: DemoSettings) -> Iterator[Progress]:
             reported = len(demo.rows)
 
 
-def run_beside(settings: DemoSettings) -> int:
-    """Run to the end and report; return 1 after a failure."""
-    end_with_parent()
-    try:
-        for progress in progress_of(settings):
-            report(progress)
-    except AdcascadeError as error:
-        report(Progress(failure=str(error)))
-        return 1
-    except Exception as error:
-        report(Progress(failure=f"{type(error).__name__}: {error}"))
-        return 1
-    return 0
+def run_beside(settings: DemoSettings) -> None:
+    """Run to the end and report."""
+    for progress in progress_of(settings):
+        report(progress)

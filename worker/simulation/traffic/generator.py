@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from worker.errors import InputError
-from worker.metrics.histogram import DELAY_BOUNDS, Histogram
+from worker.metrics.history import DELAY_BOUNDS, Histogram
 from worker.simulation.environments import Environment, seeded_environment
 from worker.simulation.traffic.accounts import Latencies, WorthHistory
 from worker.simulation.users import Cohort, Habits, Sent, Users

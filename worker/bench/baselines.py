@@ -1,10 +1,12 @@
-"""The programs that the worker is compared with, each in a process of its own.
+"""The programs that the worker and `serve` are compared with, each in a separate process.
 
-    python -m worker.bench.kafka.baselines KIND BROKER PREFIX PARTITIONS
+    python -m worker.bench.baselines KIND BROKER PREFIX PARTITIONS
+    python -m worker.bench.baselines aiohttp
 
 `aiokafka` and `librdkafka` are echoes: they decode an arrival and write one decision, with the durability of the worker
 (idempotent, all replicas). They plan nothing, keep no state, join no group and commit nothing. `faust` is the usual
 Faust app with Faust's default settings: an agent that gets one record at a time, a table write and a `send` for each.
+`aiohttp` is a plain aiohttp application that reads the body and answers a constant; it prints its URL.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,13 +132,36 @@ def run_faust(broker: str, names: Topics, partitions: int) -> None:
     worker.execute_from_commandline()
 
 
-RUN: Final[dict[str, Callable[[str, Topics, int], None]]] = {
-    "aiokafka": run_aiokafka,
-    "librdkafka": run_librdkafka,
-    "faust": run_faust,
-}
+def run_aiohttp() -> None:
+    """Answer any request of a session with the same decision, over HTTP."""
+    from aiohttp import web
+
+    answer = orjson.dumps(decision("0" * 32, 1_700_000_000_000))
+
+    async def handle(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=answer, content_type="application/json")
+
+    async def serve() -> None:
+        app = web.Application()
+        app.router.add_post("/v1/sessions", handle)
+        app.router.add_post("/v1/sessions/{session_id}/feedback", handle)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        sys.stdout.write(f"http://127.0.0.1:{runner.addresses[0][1]}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
 
 if __name__ == "__main__":
-    if sys.argv[1] != "faust":
+    kind, *arguments = sys.argv[1:]
+    if kind != "faust":
         collect_garbage_rarely()  # as the worker does
-    RUN[sys.argv[1]](sys.argv[2], Topics(sys.argv[3]), int(sys.argv[4]))
+    if kind == "aiohttp":
+        run_aiohttp()
+    else:
+        run = {"aiokafka": run_aiokafka, "librdkafka": run_librdkafka, "faust": run_faust}[kind]
+        run(arguments[0], Topics(arguments[1]), int(arguments[2]))

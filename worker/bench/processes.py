@@ -1,4 +1,4 @@
-"""Processes of `adcascade bench kafka`: the broker, and the servers on it with the processor time that they use."""
+"""Processes that are measured: the broker, and servers with the processor time that they use."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import worker
-from worker.bench.kafka.topics import LATENESS, TIMEOUT, WINDOW
-from worker.bench.stream import HORIZON
 from worker.errors import FailedError, InputError
 from worker.kafka.clients import admin_client, readable_errors
 from worker.kafka.connection import Connection
 from worker.runtime.child import command, environment
-from worker.stream.topology import Topics
+
+START: Final = 60.0  # seconds for a server to start
 
 
 def broker_script() -> Path:
@@ -35,7 +35,7 @@ def running_broker(given: str | None) -> Iterator[Connection]:
     Raises `InputError` or `FailedError` before any work if something is missing on this machine.
     """
     if not Path("/proc/self/task").exists():
-        raise FailedError("bench kafka needs Linux: it reads the processor time of other processes")
+        raise FailedError("this benchmark needs Linux: it reads the processor time of other processes")
     if given is not None:
         connection = Connection(servers=(given,))
         with readable_errors(connection):
@@ -68,7 +68,7 @@ def _run(*arguments: str) -> str:
 
 
 class ChildProcess:
-    """Run ``python -m ARGUMENTS…`` as a child process; its output goes to a file in `folder`, read only if it fails."""
+    """Run ``python -m ARGUMENTS…`` as a child process; its output goes to a file in `folder`."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
         self.name = name
@@ -85,6 +85,18 @@ class ChildProcess:
         self.process.kill()  # its own children end with it
         self.process.wait()
 
+    def url(self) -> str:
+        """Wait for the URL of an HTTP server in its output."""
+        deadline = time.monotonic() + START
+        while True:
+            words = self._log.read_text(encoding="utf-8", errors="replace").split()
+            if url := next((word.strip(",") for word in words if word.startswith("http://")), ""):
+                return url
+            self.check()
+            if time.monotonic() > deadline:
+                raise FailedError(f"{self.name} did not start: {self.last_error()}")
+            time.sleep(0.05)
+
     def check(self) -> None:
         """Raise `FailedError` if it has ended."""
         if self.process.poll() is not None:
@@ -100,23 +112,13 @@ class ChildProcess:
         pid = self.process.pid
         try:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-            own = processor_seconds(pid)
-            return own, own + sum(processor_seconds(int(child)) for child in children)
+            own = _processor_seconds(pid)
+            return own, own + sum(_processor_seconds(int(child)) for child in children)
         except OSError as error:
             self.check()
             raise FailedError(f"{self.name} cannot be measured: {error}") from None
 
 
-def processor_seconds(pid: int) -> float:
-    """Return the processor time of a process and its threads, without its children."""
+def _processor_seconds(pid: int) -> float:
     # Linux has a clock for each process, to the nanosecond; /proc/…/stat counts in steps of 10 ms.
     return time.clock_gettime(~pid << 3 | 2)
-
-
-def worker_process(broker: str, names: Topics, folder: Path, **more: str) -> ChildProcess:
-    """Start a worker, with `more` options. Its arms and its dimension come from the published version."""
-    options = {"broker": broker, "prefix": names.prefix, "group": names.prefix, "horizon": HORIZON}
-    options |= {"window": f"{WINDOW}ms", "session_timeout": f"{TIMEOUT}ms", "lateness": f"{LATENESS}ms"}
-    options |= {"log_level": "warning", **more}
-    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    return ChildProcess("the worker", ["worker", "worker", *flags], folder)

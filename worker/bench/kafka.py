@@ -3,9 +3,9 @@
 In every round each of the four starts on topics of its own, is measured, and ends; so a machine that is slower for a
 while is slower for all of them. Ratios are taken round by round.
 
-Latency: a client sends arrivals at random times and measures the wait for each decision (`client`). Backlog: arrivals
-are written first, then a server starts, and decisions are counted by end offsets, from the first ones to the last.
-Processor time is that of the server's process; the worker's is given without and with its learner process.
+Latency: `worker.client` in this process sends arrivals at random times, and the wait for each decision is measured.
+Backlog: arrivals are written first, then a server starts, and decisions are counted by end offsets, from the first ones
+to the last. Processor time is that of the server's process; the worker's is given without and with its learner process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -23,10 +22,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from worker.bench.figures import Figure
-from worker.bench.kafka.client import Client
-from worker.bench.kafka.processes import ChildProcess, running_broker, worker_process
-from worker.bench.kafka.topics import decisions_in, learned, new_topics, write_backlog
+from worker.bench.figures import Figure, garbage_collected_rarely
+from worker.bench.processes import ChildProcess, running_broker
+from worker.bench.topics import PATIENCE, decisions_in, learned, new_topics, play, worker_process, write_backlog
 from worker.errors import FailedError
 from worker.kafka.clients import admin_client
 from worker.kafka.connection import Connection
@@ -43,10 +41,9 @@ WARM: Final = 1.5  # seconds before each play that do not count
 ROUNDS: Final = {"latency": 5, "backlog": 3}
 ARRIVALS: Final = {"aiokafka": 100_000, "librdkafka": 100_000, "faust": 6_000, "worker": 100_000}  # of a backlog
 LOOK: Final = 0.02  # seconds between two looks at the end offsets
-PATIENCE: Final = 60.0  # seconds without a new decision before a run counts as failed
 
 
-class Run(NamedTuple):
+class ServerRun(NamedTuple):
     """A measurement: p50 and p99 in milliseconds, or arrivals per second of a backlog.
 
     `own` and `family` are milliseconds of processor time per arrival, without and with child processes.
@@ -58,28 +55,19 @@ class Run(NamedTuple):
     family: float
 
 
-class Ratio(NamedTuple):
-    """A ratio of the worker to another server, in a field of `Run`, and its bound."""
-
-    other: str
-    field: str
-    most: float | None = None
-    least: float | None = None
-
-
-def _latency_ratios(p50: float, processor: float | None = None) -> list[Ratio]:
-    others = {"aiokafka": p50, "librdkafka": 2.5, "faust": 1.0}
-    return [*(Ratio(other, "value", most) for other, most in others.items()), Ratio("aiokafka", "own", processor)]
-
-
-#: The ratios of each part.
-RATIOS: Final = {
-    "20 arrivals/s": _latency_ratios(1.0),
-    "200 arrivals/s": _latency_ratios(1.0, processor=1.4),
-    "1,000 arrivals/s": _latency_ratios(1.5),
-    "backlog": [Ratio("faust", "value", least=15)],
+#: The ratios of the worker to another server in each part: its name, a field of `ServerRun`, at most, at least.
+RATIOS: Final[dict[str, list[tuple[str, str, float | None, float | None]]]] = {
+    **{
+        f"{rate:,} arrivals/s": [
+            ("aiokafka", "value", p50, None),
+            ("librdkafka", "value", 2.5, None),
+            ("faust", "value", 1.0, None),
+            ("aiokafka", "own", processor, None),
+        ]
+        for rate, p50, processor in ((20, 1.0, None), (200, 1.0, 1.4), (1_000, 1.5, None))
+    },
+    "backlog": [("faust", "value", None, 15.0)],
 }
-FIGURES: Final = {"latency": len(RATES) * (len(NAMES) + 4), "backlog": len(NAMES) + 1}
 
 
 def measure(
@@ -96,9 +84,9 @@ def measure(
             yield from in_turn(name, max(1, round(ROUNDS[name] * share)), measure_one)
 
 
-def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, Run]]) -> Iterator[Figure | str]:
+def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, ServerRun]]) -> Iterator[Figure | str]:
     """Measure all servers in turn, and yield the figures; if it fails or is interrupted, of what it has measured."""
-    seen: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    seen: dict[str, dict[str, list[ServerRun]]] = defaultdict(lambda: defaultdict(list))
     failure: BaseException | None = None
     try:
         for turn in range(rounds):
@@ -127,26 +115,25 @@ class Servers:
         if kind == "worker":
             return worker_process(broker, names, self._folder)
         arguments = [kind, broker, names.prefix, str(self._partitions)]
-        return ChildProcess(NAMES[kind], ["worker.bench.kafka.baselines", *arguments], self._folder)
+        return ChildProcess(NAMES[kind], ["worker.bench.baselines", *arguments], self._folder)
 
-    def play(self, kind: str) -> dict[str, Run]:
+    def play(self, kind: str) -> dict[str, ServerRun]:
         """Start a server and play all rates, one after the other."""
         with (
+            garbage_collected_rarely(),
             new_topics(self._connection, self._partitions, self._parameters) as names,
             self._start(kind, names) as child,
-            closing(Client(self._connection, names, self._partitions)) as client,
         ):
-            client.wait_until_served(child.check)
-            return {f"{rate:,} arrivals/s": self._play(client, child, rate) for rate in RATES}
+            return {f"{rate:,} arrivals/s": self._play(names, child, rate) for rate in RATES}
 
-    def _play(self, client: Client, child: ChildProcess, rate: int) -> Run:
-        client.play(rate, WARM * self._share, child.check)
+    def _play(self, names: Topics, child: ChildProcess, rate: int) -> ServerRun:
+        play(self._connection, names, rate, WARM * self._share, child.check)
         before = child.processor_seconds()
-        waits = client.play(rate, RATES[rate] * self._share, child.check)
+        waits = play(self._connection, names, rate, RATES[rate] * self._share, child.check)
         spent = np.subtract(child.processor_seconds(), before) * 1000 / len(waits)
-        return Run(*np.quantile(waits, (0.5, 0.99)).tolist(), *spent.tolist())
+        return ServerRun(*np.quantile(waits, (0.5, 0.99)).tolist(), *spent.tolist())
 
-    def work_off(self, kind: str) -> dict[str, Run]:
+    def work_off(self, kind: str) -> dict[str, ServerRun]:
         """Write a backlog, start a server, and wait until it has answered every arrival."""
         count = round(self._share * ARRIVALS[kind])
         with new_topics(self._connection, self._partitions, self._parameters) as names:
@@ -159,7 +146,7 @@ class Servers:
                 ended, last = _reached(count, look, child)
                 spent = np.subtract(child.processor_seconds(), before) * 1000
         answered = max(1, last - first)
-        return {"backlog": Run(answered / (ended - began), nan, *(spent / answered).tolist())}
+        return {"backlog": ServerRun(answered / (ended - began), nan, *(spent / answered).tolist())}
 
 
 def _reached(count: int, look: Callable[[], int], child: ChildProcess) -> tuple[float, int]:
@@ -177,7 +164,7 @@ def _reached(count: int, look: Callable[[], int], child: ChildProcess) -> tuple[
         time.sleep(LOOK)
 
 
-def figures(part: str, runs: Mapping[str, Sequence[Run]]) -> Iterator[Figure]:
+def figures(part: str, runs: Mapping[str, Sequence[ServerRun]]) -> Iterator[Figure]:
     """Yield the medians of each server, then the ratios of the worker to others, round by round."""
     for kind, made in runs.items():
         value, p99, own, family = map(statistics.median, zip(*made, strict=True))
