@@ -11,7 +11,7 @@ import pytest
 
 from tests.stream.scenes import feedback, opened
 from worker.bandit.arrays import sigmoid
-from worker.bandit.schedule import explore_budget
+from worker.bandit.bonuses import explore_budget
 from worker.errors import InputError
 from worker.stream.contexts import pack_context
 from worker.stream.encoding import encode_journal

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from worker import __version__
-from worker.bandit.models import MODELS
+from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
 from worker.console import check_writable, note, progress, table, write_file, write_result

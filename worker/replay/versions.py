@@ -29,7 +29,7 @@ from worker.stream.events import Command, Order, Progress
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.versions import KEPT, difference, keep
+from worker.stream.versions import KEPT, difference, keep, other_kernels
 
 CHUNK: Final = 1024  # journal records per call of the learner
 
@@ -228,6 +228,7 @@ def compare(made: Parameters, recorded: Parameters, findings: Findings, toleranc
     if by <= tolerance:
         return "rounded"
     detail = f"sha256 ({name} by up to {by:.1e})" if by < inf else f"sha256 ({name})"
+    detail += other_kernels(made.kernels, recorded.kernels)
     findings.add(Mismatch("version", detail, made.sha256, recorded.sha256, version=made.version))
     return "differs"
 

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from worker.bandit import MODELS
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import NO_ARM, Floats, Ints
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import bonus_named, explore_budget, theory_radius
 from worker.bandit.click_model import Observations
-from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import (
     EpsilonGreedy,
@@ -39,7 +39,6 @@ from worker.bandit.policies import (
     check_combination,
     policy_named,
 )
-from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import EstimationError, FailedError, InputError
 from worker.simulation.environments import Chance, DigitsTruth, check_world, make_environment, true_heads
 from worker.simulation.worth import Valuer

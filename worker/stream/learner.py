@@ -34,6 +34,7 @@ from itertools import islice
 from typing import Final
 
 from worker.errors import EstimationError, FailedError
+from worker.kernels import fingerprint
 from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import decode_journals
 from worker.stream.episodes import episode_of
@@ -329,6 +330,7 @@ class Learner:
             parent_sha256=self._current.sha256,
             effective_at=effective_at,
             made_at=self._watermark.reached,
+            kernels=fingerprint(),
         )
         made.sha256  # noqa: B018 - raises for what cannot be written as a record, before anything is changed
         known = self._known.get(made.version)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats
 from worker.bandit.click_model import ClickModel
-from worker.bandit.models import MODELS
 from worker.errors import InputError, ParametersError
 from worker.stream.budget import Shares
 from worker.stream.features import Features
@@ -95,6 +95,7 @@ def _parameters(record: Mapping[str, Any], read: ReadArray, complete: bool) -> P
         answers=_answers(known, read),
         standardisation=_standardisation(known, read),
         pending=_pending(known, read, dim=settings.dim, arms=len(arms)),
+        kernels=_checked({"kernels": "", **known}, "kernels", (str,)),
         shares=Shares.of_document(_checked({"learn_shares": {}, **known}, "learn_shares", (dict,))),
         **plain,
     )

@@ -30,7 +30,7 @@ PLAIN: Mapping[str, tuple[type, ...]] = {
 }
 COUNTS = ("displayed", "answered")
 _UNCOVERED = frozenset(
-    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"]
+    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
 )
 
 
@@ -61,6 +61,8 @@ def record_of(parameters: Parameters) -> tuple[dict[str, Any], list[Block]]:
             record[name] = value.document() if isinstance(value, Features) else value
     if parameters.ties:
         record["ties"] = parameters.ties
+    if parameters.kernels:
+        record["kernels"] = parameters.kernels
     if parameters.shares != ALL:
         record["learn_shares"] = parameters.shares._asdict()
     for number, (name, array) in enumerate(arrays.items()):

@@ -9,9 +9,9 @@ import argparse
 from dataclasses import fields, replace
 from typing import Any
 
+from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.models import MODELS
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import Duration, time_option
