@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 FIRST_RELEASE: dict[str, Any] = {
+    "repeats": True,
     "model": "additive",
     "intercept": False,
     "answers": "all",

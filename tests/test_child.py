@@ -11,10 +11,11 @@ import worker
 from worker.runtime.child import command, environment
 
 CHILD = """
-from worker.runtime.child import end_with_parent, report
-end_with_parent()
-while True:
-    report([{value}])
+from worker.runtime.child import report, run_child
+def work():
+    while True:
+        report([{value}])
+run_child(work)
 """
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
-from worker.kernels import THREADS, X86_64_V3, pin, wanted
-
-from .golden.recording import fingerprint
+from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
+from worker.embedded.runner import Embedded
+from worker.errors import FailedError
+from worker.kernels import THREADS, X86_64_V3, fingerprint, pin, wanted
+from worker.logs.format import LogWriter
+from worker.stream.parameters import decode_parameters
+from worker.stream.version_records import encode_parameters
+from worker.stream.versions import RoundedError, check_same
 
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = "flags\t\t: fpu sse2 ssse3 sse4_1 avx avx2 f16c fma movbe bmi1 bmi2 abm"
@@ -49,10 +57,64 @@ def test_a_choice_by_the_user_counts(tmp_path):
 
 
 def test_the_tests_run_with_the_pinned_kernels():
+    assert fingerprint().startswith(f"numpy {np.__version__} (")
     if wanted(CPUINFO):
         # scikit-learn brings libraries of its own; whatever names its kernel has the pinned one.
-        kernels = set(fingerprint()["kernel"].split()) - {"None"}
-        assert (fingerprint()["simd"], kernels) == ("X86_V3", {"Haswell"})
+        assert "X86_V3), " in fingerprint()
+        assert "Haswell" in fingerprint()
+        assert "SkylakeX" not in fingerprint()
+
+
+# ── versions of other kernels ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Record a short run; return the path of its log and the newest version."""
+    path = tmp_path_factory.mktemp("kernels") / "log.jsonl"
+    with LogWriter(path) as log:
+        runner = Embedded(settings(), ARMS, tap=log)
+        deliver(runner, arrivals(300, seconds=60), live=True)
+        finish(runner)
+    return path, runner.versions.newest
+
+
+def test_a_version_carries_the_fingerprint_of_its_kernels_outside_of_its_hash(recorded):
+    version = recorded[1]
+    assert version.folds > 0
+    assert version.kernels == fingerprint()
+    elsewhere = replace(version, kernels="numpy 9.9.9 (elsewhere)")
+    assert (elsewhere.sha256, elsewhere) == (version.sha256, version)
+    assert decode_parameters(encode_parameters(elsewhere)).kernels == elsewhere.kernels
+
+
+def test_a_version_of_other_kernels_that_differs_by_rounding_is_the_same_and_the_reason_is_named(recorded):
+    version = recorded[1]
+    nudged = replace(version, radius=version.radius + 1e-12, kernels="numpy 9.9.9 (elsewhere)")
+    with pytest.raises(RoundedError, match=r"only by rounding .* made with numpy 9\.9\.9 .*, the other with numpy"):
+        check_same(nudged, version)
+    with pytest.raises(RoundedError, match=r"only by rounding \([^)]*\)$"):
+        check_same(replace(nudged, kernels=version.kernels), version)
+    with pytest.raises(FailedError, match="two learners disagree"):
+        check_same(replace(nudged, radius=version.radius + 1e-6), version)
+
+
+def replay(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Replay under the kernels of the oldest x86-64 processors, whatever is pinned."""
+    environment = {**os.environ, "OPENBLAS_CORETYPE": "Prescott"}
+    command = [sys.executable, "-m", "worker", "replay", str(path), "--verify", *options]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_log_verifies_under_other_kernels_up_to_rounding_and_to_the_bit_it_says_why_not(recorded):
+    if not wanted(CPUINFO):
+        pytest.skip("this processor is not x86-64-v3: no kernel is pinned")
+    close = replay(recorded[0])
+    assert close.returncode == 0, close.stdout + close.stderr
+    assert "equal except for rounding" in close.stdout
+    exact = replay(recorded[0], "--tolerance", "0")
+    assert exact.returncode == 1
+    assert re.search(r"made with numpy .*, the other with numpy .*Haswell", exact.stdout)
 
 
 #: What the first release did, as options.
@@ -70,11 +132,17 @@ def summary_of_a_demo(*options: str) -> dict[str, Any]:
     return numbers
 
 
+def has_golden_bits() -> bool:
+    """Return whether the kernels are pinned, and numpy is that of the image."""
+    requirements = Path(__file__).parents[1] / "deploy" / "requirements.txt"
+    return bool(wanted(CPUINFO)) and f"\nnumpy=={np.__version__} " in requirements.read_text()
+
+
 def test_the_demo_and_the_run_beside_it_have_the_golden_hashes():
-    """The hashes of a machine without AVX-512; the numpy that gives them is pinned in pyproject.toml."""
+    """The hashes of a machine without AVX-512; the numpy that gives them is the one of deploy/requirements.txt."""
     numbers = summary_of_a_demo()
     assert (numbers["settings"]["model"], numbers["parameters_version"]) == ("personal", 20)
-    if wanted(CPUINFO):
+    if has_golden_bits():
         assert numbers["sha256"][:16] == "985ce6f0ccdbd183"
         assert numbers["additive"]["sha256"][:16] == "5ac3e4294f5ab09d"
 
@@ -82,5 +150,5 @@ def test_the_demo_and_the_run_beside_it_have_the_golden_hashes():
 def test_with_the_settings_of_the_first_release_the_demo_has_the_hash_of_the_first_release():
     numbers = summary_of_a_demo(*FIRST_RELEASE)
     assert numbers["parameters_version"] == 20
-    if wanted(CPUINFO):
+    if has_golden_bits():
         assert numbers["sha256"][:16] == "29d126b089fd4787"

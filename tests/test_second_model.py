@@ -12,17 +12,16 @@ import pytest
 from numpy.typing import DTypeLike
 
 from tests.embedded.traffic import ARMS, arrivals, deliver, finish, settings
+from worker.bandit import MODELS
 from worker.bandit.arrays import Array, Floats, Ints
 from worker.bandit.click_model import Displays, Fit, Observations
-from worker.bandit.models import MODELS
 from worker.embedded.runner import Embedded
 from worker.evaluate.evaluation import evaluate_log
 from worker.evaluate.targets import Change
 from worker.logs.format import LogWriter
 from worker.replay.relearn import relearn
 from worker.replay.verify import verify
-from worker.simulation.experiment.run import run_task
-from worker.simulation.experiment.settings import ExperimentSettings
+from worker.simulation.experiment import ExperimentSettings, run_task
 from worker.stream.explanation import explain
 from worker.stream.parameters import decode_parameters
 from worker.stream.version_records import encode_parameters
@@ -133,31 +132,16 @@ class ConstantRate:
 
 class Heads:
     def __init__(self, odds: Array, widths: Array) -> None:
-        self._odds, self._widths, self.count = odds, widths, 0
+        self._odds, self._widths = odds, widths
 
-    @property
-    def ranking(self) -> Floats | None:
-        return None  # exact all the same: planning then looks at every arm
+    def log_odds(self, contexts: Floats) -> Array:
+        return np.tile(self._odds, (len(contexts), 1))
 
-    def batch(self, contexts: Floats) -> Heads:
-        return self.select(np.arange(len(contexts)))
+    def probabilities(self, contexts: Floats) -> Array:
+        return np.tile(1 / (1 + np.exp(-self._odds)), (len(contexts), 1))
 
-    def select(self, rows: Ints) -> Heads:
-        chosen = Heads(self._odds, self._widths)
-        chosen.count = len(rows)
-        return chosen
-
-    def __len__(self) -> int:
-        return self.count
-
-    def log_odds(self, start: int, stop: int, columns: slice) -> Array:
-        return np.tile(self._odds[columns], (stop - start, 1))
-
-    def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
-        return np.tile(1 / (1 + np.exp(-self._odds[columns])), (stop - start, 1))
-
-    def widths(self, start: int, stop: int, columns: slice) -> Array:
-        return np.tile(self._widths[columns], (stop - start, 1))
+    def widths(self, contexts: Floats) -> Array:
+        return np.tile(self._widths, (len(contexts), 1))
 
 
 @pytest.fixture(autouse=True)

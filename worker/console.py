@@ -1,13 +1,15 @@
-"""Output of the commands: lines, tables, progress bars, JSON and files."""
+"""The terminal of the commands: lines, tables, progress bars, JSON, files, and the signals that end a command."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -31,7 +33,7 @@ class ProgressBar:
             self._bars.update(task.id, rate=f"{task.speed:,.0f} {self._unit}/s")
 
     def describe(self, text: str) -> None:
-        """Change the text beside the bar."""
+        """Change the text next to the bar."""
         if self._bars is not None:
             self._bars.update(self._bars.tasks[0].id, description=text)
 
@@ -153,3 +155,29 @@ def write_file(path: str | Path, data: bytes) -> None:
         Path(file.name).replace(target)
     except OSError as error:
         raise FailedError(f"cannot write {target}: {error.strerror or error}") from None
+
+
+@contextmanager
+def stops_on_signals(stop: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
+    """Call `stop` at the first SIGINT or SIGTERM, and yield a list that receives its number.
+
+    The first signal requests a clean end, the next one has its usual effect.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    received: list[int] = []
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def request_stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        restore()
+        stop()
+
+    for number in before:
+        signal.signal(number, request_stop)
+    try:
+        yield received
+    finally:
+        restore()

@@ -1,13 +1,14 @@
 """The same bits on every x86-64-v3 machine: pin the kernels of numpy and OpenBLAS before numpy is imported.
 
 Both choose their kernels by the processor. A kernel for wider vectors sums in another order, so the last bits differ.
-Then a failover between two kinds of machine looks like two learners that disagree, and a log of one machine does not
-verify on the other. Elsewhere (ARM, older processors) versions can differ by rounding (see `worker.stream.versions`).
+Elsewhere (ARM, older processors), and with another numpy, which brings another OpenBLAS, versions can differ by
+rounding: they are the same version all the same (see `worker.stream.versions`). So a version says by what it was made.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import MappingProxyType
@@ -38,3 +39,23 @@ def wanted(processor: Path) -> Mapping[str, str]:
     except OSError:
         return {}
     return X86_64_V3 if set(flags.split()) >= _NEEDED else {}
+
+
+def fingerprint() -> str:
+    """Return what determines the last bits of a sum in this process: numpy, its BLAS, their kernels and threads.
+
+    With the same fingerprint versions are the same to the bit.
+    """
+    import numpy as np  # after `pin`
+    from threadpoolctl import threadpool_info
+
+    config = np.show_config(mode="dicts")
+    blas = config["Build Dependencies"]["blas"]
+    loaded = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    architectures = sorted({str(library.get("architecture")) for library in loaded})
+    threads = max((int(library["num_threads"]) for library in loaded), default=1)
+    vectors = config["SIMD Extensions"].get("found", [])
+    return (
+        f"numpy {np.__version__} ({' '.join([platform.machine(), *vectors])}), "
+        f"{blas['name']} {blas['version']} ({' '.join([*architectures, f'threads={threads}'])})"
+    )

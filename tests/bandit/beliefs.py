@@ -15,6 +15,7 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import bonus_named
 from worker.bandit.click_model import ClickModel, Fit, Observations
+from worker.bandit.estimators import ByArm
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
 from worker.bandit.precision import Precision
@@ -74,7 +75,7 @@ def scenes(draw: st.DrawFn, kind: st.SearchStrategy[str] = kinds) -> Scene:
     for _ in range(draw(st.integers(0, 12))):
         contexts = contexts_of(drawn, 10, dim, generator)
         sessions, shown = displays(contexts, arms, 25, generator)
-        precision = precision.plus(contexts, sessions=sessions, arms=shown, weights=generator.uniform(0, 0.25, 25))
+        precision = precision.plus(ByArm(contexts, sessions=sessions, arms=shown), generator.uniform(0, 0.25, 25))
     return Scene(precision, contexts_of(drawn, 4, dim, generator), ridge, generator)
 
 
@@ -88,7 +89,7 @@ def belief(
         theta_context=generator.normal(size=dim) / np.sqrt(dim),
         theta_arms=generator.normal(size=arms) * 1.5 - 1,
         precision=Precision.prior(dim=dim, arms=arms, ridge=ridge).plus(
-            contexts, sessions=sessions, arms=shown, weights=generator.uniform(0.02, 0.25, displayed)
+            ByArm(contexts, sessions=sessions, arms=shown), generator.uniform(0.02, 0.25, displayed)
         ),
     )
 

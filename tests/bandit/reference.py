@@ -62,30 +62,34 @@ def all_features(data: Observations, count: int) -> Floats:
     return features(data.contexts, data.sessions, data.arms, count)
 
 
-def map_estimate(prior: AdditiveModel, data: Observations) -> tuple[Wide, Wide]:
-    """Return the MAP and the precision there, by damped dense Newton in extended precision, to the last bit."""
-    z = all_features(data, prior.arms).astype(np.longdouble)
-    centre, matrix = dense_theta(prior).astype(np.longdouble), dense_matrix(prior.precision).astype(np.longdouble)
-    theta = centre
+def dense_map(z: Floats, centre: Floats, matrix: Floats, clicked: Floats) -> tuple[Wide, Wide]:
+    """Return the MAP of displays z (m, p) under N(centre, matrix⁻¹) and the precision there.
 
-    def height(at: Wide) -> float:
-        odds = z @ at
-        signs = np.where(data.clicked > 0, -1, 1)
-        off = at - centre
-        return float(-np.logaddexp(np.longdouble(0), signs * odds).sum() - off @ matrix @ off / 2)
-
+    By dense Newton in extended precision, to the last bit; a step moves the log-odds by at most 2.
+    """
+    theta = centre = centre.astype(np.longdouble)
     for _ in range(80):
         chances = logistic(z @ theta)
-        gradient = z.T @ (data.clicked - chances) - matrix @ (theta - centre)
-        curvature = matrix + (z.T * (chances * (1 - chances))) @ z
-        step = inverse(curvature) @ gradient
-        while height(theta + step) < height(theta) - 1e-9:
-            step = step / 2
+        gradient = z.T @ (clicked - chances) - matrix @ (theta - centre)
+        step = inverse(matrix + (z.T * (chances * (1 - chances))) @ z) @ gradient
+        step = step / max(1.0, float(np.abs(z @ step).max()) / 2)
         theta = theta + step
         if np.abs(step).max() <= 1e-16 * (1 + np.abs(theta).max()):
             break
     chances = logistic(z @ theta)
     return theta, matrix + (z.T * (chances * (1 - chances))) @ z
+
+
+def map_estimate(prior: AdditiveModel, data: Observations) -> tuple[Wide, Wide]:
+    return dense_map(all_features(data, prior.arms), dense_theta(prior), dense_matrix(prior.precision), data.clicked)
+
+
+def curve(odds: Floats, widths: Floats, gains: Floats) -> Floats:
+    """Return β·width·sqrt(f(1−f)·f⁺(1−f⁺))·max(e − V, 0), in extended precision; widths are β·width."""
+    low, high = logistic(odds), logistic(odds + widths.astype(np.longdouble))
+    against = logistic(-odds), logistic(-(odds + widths.astype(np.longdouble)))
+    slope = np.sqrt(low * against[0] * high * against[1])
+    return np.asarray(widths * slope * np.maximum(gains, 0), dtype=np.float64)
 
 
 # ── planning ─────────────────────────────────────────────────────────────────────────────────────────────────────────

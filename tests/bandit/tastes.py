@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import sigmoid
 from worker.bandit.click_model import Observations, inputs
-from worker.bandit.hierarchy import ByArm, Hierarchy
+from worker.bandit.estimators import ByArm
+from worker.bandit.hierarchy import Hierarchy
 from worker.bandit.personal import PersonalModel
 
 from .beliefs import displays, seeds

@@ -1,7 +1,7 @@
 """A row's result depends on that row alone, to the bit: any split, order, repetition or padding gives the same.
 
-BLAS sums in another order on another processor, so the law is also checked under each of its kernels that this machine
-can run, each in a process of its own, because the kernel is chosen when BLAS is loaded.
+BLAS sums in another order on another processor and with other threads, so the law is also checked under each of its
+kernels that this machine can run, each in a process of its own, because the kernel is chosen when BLAS is loaded.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from worker.bandit.answers import AnswerRates
+from worker.bandit.arrays import COLUMNS, row_products
 from worker.bandit.bonuses import BONUSES
-from worker.bandit.click_model import BLOCK, ClickModel
+from worker.bandit.click_model import ClickModel
 from worker.bandit.ordering import greedy_slates, optimistic_slates
 from worker.bandit.planning import Masked, Planner
 from worker.bandit.policies import POLICIES, exploration_scores
@@ -33,7 +35,7 @@ from .tastes import taste
 Contexts = NDArray[np.float64]
 Results = Mapping[str, NDArray[Any]]
 
-arm_counts = st.one_of(st.integers(1, 70), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 1100]))
+arm_counts = st.one_of(st.integers(1, 70), st.sampled_from([COLUMNS - 1, COLUMNS, COLUMNS + 1, COLUMNS + 2, 1100]))
 
 
 def with_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) -> Results:
@@ -42,12 +44,10 @@ def with_repeats(planner: Planner, contexts: Contexts, masked: Masked | None) ->
         bonus: planner.optimistic(contexts, plan.continuations, beta=1.5, bonus=BONUSES[bonus], masked=masked)
         for bonus in BONUSES
     }
-    batch, count, arms = planner.batch(contexts), len(contexts), len(planner.shown)
-    blocks = [slice(first, min(first + BLOCK, arms)) for first in range(0, arms, BLOCK)]
     return {
-        "log-odds": np.hstack([batch.log_odds(0, count, block) for block in blocks]),
-        "probabilities": np.hstack([batch.probabilities(0, count, block) for block in blocks]),
-        "widths": np.hstack([batch.widths(0, count, block) for block in blocks]),
+        "log-odds": planner.heads.log_odds(contexts),
+        "probabilities": planner.heads.probabilities(contexts),
+        "widths": planner.heads.widths(contexts),
         "greedy": plan.arms,
         "continuations": plan.continuations,
         "slate values": planner.slate_values(contexts, optimistic["value"]),
@@ -113,74 +113,22 @@ def test_a_row_does_not_depend_on_its_batch(kind, compute, seed, dim, arms, coun
     check(compute, planner, contexts, excluded, np.array([generator.integers(count)]))
 
 
-@pytest.mark.parametrize("remembered", [0, 1 << 24])
-@given(seeds, st.sampled_from([1, BLOCK, BLOCK + 1, BLOCK + 17]), st.booleans())
-@settings(max_examples=10, deadline=None)
-def test_a_large_batch_that_remembers_no_probabilities_is_planned_to_the_same_bits(
-    remembered, seed, arms, single
-) -> None:
-    generator = np.random.default_rng(seed)
-    known, rewards = taste(3, arms, generator), generator.uniform(0.1, 1, arms)
-    planner = Planner(known, rewards, horizon=3, dtype=np.float32 if single else np.float64)
-    contexts = generator.normal(size=(20, 3))
-    expected = with_repeats(planner, contexts, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.bandit.heads.REMEMBERED", remembered)
-        for name, values in with_repeats(planner, contexts, None).items():
-            assert values.tobytes() == expected[name].tobytes(), name
-
-
+@pytest.mark.parametrize("compute", [with_repeats, without_repeats])
 @pytest.mark.parametrize("kind", ["additive", "personal"])
-@pytest.mark.parametrize("name", ["ucbbp", "aucbbp"])
-@given(seeds, st.integers(1, 30), st.integers(1, 40), st.integers(1, 100), st.sampled_from([0.0, 0.3, 1.0]))
+@given(seeds, st.integers(1, 40), st.integers(1, 60), st.integers(1, 200), st.sampled_from([0.0, 0.3, 1.0]))
 @settings(max_examples=20, deadline=None)
-def test_a_batch_that_is_planned_in_parts_gets_the_same_slates(name, kind, seed, arms, count, few, share) -> None:
+def test_a_batch_that_is_planned_in_slices_leaves_no_seam(compute, kind, seed, arms, count, elements, share) -> None:
     generator = np.random.default_rng(seed)
-    planner = Planner(known_clicks(kind, 3, arms, generator), generator.uniform(0.1, 1, arms), horizon=3)
-    contexts, masked = (
-        generator.normal(size=(count, 3)),
-        planner.masked(excluded_arms(generator, arms, *[share] * count)),
-    )
-    policy = make_policy(name, thresholds=(0.2, 0.2, 0.25))
-    whole = policy.slates(planner, contexts, masked)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.bandit.policies.optimistic.REMEMBERED", few)
-        part = policy.slates(planner, contexts, masked)
-    assert np.array_equal(part.arms, whole.arms)
-    assert np.array_equal(part.explored, whole.explored)
-
-
-@pytest.mark.parametrize("kind", ["additive", "personal"])
-@given(seeds, st.integers(1, 70), st.integers(1, 20), st.integers(1, 6), st.booleans())
-@settings(max_examples=30, deadline=None)
-def test_few_rows_are_planned_to_the_bits_of_many(kind, seed, arms, count, horizon, single) -> None:
-    generator = np.random.default_rng(seed)
-    known, rewards = known_clicks(kind, 3, arms, generator), generator.uniform(0.1, 1, arms)
-    planner = Planner(known, rewards, horizon=horizon, dtype=np.float32 if single else np.float64)
+    rewards, repeats = generator.uniform(0.1, 1, arms), compute is with_repeats
+    planner = Planner(known_clicks(kind, 3, arms, generator), rewards, horizon=3, repeats=repeats)
     contexts = generator.normal(size=(count, 3)) * generator.choice([1.0, 60.0])
-    expected = with_repeats(planner, contexts, None)
+    masked = planner.masked(excluded_arms(generator, arms, *[share] * count))
+    whole = compute(planner, contexts, masked)
     with pytest.MonkeyPatch.context() as patch:
-        for short_way in ("LITTLE", "FEW", "NARROWED"):
-            patch.setattr(f"worker.bandit.planning.{short_way}", 0)
-        for name, values in with_repeats(planner, contexts, None).items():
-            assert values.tobytes() == expected[name].tobytes(), name
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@given(seeds, st.sampled_from([0.0, 1.0, 60.0]))
-@settings(max_examples=20, deadline=None)
-def test_arms_that_a_plan_drops_never_matter(dtype, seed: int, steep: float) -> None:
-    # Many arms, and rows with probabilities of exactly 1 or 0 beside others: dropping must change no bit.
-    generator = np.random.default_rng(seed)
-    known, rewards = taste(3, 400, generator), generator.choice([0.1, 0.4, 0.5, 0.6, 1.0], 400)
-    planner = Planner(known, rewards, horizon=4, dtype=dtype)
-    contexts = generator.normal(size=(30, 3)) * np.where(generator.random((30, 1)) < 0.3, 1 + steep, 1)
-    plan = planner.greedy(contexts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.bandit.planning.NARROWED", 10**9)
-        whole = planner.greedy(contexts)
-    assert np.array_equal(plan.arms, whole.arms)
-    assert plan.continuations.tobytes() == whole.continuations.tobytes()
+        patch.setattr("worker.bandit.planning.ELEMENTS", elements)
+        patch.setattr("worker.bandit.planning.LEAST_ROWS", 1)
+        for name, values in compute(planner, contexts, masked).items():
+            assert values.tobytes() == whole[name].tobytes(), name
 
 
 @pytest.mark.parametrize("kind", ["additive", "personal"])
@@ -216,7 +164,23 @@ def test_no_policy_depends_on_the_other_sessions_of_a_batch(name: str, repeats: 
         assert np.array_equal(part.propensities, whole.propensities[rows])
 
 
-# ── under other kernels ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── products ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@given(seeds, st.integers(0, 60), st.sampled_from([1, 2, 33, 153, 320]), st.one_of(st.integers(1, 40), arm_counts))
+@settings(max_examples=40, deadline=None)
+def test_products_by_rows_are_the_matrix_product(dtype, seed, rows, length, columns) -> None:
+    generator = np.random.default_rng(seed)
+    left = generator.standard_normal((rows, length)).astype(dtype)
+    right = generator.standard_normal((length, columns)).astype(dtype)
+    result = row_products(left, right)
+    assert (result.dtype, result.shape) == (dtype, (rows, columns))
+    exact = left.astype(np.longdouble) @ right.astype(np.longdouble)
+    np.testing.assert_allclose(result, exact.astype(float), rtol=0, atol=40 * np.finfo(dtype).eps * length**0.5)
+
+
+# ── under other kernels and threads ──────────────────────────────────────────────────────────────────────────────────
 
 
 def usable_kernels() -> list[str]:
@@ -228,21 +192,22 @@ def usable_kernels() -> list[str]:
 
 
 def check_many_shapes() -> None:
+    """Check the law with planners that were built under one thread, and serve under one and under several."""
     generator = np.random.default_rng(1)
-    for dim in (1, 3, 8, 16, 26, 33, 40):
-        for arms in (1, 2, 9, 50, BLOCK - 1, BLOCK + 1):
-            kinds = ["additive", "personal"] if arms < BLOCK or dim < 9 else ["additive"]
-            beliefs = [known_clicks(kind, dim, arms, generator) for kind in kinds]
-            for known, dtype in product(beliefs, (np.float32, np.float64)):
-                planner = Planner(known, generator.uniform(0.1, 1, arms), horizon=2, dtype=dtype)
-                contexts = generator.normal(size=(70, dim))
-                for _ in range(8 if arms > BLOCK else 1):  # a last column on its own differs rarely, and only just
+    for dim, arms in product((1, 8, 33), (2, 50, COLUMNS + 1)):
+        kinds = ["additive", "personal"] if arms < COLUMNS or dim < 9 else ["additive"]
+        beliefs = [known_clicks(kind, dim, arms, generator) for kind in kinds]
+        for known, dtype in product(beliefs, (np.float32, np.float64)):
+            planner = Planner(known, generator.uniform(0.1, 1, arms), horizon=2, dtype=dtype)
+            contexts = generator.normal(size=(70, dim))
+            for threads in (1, 2):
+                with threadpool_limits(threads, user_api="blas"):
                     check(with_repeats, planner, contexts, [[]] * 70, generator.integers(0, 70, 70))
 
 
 @pytest.mark.parametrize("kernel", usable_kernels())
-def test_a_row_does_not_depend_on_its_batch_under_any_blas_kernel(kernel: str) -> None:
-    environment = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "1"}
+def test_a_row_does_not_depend_on_its_batch_under_any_blas_kernel_and_number_of_threads(kernel: str) -> None:
+    environment = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": "2"}
     script = "from tests.bandit.test_batches import check_many_shapes; check_many_shapes()"
     ended = subprocess.run(
         [sys.executable, "-c", script],

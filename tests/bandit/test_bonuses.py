@@ -1,7 +1,8 @@
-"""The bonus of an uncertain arm, compared with its formula."""
+"""How much to explore: the bonus of an uncertain arm, the budget and the radius, compared with their formulas."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,23 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from worker.bandit.arrays import NO_ARM, sigmoid
-from worker.bandit.bonuses import BONUSES, CURVE
-from worker.bandit.planning import Planner
+from worker.bandit.arrays import sigmoid
+from worker.bandit.bonuses import BONUSES, CURVE, explore_budget, theory_radius
+from worker.errors import InputError
 
-from .beliefs import belief, excluded_arms, lawful, probabilities, seeds
-from .reference import logistic
-from .tastes import taste
+from .beliefs import lawful
+from .reference import curve, logistic
 
 Floats = NDArray[np.float64]
-
-
-def curve(odds: Floats, widths: Floats, gains: Floats) -> Floats:
-    """Return β·width·sqrt(f(1−f)·f⁺(1−f⁺))·max(e − V, 0), in extended precision; widths are β·width."""
-    low, high = logistic(odds), logistic(odds + widths.astype(np.longdouble))
-    against = logistic(-odds), logistic(-(odds + widths.astype(np.longdouble)))
-    slope = np.sqrt(low * against[0] * high * against[1])
-    return np.asarray(widths * slope * np.maximum(gains, 0), dtype=np.float64)
 
 
 @given(
@@ -62,24 +54,24 @@ def test_an_arm_wrongly_thought_hopeless_has_a_bonus_that_the_slope_at_the_estim
     assert CURVE.of(chances, widths, gains).item() > 100 * BONUSES["value"].of(chances, widths, gains).item()
 
 
-@pytest.mark.parametrize("kind", [belief, taste])
-@given(seeds, st.integers(1, 3), st.integers(1, 10), st.integers(1, 4), st.sampled_from([0.0, 0.5, 1.5, 40.0]))
+# ── the budget and the radius ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.integers(0, 10_000), st.integers(0, 5000), st.integers(2, 10_000))
 @lawful
-def test_the_optimistic_arm_under_the_curve_bonus_is_the_argmax_of_the_formula(kind, seed, dim, arms, horizon, beta):
-    generator = np.random.default_rng(seed)
-    planner = Planner(kind(dim, arms, generator), generator.uniform(0.1, 1, arms), horizon=horizon, dtype=np.float64)
-    contexts = generator.normal(size=(3, dim))
-    excluded = excluded_arms(generator, arms, 0.0, 0.3, 0.9)
-    masked = planner.masked(excluded)
-    plan = planner.greedy(contexts, masked)
-    chosen = planner.optimistic(contexts, plan.continuations, beta=beta, bonus=CURVE, masked=masked)
-    f, odds = probabilities(planner.model, contexts), planner.model.log_odds(contexts)
-    widths = beta * planner.model.widths(contexts)
-    for h in range(horizon):
-        gains = planner.rewards - plan.continuations[:, h + 1 : h + 2]
-        table = f * gains + curve(odds, widths, gains)
-        for row, arm in enumerate(chosen[:, h].tolist()):
-            eligible = [k for k in range(arms) if k not in excluded[row]]
-            assert (arm == NO_ARM) == (not eligible)
-            if eligible:
-                assert table[row, arm] >= table[row, eligible].max() - 1e-12
+def test_the_budget_falls_from_everyone_to_one(users: int, t: int, episodes: int) -> None:
+    budget = explore_budget(users, t, episodes)
+    assert explore_budget(users, 0, episodes) == max(1, users)
+    assert 1 <= budget <= max(1, users)
+    assert explore_budget(users, t + 1, episodes) <= budget
+    assert budget == 1 or budget <= users * math.exp(-t / math.log(episodes)) < budget + 1
+    with pytest.raises(InputError, match="at least 2"):
+        explore_budget(users, t, 1)
+
+
+def test_the_radius_is_the_theorem_s_and_above_zero_before_the_first_display() -> None:
+    size: dict[str, Any] = {"dim": 5, "arms": 10, "largest_reward": 3.0, "largest_norm": 4.0, "ridge": 1.0}
+    kappa = math.sqrt(3 + 2 * math.log(1 + 16 / 8))
+    expected = kappa * 3 * 4 * math.sqrt(2 * 15 * math.log(1000) * math.log(15 / 0.05))
+    assert theory_radius(**size, displays=1000) == pytest.approx(expected, rel=1e-14)
+    assert theory_radius(**size, displays=0) == theory_radius(**size, displays=2) > 0

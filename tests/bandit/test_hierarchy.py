@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from worker.bandit.click_model import inputs
-from worker.bandit.hierarchy import ByArm, Hierarchy
+from worker.bandit.estimators import ByArm
+from worker.bandit.hierarchy import Hierarchy
 from worker.errors import EstimationError
 
 from .beliefs import displays, lawful, seeds
@@ -115,7 +116,7 @@ def test_displays_that_are_summed_in_slices_leave_no_seam(seed: int, count: int,
     weights = generator.integers(0, 3, count).astype(float) ** 2
     prior = Hierarchy(features=np.ones((4, 1)), shared=np.eye(3), own=np.ones(3), information=np.zeros((4, 3, 3)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.bandit.hierarchy.GATHERED", gathered)
+        patch.setattr("worker.bandit.estimators.GATHERED", gathered)
         after = prior.plus(ByArm(contexts, sessions=sessions, arms=arms), weights)
     for arm in range(4):
         seen = contexts[sessions[arms == arm]]

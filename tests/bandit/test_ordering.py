@@ -55,27 +55,6 @@ def test_greedy_and_optimistic_slates_are_the_best_of_all_ordered_subsets(seed, 
             check_slate(slates[row], chances[row], planner, eligible)
 
 
-@given(seeds, st.integers(1, 60), st.integers(1, 6))
-@lawful
-def test_arms_that_are_no_contenders_never_matter(seed: int, arms: int, horizon: int) -> None:
-    planner, generator = planner_of(seed, arms, horizon, repeats=False, equal_rewards=True)
-    contexts = 4 * generator.normal(size=(5, 2))
-    theta, rewards = planner.model.theta_arms, planner.rewards
-    for k in set(range(arms)) - set(planner.contenders.tolist()):
-        beating = [j for j in range(arms) if j != k and theta[j] >= theta[k] and rewards[j] >= rewards[k]]
-        assert len(beating) >= horizon
-    chances = probabilities(planner.model, contexts)
-    every = best_values(chances, rewards, horizon)
-    for row, slate in enumerate(greedy_slates(planner, contexts)):
-        shown = slate[slate != NO_ARM]
-        assert slate_value(chances[row], rewards, shown) == pytest.approx(every[row], abs=1e-12)
-
-
-def test_contenders_are_few_among_many() -> None:
-    planner, _ = planner_of(0, 2000, 3, repeats=False, equal_rewards=True)
-    assert 3 <= len(planner.contenders) < 200
-
-
 @given(seeds, st.integers(1, 6), horizons)
 @lawful
 def test_best_values_are_those_of_the_best_ordered_subsets(seed: int, arms: int, horizon: int) -> None:
@@ -116,14 +95,3 @@ def test_steep_odds_bring_no_excluded_arm_onto_a_slate_and_leave_no_position_emp
             assert not set(shown) & set(gone)
             assert len(set(shown)) == len(shown) == min(horizon, len(arms) - len(gone))
             assert (np.diff(planner.rewards[shown]) <= 0).all()
-
-
-@given(seeds, st.integers(1, 40), st.integers(1, 5))
-@lawful
-def test_single_precision_loses_nothing_that_matters(seed: int, arms: int, horizon: int) -> None:
-    double, generator = planner_of(seed, arms, horizon, repeats=False, equal_rewards=True)
-    single = Planner(double.model, double.rewards, horizon=horizon, repeats=False)
-    contexts = generator.normal(size=(5, 2))
-    fine = double.slate_values(contexts, greedy_slates(double, contexts))[:, 0]
-    rough = double.slate_values(contexts, greedy_slates(single, contexts))[:, 0]
-    np.testing.assert_allclose(rough, fine, rtol=1e-5)

@@ -19,14 +19,13 @@ from worker.bandit.personal import EVIDENCE_STEPS, STRONGEST, WEAKEST, PersonalM
 from worker.errors import EstimationError, InputError
 
 from .beliefs import briefly, lawful, seeds
-from .reference import Wide, inverse, logistic
+from .reference import Wide, dense_map, inverse
 from .tastes import (
     Tastes,
     answers_to,
     columns,
     covariance_of,
     head_of,
-    parts,
     row_of,
     rows_of,
     taste,
@@ -127,23 +126,6 @@ def test_draws_lie_around_the_estimate() -> None:
 # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def dense_map(prior: PersonalModel, data: Observations) -> tuple[Wide, Wide]:
-    """Return the MAP and the precision there, by damped dense Newton in extended precision."""
-    z = rows_of(prior.precision, data).astype(np.longdouble)
-    centre, matrix = as_vector(prior).astype(np.longdouble), whole_matrix(prior.precision).astype(np.longdouble)
-    theta = centre
-    for _ in range(80):
-        chances = logistic(z @ theta)
-        gradient = z.T @ (data.clicked - chances) - matrix @ (theta - centre)
-        step = inverse(matrix + (z.T * (chances * (1 - chances))) @ z) @ gradient
-        step = step / max(1.0, float(np.abs(z @ step).max()) / 2)  # log-odds move by at most 2 at once
-        theta = theta + step
-        if np.abs(step).max() <= 1e-16 * (1 + np.abs(theta).max()):
-            break
-    chances = logistic(z @ theta)
-    return theta, matrix + (z.T * (chances * (1 - chances))) @ z
-
-
 def dense_evidence(precision: Hierarchy, theta: Wide, matrix: Wide) -> tuple[float, Wide, Wide]:
     """Return λ_t, θ̂ and A after one step of model.md §3 on the whole matrix."""
     dim, shared, before = precision.size - 1, len(precision.shared), float(precision.own[1])
@@ -162,8 +144,9 @@ def dense_evidence(precision: Hierarchy, theta: Wide, matrix: Wide) -> tuple[flo
 def test_laplace_finds_the_maximum_of_the_posterior_and_then_the_strength_of_tastes(given_case) -> None:
     prior, data = given_case
     fit = prior.fold(data, estimator="laplace")
-    theta, matrix = dense_map(prior, data)
     precision = prior.precision
+    z, centre = rows_of(precision, data), as_vector(prior)
+    theta, matrix = dense_map(z, centre, whole_matrix(precision), data.clicked)
     for _ in range(EVIDENCE_STEPS):
         strength, theta, matrix = dense_evidence(precision, theta, matrix)
         precision = precision.with_own(np.array([precision.own[0], *[strength] * prior.dim]))
@@ -212,41 +195,6 @@ def test_tastes_are_found_to_be_strong_where_users_differ_and_weak_where_they_do
             model = model.fold(answers_to(truth, 200, 400, generator), estimator="laplace").model
         found.append(model.tastes)
     assert found[0] < 4 < 30 < found[1]
-
-
-@given(cases, st.data())
-@lawful
-def test_the_gradient_is_the_finite_difference_of_the_likelihood(given_case, data) -> None:
-    model, seen = given_case
-    coefficients = parts(model.precision, as_vector(model))
-    gradient = vector(*model.gradient(seen, seen.clicked - sigmoid(model.predict(coefficients, seen))))
-
-    def likelihood(theta: Floats) -> float:
-        odds = model.predict(parts(model.precision, theta), seen)
-        return -float(np.logaddexp(0, np.where(seen.clicked > 0, -odds, odds)).sum())
-
-    at = data.draw(st.integers(0, len(gradient) - 1))
-    step = np.eye(len(gradient))[at] * 1e-5
-    theta = as_vector(model)
-    slope = (likelihood(theta + step) - likelihood(theta - step)) / 2e-5
-    assert gradient[at] == pytest.approx(slope, abs=1e-6)
-
-
-@given(cases, st.data())
-@lawful
-def test_the_information_is_the_finite_difference_of_the_gradient(given_case, data) -> None:
-    model, seen = given_case
-    theta = as_vector(model)
-
-    def slope(at: Floats) -> Floats:
-        coefficients = parts(model.precision, at)
-        return vector(*model.gradient(seen, seen.clicked - sigmoid(model.predict(coefficients, seen))))
-
-    chances = sigmoid(model.predict(parts(model.precision, theta), seen))
-    added = whole_matrix(model.information(seen, chances * (1 - chances))) - whole_matrix(model.precision)
-    at = data.draw(st.integers(0, len(theta) - 1))
-    step = np.eye(len(theta))[at] * 1e-5
-    np.testing.assert_allclose(added[at], -(slope(theta + step) - slope(theta - step)) / 2e-5, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -434,16 +382,11 @@ def test_the_additive_model_with_an_intercept_is_the_dense_one_under_its_prior(s
     fitted = model.fold(data, estimator="laplace").model
     # The same as a model without one whose contexts begin with 1, under the prior diag(λ_b, ρd, …; λ_b, …).
     z = np.array([[*inputs(data.contexts)[s], *np.eye(arms)[k]] for s, k in zip(data.sessions, data.arms, strict=True)])
-    matrix = np.diag([0.5, *[ridge * dim] * dim, *[0.5] * arms]).astype(np.longdouble)
-    theta = np.zeros(len(matrix), dtype=np.longdouble)
-    for _ in range(60):
-        chances = logistic(z @ theta)
-        curvature = matrix + (z.T * (chances * (1 - chances))) @ z
-        step = inverse(curvature) @ (z.T @ (data.clicked - chances) - matrix @ theta)
-        theta = theta + step / max(1.0, float(np.abs(z @ step).max()) / 2)
+    matrix = np.diag([0.5, *[ridge * dim] * dim, *[0.5] * arms])
+    theta, after = dense_map(z, np.zeros(len(matrix)), matrix, data.clicked)
     np.testing.assert_allclose(np.concatenate(fitted.coefficients), theta.astype(float), rtol=0, atol=1e-9)
     contexts = generator.normal(size=(3, dim))
-    covariance = inverse(matrix + (z.T * (chances * (1 - chances))) @ z)
+    covariance = inverse(after)
     for row, u in enumerate(inputs(contexts)):
         for arm in range(arms):
             here = np.array([*u, *np.eye(arms)[arm]])

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import BONUSES
-from worker.bandit.click_model import BLOCK
+from worker.bandit.estimators import ByArm
 from worker.bandit.planning import Planner, optimal_values, values_of_slates
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
 from .beliefs import excluded_arms, lawful, planner_of, probabilities, seeds
-from .reference import best_value, logistic, slate_value, squared_widths
+from .reference import best_value, curve, logistic, slate_value, squared_widths
 
 Floats = NDArray[np.float64]
 
@@ -71,30 +71,6 @@ def test_each_choice_attains_the_maximum_whatever_is_excluded_or_retired(seed, d
             assert all(arm in tied for arm, tied in zip(plan.arms[row].tolist(), best, strict=True))
 
 
-@given(seeds, st.integers(1, 40), st.integers(1, 5))
-@lawful
-def test_arms_off_the_frontier_never_matter(seed: int, arms: int, horizon: int) -> None:
-    planner, generator = planner_of(seed, arms, horizon)
-    contexts = 5 * generator.normal(size=(6, 2))
-    theta, rewards = planner.model.theta_arms, planner.rewards
-    for k in set(range(arms)) - set(planner.frontier.tolist()):
-        assert any(theta[j] >= theta[k] and rewards[j] >= rewards[k] for j in planner.frontier)
-    every = optimal_values(probabilities(planner.model, contexts), rewards, horizon)
-    np.testing.assert_allclose(planner.greedy(contexts).continuations[:, :-1], every, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("theta", "rewards", "frontier"),
-    [
-        ([1.0, 2.0, 2.0, 1.0], [1.0, 1.0, 1.0, 2.0], [1, 3]),  # of two equal arms, the first
-        ([1.0, 1.0 + 1e-12], [1.0 + 1e-12, 1.0], [0, 1]),  # a difference below single precision counts
-    ],
-)
-def test_an_arm_is_on_the_frontier_unless_another_is_as_likely_and_as_dear(theta, rewards, frontier) -> None:
-    known = AdditiveModel.certain(np.zeros(1), np.array(theta))
-    assert Planner(known, rewards, horizon=1).frontier.tolist() == frontier
-
-
 def test_the_paper_s_unimodality_is_false_so_every_arm_is_looked_at() -> None:
     # Erratum: f = (0.9, 0.3, 0.29), e = (1, 1.5, 3) gives Q = (0.9, 0.45, 0.87), which a ternary search gets wrong.
     chances, rewards = np.array([0.9, 0.3, 0.29]), np.array([1.0, 1.5, 3.0])
@@ -128,6 +104,8 @@ def scores(planner: Planner, contexts: Floats, ahead: Floats, beta: float, bonus
     q = f * planner.rewards + (1 - f) * ahead[:, None]
     if bonus == "paper":
         return np.asarray(q + beta * width)
+    if bonus == "curve":
+        return q + curve(planner.model.log_odds(contexts), beta * width, planner.rewards - ahead[:, None])
     return np.asarray(q + beta * width * f * (1 - f) * np.maximum(planner.rewards - ahead[:, None], 0))
 
 
@@ -136,7 +114,7 @@ def scores(planner: Planner, contexts: Floats, ahead: Floats, beta: float, bonus
 )
 @lawful
 def test_the_optimistic_arm_is_the_argmax_of_the_formula(seed, dim, arms, horizon, beta, data) -> None:
-    bonus = data.draw(st.sampled_from(["value", "paper"]))
+    bonus = data.draw(st.sampled_from(list(BONUSES)))
     active = data.draw(st.lists(st.booleans(), min_size=arms, max_size=arms))
     planner, generator = planner_of(seed, arms, horizon, dim=dim, active=active)
     contexts = generator.normal(size=(3, dim))
@@ -153,20 +131,6 @@ def test_the_optimistic_arm_is_the_argmax_of_the_formula(seed, dim, arms, horizo
             else:
                 assert arm in eligible
                 assert table[row, arm] >= table[row, eligible].max() - 1e-10
-
-
-@pytest.mark.parametrize("best", [0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK])
-def test_the_optimistic_arm_is_found_in_whichever_block_of_arms_it_lies(best: int) -> None:
-    arms, context = 2 * BLOCK + 1, np.zeros((1, 1))
-    theta = np.zeros(arms)
-    theta[best] = 1.0
-    planner = Planner(AdditiveModel.certain(np.zeros(1), theta), np.ones(arms), horizon=2)
-    first_of_the_others = int(best == 0)  # all are equal
-    for excluded, expected in (([], best), ([(best + 1) % arms], best), ([best], first_of_the_others)):
-        masked = planner.masked([excluded])
-        plan = planner.greedy(context, masked)
-        chosen = planner.optimistic(context, plan.continuations, beta=1.0, bonus=BONUSES["value"], masked=masked)
-        assert plan.arms.tolist() == chosen.tolist() == [[expected, expected]]
 
 
 # ── single precision ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,7 +164,7 @@ def test_steep_odds_stay_finite_and_right(dtype: Any, offsets: list[float], thet
     planner = Planner(known, np.linspace(1, 2, len(theta)), horizon=horizon, dtype=dtype)
     contexts = np.array(offsets)[:, None]
     odds = contexts + known.theta_arms
-    chances = planner.batch(contexts).probabilities(0, len(contexts), slice(None))
+    chances = planner.heads.probabilities(contexts)
     rtol, atol = (1e-5, 1e-37) if dtype == np.float32 else (1e-12, 1e-300)
     np.testing.assert_allclose(chances, np.asarray(logistic(odds), dtype=float), rtol=rtol, atol=atol)
     plan = planner.greedy(contexts)
@@ -218,12 +182,12 @@ def test_widths_in_single_precision_survive_contexts_far_from_the_origin(shift: 
     contexts = generator.normal(size=(300, 4)) + shift
     arms = generator.integers(0, 9, 300)
     precision = Precision.prior(dim=4, arms=9, ridge=1.0).plus(
-        contexts, sessions=np.arange(300), arms=arms, weights=np.full(300, 0.2)
+        ByArm(contexts, sessions=np.arange(300), arms=arms), np.full(300, 0.2)
     )
     planner = Planner(
         AdditiveModel(theta_context=np.zeros(4), theta_arms=np.zeros(9), precision=precision), np.ones(9), horizon=1
     )
-    actual = planner.batch(contexts[:20]).widths(0, 20, slice(0, 9))
+    actual = planner.heads.widths(contexts[:20])
     np.testing.assert_allclose(actual, precision.widths(contexts[:20]), rtol=1e-4)
     assert (actual**2 >= 1 / precision.arms * (1 - 1e-6)).all()
 
@@ -234,7 +198,7 @@ def test_rounding_makes_no_width_narrower_than_the_arm_alone_allows() -> None:
     known = AdditiveModel(theta_context=np.zeros(1), theta_arms=np.zeros(2), precision=precision)
     planner = Planner(known, np.ones(2), horizon=1)
     contexts = np.linspace(999, 1001, 64)[:, None]
-    assert (planner.batch(contexts).widths(0, 64, slice(0, 2)) >= 1e-3 * (1 - 1e-6)).all()
+    assert (planner.heads.widths(contexts) >= 1e-3 * (1 - 1e-6)).all()
 
 
 # ── values of given slates ───────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import NO_ARM
 from worker.bandit.bonuses import BONUSES
-from worker.bandit.ordering import greedy_slates, optimistic_slates
+from worker.bandit.ordering import optimistic_slates
 from worker.bandit.planning import Planner
 from worker.bandit.policies import (
     POLICIES,
@@ -44,17 +44,6 @@ def grid(*sizes: int) -> Floats:
 # ── the policies ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("repeats", [True, False])
-def test_greedy_takes_the_best_slate_and_never_explores(repeats: bool) -> None:
-    planner, generator = planner_of(1, 6, 3, repeats=repeats)
-    contexts = generator.normal(size=(5, 2))
-    slates = Greedy().slates(planner, contexts)
-    expected = planner.greedy(contexts).arms if repeats else greedy_slates(planner, contexts)
-    assert np.array_equal(slates.arms, expected)
-    assert not slates.explored.any()
-    assert (slates.propensities == 1).all()
-
-
 @pytest.mark.parametrize(("bonus", "repeats"), [("value", True), ("paper", True), ("value", False)])
 def test_ucbbp_takes_the_optimistic_arms_on_the_greedy_continuation(bonus: str, repeats: bool) -> None:
     planner, generator = planner_of(2, 6, 3, repeats=repeats)
@@ -68,22 +57,6 @@ def test_ucbbp_takes_the_optimistic_arms_on_the_greedy_continuation(bonus: str, 
     assert np.array_equal(slates.arms, expected)
     assert slates.explored.all()
     assert (slates.propensities == 1).all()
-
-
-@pytest.mark.parametrize("repeats", [True, False])
-def test_ucbbp_without_a_bonus_is_greedy(repeats: bool) -> None:
-    planner, generator = planner_of(3, 8, 4, repeats=repeats)
-    contexts = generator.normal(size=(20, 2))
-    assert np.array_equal(Ucbbp(beta=0.0).slates(planner, contexts).arms, Greedy().slates(planner, contexts).arms)
-
-
-def test_myopic_ucb_repeats_the_best_arm_of_a_last_display() -> None:
-    planner, generator = planner_of(4, 6, 3)
-    contexts = generator.normal(size=(5, 2))
-    last = Planner(planner.model, planner.rewards, horizon=1, dtype=np.float64)
-    slates = MyopicUcb(beta=1.0).slates(planner, contexts)
-    assert np.array_equal(slates.arms, np.repeat(Ucbbp(beta=1.0).slates(last, contexts).arms, 3, axis=1))
-    assert slates.explored.all()
 
 
 @given(seeds, st.integers(1, 6), st.integers(1, 4), st.sampled_from(["value", "paper"]))
@@ -140,17 +113,6 @@ def test_thresholds_at_the_score_of_the_last_rank_explore_as_the_ranking_does(se
     assert np.array_equal(ranked.arms, streamed.arms)
 
 
-def test_aucbbp_with_thresholds_of_zero_explores_everywhere_and_with_unreachable_ones_nowhere() -> None:
-    planner, generator = planner_of(5, 6, 3)
-    contexts = generator.normal(size=(5, 2))
-    everywhere = Aucbbp(beta=2.0, thresholds=(0.0,) * 3).slates(planner, contexts)
-    assert everywhere.explored.all()
-    assert np.array_equal(everywhere.arms, Ucbbp(beta=2.0).slates(planner, contexts).arms)
-    nowhere = Aucbbp(beta=2.0, thresholds=(1e9,) * 3).slates(planner, contexts)
-    assert not nowhere.explored.any()
-    assert np.array_equal(nowhere.arms, Greedy().slates(planner, contexts).arms)
-
-
 @given(seeds, st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.5, 300.0]), st.data())
 @lawful
 def test_aucbbp_without_repeats_never_mixes_two_slates(seed, arms, horizon, beta, data) -> None:
@@ -165,14 +127,6 @@ def test_aucbbp_without_repeats_never_mixes_two_slates(seed, arms, horizon, beta
         assert len(set(shown)) == len(shown) == min(horizon, arms - len(excluded[row]))
         assert not set(shown) & set(excluded[row])
         assert len(set(slates.explored[row, : len(shown)].tolist())) <= 1
-
-
-def test_scores_are_squared_widths_and_zero_where_there_is_no_arm() -> None:
-    planner, generator = planner_of(6, 4, 3)
-    contexts = generator.normal(size=(2, 2))
-    scores = exploration_scores(planner, contexts, np.array([[0, 3, NO_ARM], [2, NO_ARM, NO_ARM]]))
-    widths = squared_widths(planner.model.precision, contexts)
-    np.testing.assert_allclose(scores, [[widths[0, 0], widths[0, 3], 0.0], [widths[1, 2], 0.0, 0.0]], rtol=1e-10)
 
 
 # ── chance ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,20 +172,6 @@ def test_the_propensities_of_epsilon_greedy_without_repeats_are_the_shares_of_it
         assert len(set(shown)) == len(shown) == min(horizon, 4 - len(excluded))
         assert not set(shown) & set(excluded)
     assert np.array_equal(slates.explored, (coins[:, :, 0] < 0.25) & (slates.arms != NO_ARM))
-
-
-def test_epsilon_greedy_that_never_explores_is_greedy_and_that_always_does_is_random() -> None:
-    for repeats in (True, False):
-        planner, generator = planner_of(9, 5, 3, repeats=repeats)
-        contexts, coins = generator.normal(size=(30, 2)), generator.random((30, 3, 2))
-        never = EpsilonGreedy(epsilon=0.0).slates(planner, contexts, None, coins)
-        assert np.array_equal(never.arms, Greedy().slates(planner, contexts).arms)
-        assert (never.propensities == 1).all()
-        always = EpsilonGreedy(epsilon=1.0).slates(planner, contexts, None, coins)
-        anything = Random().slates(planner, contexts, None, coins)
-        assert np.array_equal(always.arms, anything.arms)
-        np.testing.assert_allclose(always.propensities, anything.propensities)
-        assert always.explored.all()
 
 
 @pytest.mark.parametrize("repeats", [True, False])
@@ -289,15 +229,6 @@ def test_round_robin_goes_through_the_active_arms_position_by_position() -> None
     assert slates.explored.all()
 
 
-def test_round_robin_gives_no_turn_to_users_who_are_gone() -> None:
-    planner, _ = planner_of(0, 10, 3)
-    gone = {1: [False, True, True], 2: [False, True, False]}
-    slates = RoundRobin(stays=lambda shown: np.array(gone[shown.shape[1]])).slates(planner, np.zeros((3, 2)))
-    assert slates.arms[:, 0].tolist() == [0, 1, 2]
-    assert sorted(slates.arms[1:, 1].tolist()) == [3, 4]
-    assert slates.arms[1, 2] == 5
-
-
 def test_round_robin_shows_every_arm_as_often_to_the_users_who_are_there() -> None:
     planner, _ = planner_of(0, 5, 3)
     left = {1: np.arange(10) % 3 > 0, 2: np.arange(10) % 2 > 0}
@@ -348,22 +279,6 @@ def test_every_policy_serves_nothing_where_nothing_is_eligible_and_explores_noth
         for other in (policy, make_policy(name, thresholds=(0.0,) * 3)):
             none = other.slates(planner, np.zeros((0, 2)), None, np.zeros((0, 3, 2)))
             assert none.arms.shape == none.explored.shape == none.propensities.shape == (0, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("ucbbp", {"beta": 2.0, "bonus": "paper"}, Ucbbp(beta=2.0, bonus=BONUSES["paper"])),
-        ("aucbbp", {"beta": 1.5, "budget": 3}, Aucbbp(beta=1.5, budget=3)),
-        ("aucbbp", {"beta": 1.5, "thresholds": (1.0,)}, Aucbbp(beta=1.5, thresholds=(1.0,))),
-        ("greedy", {"beta": 9.0}, Greedy()),
-        ("epsilon-greedy", {"epsilon": 0.3}, EpsilonGreedy(epsilon=0.3)),
-        ("myopic-ucb", {"beta": 1.5}, MyopicUcb(beta=1.5)),
-        ("random", {}, Random()),
-    ],
-)
-def test_a_policy_is_made_by_its_name(name: str, options: dict[str, Any], expected: object) -> None:
-    assert make_policy(name, **options) == expected
 
 
 @pytest.mark.parametrize(

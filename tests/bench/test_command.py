@@ -1,36 +1,50 @@
 import json
-import sys
+from functools import partial
 
 import pytest
 
-from worker.bench import core
-from worker.bench.figures import Figure, busy, figures_table, medians, one_blas_thread, peak_memory
+from worker.bench import core, http, stream
+from worker.bench.figures import Figure, busy, fastest, figures_table, one_blas_thread
 from worker.cli.main import main
 from worker.errors import FailedError
 
+QUICKLY = {
+    "core": {"quick": True},
+    "stream": {"seconds": 8, "rounds": 1},
+    "http": {"seconds": 0.5, "rounds": 1},
+}
 
-@pytest.fixture
-def quickly(monkeypatch):
-    """Measure everything once and small."""
-    measure = core.measure
-    monkeypatch.setattr(core, "measure", lambda: measure(quick=True))
 
-
-def test_bench_core_measures_every_figure(quickly, capsys, tmp_path):
-    assert main(["bench", "core", "--json", str(tmp_path / "core.json")]) == 0
-    result = json.loads((tmp_path / "core.json").read_text())
+@pytest.mark.parametrize("name", QUICKLY)
+def test_a_bench_measures_every_figure(name, monkeypatch, capsys, tmp_path):
+    bench = {"core": core, "stream": stream, "http": http}[name]
+    monkeypatch.setattr(bench, "measure", partial(bench.measure, **QUICKLY[name]))
+    assert main(["bench", name, "--json", str(tmp_path / "result.json")]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
     assert result["machine"]["blas_threads"] == 1
     assert result["complete"]
-    names = [figure["name"] for figure in result["figures"]]
-    assert len(names) == core.FIGURES
-    assert names[0] == "planning, d=16 K=50 H=5"
-    assert sum(name.startswith("planning") for name in names) == 7
-    assert sum(name.startswith("closing") for name in names) == 5
-    assert sum("personal" in name for name in names) == 6
-    assert all(figure["value"] > 0 for figure in result["figures"])
+    figures = {figure["name"]: figure for figure in result["figures"]}
+    targets = {name: figure["most"] if figure["least"] is None else figure["least"] for name, figure in figures.items()}
+    assert (
+        list(targets.values())
+        == {
+            "core": [5, 80, None, 40, 400, None],
+            "stream": [None, None, 0.25, 80_000],
+            "http": [None, None, 0.25, 3, 15, 0],
+        }[name]
+    )
+    wrong = figures.pop("failed or fallback answers", {"value": 0})
+    assert wrong["value"] == 0
+    assert all(figure["value"] > 0 for figure in figures.values())
     out = capsys.readouterr().out
     assert "on one thread" in out
-    assert all(name in out for name in names)
+    assert all(name in out for name in figures)
+
+
+def test_the_learner_of_the_bench_folds_every_session():
+    learner = stream.fold(stream.closed_journal(stream.record_traffic(8).journal))
+    assert learner.open_sessions == 0
+    assert learner.current.observations > 0
 
 
 @pytest.mark.parametrize(("error", "code"), [(FailedError("it is too slow"), 1), (KeyboardInterrupt(), 130)])
@@ -74,7 +88,7 @@ def test_a_busy_machine_is_reported(monkeypatch):
 
 def test_the_first_round_does_not_count():
     calls = []
-    times = medians({"one": lambda: calls.append(1), "two": lambda: calls.append(2)}, rounds=2)
+    times = fastest({"one": lambda: calls.append(1), "two": lambda: calls.append(2)}, rounds=2)
     assert calls == [1, 2, 1, 2, 1, 2]
     assert set(times) == {"one", "two"}
 
@@ -85,11 +99,3 @@ def test_blas_is_held_to_one_thread():
     with one_blas_thread() as name:
         assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} == {1}
     assert name
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_sees_a_large_array():
-    before = peak_memory()
-    block = bytearray(before)  # as much again as ever was
-    block[::4096] = b"x" * len(block[::4096])
-    assert peak_memory() > before

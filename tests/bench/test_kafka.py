@@ -14,12 +14,12 @@ import pytest
 import worker
 from tests.kafka.conftest import address  # noqa: F401 (a fixture)
 from tests.programs import needs
+from worker.bench import kafka
+from worker.bench.baselines import echo
 from worker.bench.figures import Figure
-from worker.bench.kafka import comparison
-from worker.bench.kafka.baselines import echo
-from worker.bench.kafka.comparison import FIGURES, NAMES, RATIOS, Run, figures, in_turn
-from worker.bench.kafka.processes import ChildProcess, broker_script, running_broker
-from worker.bench.kafka.topics import WINDOW, arrival, learned
+from worker.bench.kafka import NAMES, RATIOS, ServerRun, figures, in_turn
+from worker.bench.processes import ChildProcess, broker_script, running_broker
+from worker.bench.topics import WINDOW, arrival, learned
 from worker.cli.main import main
 from worker.errors import FailedError, InputError
 from worker.stream.decoding import decode_decision
@@ -27,11 +27,13 @@ from worker.stream.serving import Serving
 from worker.stream.topology import Record, Topics
 from worker.stream.versions import Versions
 
+FIGURES_OF_LATENCY = 3 * (len(NAMES) + 4)  # at each rate the servers, and ratios of the worker
+
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(value: float, *, own: float = 1.0, family: float = 1.0) -> Run:
-    return Run(value, 2 * value, own, family)
+def run(value: float, *, own: float = 1.0, family: float = 1.0) -> ServerRun:
+    return ServerRun(value, 2 * value, own, family)
 
 
 def test_the_worker_is_compared_with_the_others_round_by_round() -> None:
@@ -63,7 +65,7 @@ def measured_until(error: BaseException | None) -> Iterator[Figure | str]:
     """Measure two rounds; the second play of the worker raises, if there is an error."""
     played: list[str] = []
 
-    def play(kind: str) -> dict[str, Run]:
+    def play(kind: str) -> dict[str, ServerRun]:
         played.append(kind)
         if error is not None and played.count("worker") == 2:
             raise error
@@ -75,7 +77,7 @@ def measured_until(error: BaseException | None) -> Iterator[Figure | str]:
 
 def test_all_servers_are_measured_in_turn() -> None:
     found = [figure for figure in measured_until(None) if isinstance(figure, Figure)]
-    assert len(found) == FIGURES["latency"]
+    assert len(found) == FIGURES_OF_LATENCY
     assert all("in 2 rounds" in figure.detail for figure in found)
 
 
@@ -85,7 +87,7 @@ def test_a_run_that_ends_early_yields_the_figures_of_what_it_has_measured(error:
     with pytest.raises(type(error)):
         found.extend(figure for figure in measured_until(error) if isinstance(figure, Figure))
     rounds = {figure.name: figure.detail for figure in found}
-    assert len(rounds) == FIGURES["latency"]
+    assert len(rounds) == FIGURES_OF_LATENCY
     assert "in 1 round" in rounds["worker / raw aiokafka, 20 arrivals/s"]
     assert "in 2 rounds" in rounds["idiomatic Faust, 20 arrivals/s"]
 
@@ -108,7 +110,7 @@ def test_each_part_can_be_measured_alone(
         asked.append((broker, partitions, what))
         yield Figure("fast", 1.0, "×")
 
-    monkeypatch.setattr(comparison, "measure", measure)
+    monkeypatch.setattr(kafka, "measure", measure)
     assert main(["bench", "kafka", *flags]) == 0
     assert asked == [(None, 8, parts)]
     assert "fast" in capsys.readouterr().out
@@ -187,7 +189,7 @@ def test_wrong_surroundings_are_one_clear_line_before_any_work(
         monkeypatch.setenv(name, value.format(java=tmp_path / "java", folder=tmp_path))
     if "TMPDIR" in variables:
         monkeypatch.setattr("tempfile.tempdir", "/none")
-    monkeypatch.setattr(comparison, "learned", no_work)
+    monkeypatch.setattr(kafka, "learned", no_work)
     monkeypatch.setattr("worker.cli.bench.busy", lambda: None)
     assert main(["bench", "kafka", *arguments]) in (1, 2)
     line = capsys.readouterr().err
@@ -218,13 +220,13 @@ def test_bench_kafka_measures_every_figure(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    measure: Callable[..., Iterator[Figure | str]] = partial(comparison.measure, share=0.1)
-    monkeypatch.setattr(comparison, "measure", measure)
+    measure: Callable[..., Iterator[Figure | str]] = partial(kafka.measure, share=0.1)
+    monkeypatch.setattr(kafka, "measure", measure)
     assert main(["bench", "kafka", "--broker", address, "--json", str(tmp_path / "kafka.json")]) == 0
     result = json.loads((tmp_path / "kafka.json").read_text(encoding="utf-8"))
     assert result["complete"]
     names = [figure["name"] for figure in result["figures"]]
-    assert len(names) == sum(FIGURES.values())
+    assert len(names) == FIGURES_OF_LATENCY + len(NAMES) + 1
     assert all(figure["value"] > 0 for figure in result["figures"])
     out = capsys.readouterr().out
     assert all(name in out for name in names)

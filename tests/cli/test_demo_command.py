@@ -83,7 +83,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(capsys, tm
 @pytest.mark.parametrize("environment", ["uniform", "rare", "tastes", "leaving"])
 @pytest.mark.parametrize(
     "policy",
-    [("--policy", "ucbbp", "--no-repeats"), ("--policy", "epsilon-greedy"), ("--policy", "ucbbp", "--beta", "theory")],
+    [("--policy", "ucbbp", "--repeats"), ("--policy", "epsilon-greedy"), ("--policy", "ucbbp", "--beta", "theory")],
 )
 def test_every_environment_runs_with_any_policy(capsys, environment, policy):
     code, out, _ = call(capsys, "--environment", environment, *policy, "--json", "-", "--dim", "2", "--arms", "3")
@@ -106,6 +106,7 @@ def test_the_log_has_the_records_of_every_topic(capsys, tmp_path: Path, name):
     assert topics["ads.episodes"] == 3
     decisions = [decode_decision(line.record.value) for line in lines if line.record.topic == "ads.decisions"]
     assert {decision.position for decision in decisions} == set(range(1, 6))
+    assert all(len(set(decision.slate)) == len(decision.slate) for decision in decisions), "no ad twice by default"
 
 
 # ── people ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,13 +171,16 @@ def test_without_matplotlib_the_report_has_no_plots_and_names_the_package(capsys
 # ── wrong input ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_state_folder_of_another_demo_is_refused_before_a_log_is_overwritten(capsys, tmp_path: Path):
+def test_a_state_folder_of_another_demo_and_a_log_that_exists_are_refused(capsys, tmp_path: Path):
     log = tmp_path / "log"
     log.write_text("precious")
     assert call(capsys, "--state", str(tmp_path / "kept"))[0] == 0
     code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--seed", "5", "--record", str(log))
     assert code == 2
     assert "holds a demo with --seed 0, not 5" in err
+    code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--record", str(log))
+    assert code == 2
+    assert f"{log}: this file exists" in err
     assert log.read_text() == "precious"
 
 
@@ -226,7 +230,7 @@ def test_metrics_are_served_during_the_run_and_ctrl_c_ends_it_with_a_summary():
     numbers = json.loads(out)
     assert running.returncode == 128 + signal.SIGINT
     assert numbers["finished"] is False
-    assert 8 <= numbers["additive"]["episodes"] == numbers["episodes"] < 40
+    assert numbers["additive"]["episodes"] <= numbers["episodes"] < 40
 
 
 def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Path):
@@ -261,7 +265,7 @@ def child_of(running: subprocess.Popen[str]) -> int:
     deadline = time.monotonic() + 30
     while True:
         for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split():
-            if b"worker.cli.demo_beside" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
         assert time.monotonic() < deadline
 
@@ -287,7 +291,7 @@ def test_a_signal_to_all_processes_ends_the_run_with_comparable_figures(number):
     assert running.returncode == 128 + number
     assert err == ""
     numbers = json.loads(out)
-    assert numbers["additive"]["episodes"] == numbers["episodes"] < 100
+    assert numbers["additive"]["episodes"] <= numbers["episodes"] < 100
     wait_for_end_of(child)
 
 

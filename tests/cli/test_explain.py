@@ -18,6 +18,7 @@ from worker.stream.version_records import encode_parameters
 BY_HAND = {
     "horizon": 2,
     "policy": "ucbbp",
+    "repeats": True,
     "bonus": "value",
     "beta": 1.0,
     "arms": [{"arm": "sure", "reward": 1.0}, {"arm": "dear", "reward": 3.0}],
@@ -28,7 +29,7 @@ BY_HAND = {
 
 
 def version(**changes):
-    plain = {"model": "additive", "intercept": False, "answers": "all", "standardise": False}
+    plain = {"repeats": True, "model": "additive", "intercept": False, "answers": "all", "standardise": False}
     settings = LearningSettings(dim=2, horizon=3, **plain, **changes)
     arms = tuple(Arm(arm=name, reward=reward) for name, reward in (("a", 1.0), ("b", 2.0), ("c", 0.5)))
     belief = replace(AdditiveModel.prior(dim=2, arms=3, ridge=1.0), theta_arms=np.array([0.0, -2.0, 1.0]))

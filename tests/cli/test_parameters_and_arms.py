@@ -331,7 +331,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_folder_in_use_is_not_opened(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_use_is_read_and_takes_no_orders(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with StateFolder(folder):
-        assert main(["parameters", "show", "--state", folder]) == 1
+        assert main(["parameters", "show", "--state", folder]) == 0
+        assert main(["parameters", "freeze", "--state", folder]) == 1
     assert "another process" in capsys.readouterr().err

@@ -134,7 +134,8 @@ def test_relearn_from_arrivals_and_clicks_needs_settings_and_arms(lines, written
         flags = []
         for name, value in given.items():
             flag = name.replace("_", "-")
-            flags += [f"--no-{flag}"] if value is False else [f"--{flag}", str(value)]
+            on_or_off = {True: [f"--{flag}"], False: [f"--no-{flag}"]}
+            flags += on_or_off[value] if isinstance(value, bool) else [f"--{flag}", str(value)]
         assert main(["replay", path, "--relearn", "--catalog", str(tmp_path / "arms.json"), *flags]) == 0
         assert "versions 0 to 8: 9 of 9 learned" in capsys.readouterr().out
 

@@ -47,14 +47,6 @@ def test_credentials_without_tls_are_refused_unless_allowed() -> None:
     }
 
 
-def test_the_worker_refuses_credentials_in_clear_before_it_connects(monkeypatch, capsys) -> None:
-    monkeypatch.setenv("ADCASCADE_SASL_PASSWORD", PASSWORD)
-    assert main(["worker", "--broker", "127.0.0.1:1", "--dim", "2", "--sasl-username", "me"]) == 2
-    err = capsys.readouterr().err
-    assert "--allow-plaintext-credentials" in err
-    assert PASSWORD not in err
-
-
 def test_a_password_is_no_flag_and_is_shown_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="unrecognized"):
         resolved("--sasl-password", PASSWORD)
@@ -214,7 +206,7 @@ def test_a_time_without_a_unit_is_refused(text: str) -> None:
         (["--window", "0"], "window must be a whole number of at least 1"),
         (["--member-timeout", "1ms"], "--member-timeout must be between"),
         (["--progress-interval", "2m"], "--progress-interval must be between"),
-        (["--bonus", "paper", "--no-repeats"], "contradicts"),
+        (["--bonus", "paper"], "needs --repeats"),
         (["--max-norm", "0.5"], "--max-norm: must be at least 1"),
         (["--prefix", "a b"], "prefix"),
         (["--token-secret-file", "/none"], "--token-secret-file /none"),

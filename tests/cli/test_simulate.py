@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from worker.cli.main import main
-from worker.simulation import digits
+from worker.simulation import environments
 
 QUICK = ["simulate", "--episodes", "6", "--seeds", "2", "--jobs", "1", "--dim", "2", "--arms", "4", "--horizon", "3"]
 
@@ -118,7 +118,7 @@ def test_settings_that_depend_on_others_are_in_the_result(capsys):
 
 def test_without_scikit_learn_one_line_names_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    digits._loaded.cache_clear()
+    environments._loaded.cache_clear()
     code = main(["simulate", "--environment", "digits", "--episodes", "2", "--jobs", "1"])
     out, err = capsys.readouterr()
     assert (code, out) == (1, "")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.client.fake import FakeTransport
-from worker.client import Client, Decision, UndeliveredError
+from worker.client import AdDecision, Client, UndeliveredError
 from worker.errors import InputError
 
 SLATE = ("shoes", "hats", "gloves")
@@ -116,7 +116,7 @@ def test_feedback_carries_the_token_of_its_display_and_goes_to_the_partition_of_
 
 def test_feedback_is_never_earlier_than_the_arrival_where_clocks_differ() -> None:
     transport = FakeTransport()
-    ahead = Decision(session_id="s", arrived_at=2**50, position=1, slate=("a",), origin="worker", partition=0)
+    ahead = AdDecision(session_id="s", arrived_at=2**50, position=1, slate=("a",), origin="worker", partition=0)
     with_client(transport, lambda ads: ads.clicked(ahead))
     assert transport.bodies("clicks")[0]["occurred_at"] == 2**50
 
@@ -483,7 +483,7 @@ def test_importing_the_client_loads_no_framework_and_changes_nothing_in_the_proc
 def test_the_public_names_are_these() -> None:
     import worker.client
 
-    assert worker.client.__all__ == ["Client", "Connection", "Counts", "Decision", "Origin", "UndeliveredError"]
+    assert worker.client.__all__ == ["AdDecision", "Client", "ClientCounts", "Connection", "Origin", "UndeliveredError"]
 
 
 @pytest.mark.parametrize("settings", [{"timeout": 0}, {"most_in_flight": 0}, {"remember": 0}, {"delivery_timeout": -1}])

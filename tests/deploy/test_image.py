@@ -17,7 +17,8 @@ from packaging.utils import canonicalize_name
 from prometheus_client import CollectorRegistry
 
 from tests.deploy.files import DEPLOY, ROOT, dockerfile, environment_of_the_image, settings_of
-from worker.web.server import WebServer, operations
+from worker.http.pages import operations
+from worker.http.server import WebServer
 
 LAST = dockerfile()[-1].stage
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -58,12 +59,9 @@ def test_every_installed_package_is_a_wheel_with_a_known_hash() -> None:
         assert "--require-hashes --only-binary :all: -r" in install or "--no-deps --no-index /wheels/" in install
 
 
-def test_the_user_is_a_number_and_not_root() -> None:
+def test_the_command_runs_without_root_and_without_a_shell_so_that_signals_reach_it() -> None:
     (user,) = final("USER")
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
-
-
-def test_the_command_runs_without_a_shell_so_that_signals_reach_it() -> None:
     assert [json.loads(text) for text in (*final("ENTRYPOINT"), *final("CMD"))] == [["adcascade"], ["worker"]]
 
 
@@ -118,16 +116,12 @@ def locked(name: str) -> dict[str, str]:
     return found
 
 
-def test_the_locked_versions_meet_the_requirements_of_the_project() -> None:
+def test_the_lock_meets_the_requirements_of_the_project_and_is_complete() -> None:
     versions = locked("requirements.txt")
     for text in PROJECT["dependencies"]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), text
     assert "hatchling" in locked("requirements-build.txt")
-
-
-def test_the_lock_is_complete() -> None:
-    versions = locked("requirements.txt")
     for name in versions:
         try:
             needed = [Requirement(text) for text in requires(name) or ()]

@@ -240,29 +240,15 @@ def test_promtool_accepts_the_configuration_and_the_rules():
     assert "SUCCESS" in promtool("check", "config", "prometheus.yml")
 
 
-def test_the_rules_fire_when_they_should_and_only_then():
+def test_every_rule_fires_when_it_should_and_only_then():
+    """`alerts_test.yml` has a case of trouble for every rule, which begins after 10 minutes."""
     assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml")
-
-
-def test_every_rule_has_a_test_in_which_it_fires():
-    tests = yaml.safe_load((RULES.parent / "alerts_test.yml").read_text())["tests"]
-    checks = [check for test in tests for check in test["promql_expr_test"]]
-    fired = {name for check in checks for name in re.findall(r'alertname="(\w+)"', str(check["exp_samples"]))}
-    assert fired == {rule["alert"] for rule in rules()}
-
-
-def test_every_alert_fires_within_five_minutes_of_trouble():
-    """In the tests of the rules trouble begins after 10 minutes."""
     compares_with_the_past = {"AdcascadeRegretRising", "AdcascadeRevenueBelowExpectation", "AdcascadeLearningFrozen"}
+    fired = set()
     for test in yaml.safe_load((RULES.parent / "alerts_test.yml").read_text())["tests"]:
         for check in test["promql_expr_test"]:
-            fired = set(re.findall(r'alertname="(\w+)"', str(check["exp_samples"])))
-            if fired - compares_with_the_past:
-                minutes = int(check["eval_time"].removesuffix("m"))
-                assert 10 < minutes <= 15, f"{test['name']}: {fired}"
-
-
-def test_every_rule_has_a_severity_a_summary_and_a_description():
-    for rule in rules():
-        assert rule["labels"]["severity"] in ("critical", "warning", "info")
-        assert set(rule["annotations"]) == {"summary", "description"}
+            firing = set(re.findall(r'alertname="(\w+)"', str(check["exp_samples"])))
+            fired |= firing
+            if firing - compares_with_the_past:
+                assert 10 < int(check["eval_time"].removesuffix("m")) <= 15, "within five minutes"
+    assert fired == {rule["alert"] for rule in rules()}

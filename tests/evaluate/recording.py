@@ -33,7 +33,16 @@ class Chancy(DemoSettings, frozen=True, kw_only=True):
 
 
 SMALL = Chancy(
-    environment="uniform", policy="ucbbp", users=120, episodes=16, arms=3, horizon=2, dim=3, partitions=2, seed=1
+    environment="uniform",
+    repeats=True,
+    policy="ucbbp",
+    users=120,
+    episodes=16,
+    arms=3,
+    horizon=2,
+    dim=3,
+    partitions=2,
+    seed=1,
 )
 
 

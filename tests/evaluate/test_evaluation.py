@@ -244,16 +244,13 @@ def test_sessions_of_a_version_that_is_not_in_the_log_are_left_out(lines: list[L
     assert evaluation.left_out[NO_VERSION] == served[7] > 0
 
 
-def test_a_log_without_parameters_is_wrong_input(lines: list[Line], tmp_path: Path) -> None:
-    kept = [line for line in lines if line["topic"] != "ads.parameters"]
+def test_a_log_without_parameters_or_without_sessions_is_refused(lines: list[Line], tmp_path: Path) -> None:
+    parameters = [line for line in lines if line["topic"] == "ads.parameters"]
+    others = [line for line in lines if line["topic"] != "ads.parameters"]
     with pytest.raises(InputError, match="has no parameters"):
-        evaluate_log(write(tmp_path / "log.jsonl", kept), Change())
-
-
-def test_a_log_without_sessions_fails(lines: list[Line], tmp_path: Path) -> None:
-    kept = [line for line in lines if line["topic"] == "ads.parameters"]
+        evaluate_log(write(tmp_path / "log.jsonl", others), Change())
     with pytest.raises(FailedError, match="no session"):
-        evaluate_log(write(tmp_path / "log.jsonl", kept), Change())
+        evaluate_log(write(tmp_path / "log.jsonl", parameters), Change())
 
 
 # ── targets ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,9 +1,10 @@
-"""An HTTP server in a thread, a service without a memory of its own making, and a client."""
+"""An HTTP server in a thread, services that keep sessions in memory, and clients."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from worker.http.api import ApiSettings
 from worker.http.server import http_server
-from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnknownSessionError
+from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
 from worker.stream.session import Session
 
@@ -35,6 +36,8 @@ class Memory:
     async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
         if self.broken:
             raise RuntimeError("a defect")
+        if request.session_id.startswith("unavailable"):
+            raise UnavailableError("as a test")
         arrival = decode_arrival(request.record(NOW), limits=Limits(), dim=DIM, timestamp=NOW)
         session = Session(NOW, NOW + 60_000, b"", (), 0, SLATE, ("exploit",) * 3, None, (0.3, 0.2, 0.1))
         if self.slow:
@@ -55,6 +58,28 @@ class Memory:
 
     def ready(self) -> str | None:
         return self.why_not
+
+
+class Held(Memory):
+    """Answers arrivals when `release` is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    async def arrive(self, request: ArriveRequest, deadline: float) -> Answer:
+        loop = asyncio.get_running_loop()
+        self._waiting.append((loop, loop.create_future()))
+        self.asked.set()
+        await self._waiting[-1][1]
+        return await super().arrive(request, deadline)
+
+    def release(self) -> None:
+        assert self.asked.wait(10)
+        self.asked.clear()
+        loop, future = self._waiting.pop()
+        loop.call_soon_threadsafe(future.set_result, None)
 
 
 def _decision(session_id: str, session: Session) -> bytes:
@@ -113,3 +138,37 @@ class HttpClient:
         """Return status and document."""
         status, _, answer = self.ask(method, path, body, **headers)
         return status, json.loads(answer)
+
+
+# ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def connect(client: Any) -> socket.socket:
+    """Connect to a server that has a host and a port."""
+    return socket.create_connection((client.host, client.port), timeout=30)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Return whether the server closes a connection within its timeout."""
+    try:
+        while connection.recv(65_536):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def answer_to(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of the next answer."""
+    received = b""
+    while True:
+        head, end, body = received.partition(b"\r\n\r\n")
+        lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+        if end and len(body) >= int(headers["content-length"]):
+            return int(lines[0].split()[1]), headers, body
+        data = connection.recv(65_536)
+        assert data, received
+        received += data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
+from contextlib import closing
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from http.client import parse_headers
@@ -13,16 +13,17 @@ from typing import Any, BinaryIO
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.http.running import HttpClient, Memory, http
+from tests.http.running import HttpClient, Memory, connect, http
 from worker.errors import InputError
 from worker.http.api import ApiSettings
-from worker.http.description import openapi
+from worker.http.connections import ConnectionLimits
 from worker.http.keys import ApiKeys, read_keys
+from worker.http.pages import openapi
 from worker.http.problems import PROBLEMS
 from worker.http.requests import MOST_BATCH
 from worker.secret import Secret
-from worker.stream.events import DEAD_LETTER_REASONS
-from worker.web.connections import ConnectionLimits
+from worker.stream.events import DEAD_LETTER_REASONS, MODES, MOST
+from worker.stream.session import ENDINGS
 
 KEY, OTHER = "0123456789abcdef-web", "0123456789abcdef-app"
 DESCRIBED = Path(__file__).parents[2] / "schemas" / "openapi.json"
@@ -156,6 +157,15 @@ def test_a_batch_answers_each_request_in_its_place(client):
     ]
 
 
+def test_a_request_that_cannot_be_taken_does_not_spoil_its_batch(client):
+    requests = [{"session_id": name, "context": [1, 2]} for name in ("b3", "unavailable", "b4")]
+    status, document = client.json("POST", "/v1/batch/sessions", {"requests": requests})
+    assert (status, [answer["session_id"] for answer in document["answers"][::2]]) == (200, ["b3", "b4"])
+    assert document["answers"][1]["reason"] == "unavailable"
+    status, headers, _ = client.ask("POST", "/v1/batch/sessions", {"requests": [requests[1]] * 2})
+    assert (status, headers["retry-after"]) == (503, "1")
+
+
 def test_fallback_ads_are_marked_and_counted():
     service = Memory()
     service.slow = True
@@ -195,11 +205,6 @@ def test_requests_are_counted_by_route_and_status(client):
     assert "adcascade_http_connections 1.0" in text
 
 
-def test_head_is_a_get_without_a_body(client):
-    status, headers, body = client.ask("HEAD", "/livez")
-    assert (status, body, headers["server"]) == (200, b"", "adcascade")
-
-
 # ── limits on bodies ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -219,13 +224,43 @@ def test_a_client_that_asks_whether_to_send_its_body_is_told_to_continue(client)
     assert (status, answer["session_id"]) == (200, "expects")
 
 
+@pytest.mark.parametrize("path", ["/v1/sessions", "/nothing"])
+def test_whatever_else_a_client_expects_is_a_problem(client, path):
+    status, problem = client.json("POST", path, {"context": [1, 2]}, Expect="secret")
+    assert (status, problem["reason"]) == (400, "unreadable")
+    assert "secret" not in json.dumps(problem)
+
+
+# ── other websites ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 def test_requests_that_another_website_makes_a_browser_send_are_refused(client):
     body = {"session_id": "origin", "context": [1, 2]}
-    status, problem = client.json("POST", "/v1/sessions", body, Origin="https://elsewhere.example")
-    assert (status, problem["reason"]) == (403, "origin")
-    assert client.json("POST", "/v1/sessions", body, Origin="null")[0] == 403
-    assert client.json("POST", "/v1/sessions", body, Origin="http://[")[0] == 403
-    assert client.json("POST", "/v1/sessions", body, Origin=f"http://{client.host}:{client.port}")[0] == 200
+    here = f"{client.host}:{client.port}"
+    for origin in ("https://elsewhere.example", "null", "http://["):
+        assert client.json("POST", "/v1/sessions", body, Origin=origin)[1]["reason"] == "origin"
+        assert client.json("GET", "/metrics", Origin=origin)[0] == 403
+    assert client.json("POST", "/v1/sessions", body, Origin=f"http://{here}")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["rebound.example", "rebound.example:8080", "localhost.example", "[", ""])
+def test_without_keys_a_website_cannot_reach_the_server_through_a_name_of_its_own(client, host):
+    for method, path in (("POST", "/v1/sessions"), ("GET", "/"), ("GET", "/readyz")):
+        status, problem = client.json(method, path, b"{}", Host=host, Origin=f"http://{host}")
+        assert (status, problem["reason"]) == (403, "host")
+        assert "--allow-host" in problem["detail"]
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "LOCALHOST", "ads.localhost", "127.0.0.1", "[::1]:80", "10.0.0.5"])
+def test_without_keys_this_machine_and_addresses_are_answered(client, host):
+    assert client.ask("GET", "/livez", Host=host)[0] == 200
+
+
+def test_names_that_are_allowed_are_answered_and_with_keys_all_are(guarded):
+    with http(Memory(), ApiSettings(allowed_hosts=("Ads.example",))) as client:
+        assert client.ask("GET", "/metrics", Host="ads.example:443")[0] == 200
+        assert client.ask("GET", "/metrics", Host="other.example")[0] == 403
+    assert guarded.ask("GET", "/metrics", Host="other.example", Authorization=f"Bearer {KEY}")[0] == 200
 
 
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -294,9 +329,17 @@ def test_keys_do_not_show_themselves(tmp_path):
 # ── the description ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_description_in_the_schemas_is_the_one_that_is_served(client):
+def test_the_description_in_the_schemas_is_the_one_that_is_served_and_has_the_names_of_the_code(client):
     served = client.json("GET", "/v1/openapi.json")[1]
-    assert served == openapi() == json.loads(DESCRIBED.read_text(encoding="utf-8"))
+    assert served == openapi()
+    assert served["components"] == json.loads(DESCRIBED.read_text(encoding="utf-8"))["components"]
+    schemas = served["components"]["schemas"]
+    assert schemas["Problem"]["properties"]["reason"]["enum"] == sorted(PROBLEMS)
+    assert schemas["Decision"]["properties"]["mode"]["enum"] == list(MODES)
+    assert schemas["Ended"]["properties"]["ended"]["enum"] == list(ENDINGS)
+    assert schemas["Arrive"]["properties"]["occurred_at"]["maximum"] == MOST
+    for name in ("ArriveBatch", "FeedbackBatch"):
+        assert schemas[name]["properties"]["requests"]["maxItems"] == MOST_BATCH
 
 
 def test_every_described_route_is_there_and_takes_only_the_described_method(client):
@@ -331,22 +374,18 @@ def test_limits_are_those_of_the_settings():
         assert client.ask("POST", "/v1/sessions", {"context": [1, 2], "session_id": "long"})[0] == 413
 
 
-def test_every_answer_has_the_same_headers_whichever_way_it_is_written(client):
+def test_a_connection_ends_where_the_client_asks_for_it(client):
     body = {"session_id": "headers", "context": [1, 2]}
-    _, direct, _ = client.ask("POST", "/v1/sessions", body)  # HTTP/1.1 over a connection that stays
-    _, closing, _ = client.ask("POST", "/v1/sessions", body, Connection="close")
-    assert closing.pop("connection") == "close"
-    assert direct.keys() == closing.keys()
-    for name in direct.keys() - {"date"}:
-        assert direct[name] == closing[name]
-    assert parsedate_to_datetime(direct["date"]).tzinfo is UTC
+    _, headers, _ = client.ask("POST", "/v1/sessions", body, Connection="close")
+    assert headers["connection"] == "close"
+    assert parsedate_to_datetime(headers["date"]).tzinfo is UTC
 
 
 def test_requests_that_are_sent_ahead_are_answered_in_their_order(client):
-    head = "POST /v1/sessions HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n{}"
+    head = "POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{}"
     names = [f"ahead-{index}" for index in range(20)]
     bodies = [json.dumps({"session_id": name, "context": [1, 2]}) for name in names]
-    with socket.create_connection((client.host, client.port), timeout=30) as connection:
+    with closing(connect(client)) as connection:
         connection.sendall("".join(head.format(len(body), body) for body in bodies).encode())
         with connection.makefile("rb") as answers:
             assert [_read_answer(answers)["session_id"] for _ in names] == names

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import resource
 import socket
+import threading
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 
-from tests.http.running import HttpClient, Memory, http
+from tests.http.running import Held, HttpClient, Memory, answer_to, connect, http, is_closed
 from worker.http.api import ApiSettings
-from worker.web.connections import ConnectionLimits
+from worker.http.connections import ConnectionLimits
 
 BODY = b'{"context":[1,2]}'
-REQUEST = b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
-CHUNKED = b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+REQUEST = b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+PAGE = b"GET /v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 #: Fuzzed requests in one run of the test; the issue asks for a million.
 FUZZED = int(os.environ.get("ADCASCADE_FUZZED_REQUESTS", "3000"))
 
@@ -26,24 +30,8 @@ def limited(**limits: float) -> ApiSettings:
     return ApiSettings(connections=ConnectionLimits(**limits))  # type: ignore[arg-type]
 
 
-def connect(client: HttpClient) -> socket.socket:
-    return socket.create_connection((client.host, client.port), timeout=30)
-
-
 def answers(client: HttpClient) -> bool:
     return client.ask("POST", "/v1/sessions", BODY)[0] == 200
-
-
-def is_closed(connection: socket.socket) -> bool:
-    """Return whether the server closes a connection within its timeout."""
-    try:
-        while connection.recv(65_536):
-            pass
-    except ConnectionError:
-        pass
-    except TimeoutError:
-        return False
-    return True
 
 
 @contextmanager
@@ -60,7 +48,7 @@ def open_files(wanted: int):
 
 @pytest.mark.parametrize(
     "beginning",
-    [b"P", b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\n", REQUEST[:-1]],
+    [b"P", b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\n", REQUEST[:-1]],
     ids=["a letter", "some headers", "all but one byte"],
 )
 def test_a_request_that_does_not_come_in_is_cut_off(beginning):
@@ -95,12 +83,11 @@ def test_an_idle_connection_is_closed_after_a_while():
 def test_a_client_that_reads_no_answers_is_cut_off():
     with http(Memory(), limited(request_timeout=0.5)) as client, closing(connect(client)) as greedy:
         greedy.settimeout(0.2)
-        page = b"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100
         began = time.monotonic()
         with pytest.raises(ConnectionError):
             while time.monotonic() - began < 60:
                 try:
-                    greedy.sendall(page)
+                    greedy.sendall(PAGE * 100)
                 except TimeoutError:
                     assert answers(client)
         assert answers(client)
@@ -118,38 +105,126 @@ def test_one_connection_too_many_closes_the_one_that_is_idle_for_longest():
         assert b"200 OK" in first.recv(65_536)
 
 
-def test_where_none_is_idle_the_client_that_has_kept_the_server_waiting_for_longest_makes_room():
+def test_a_client_that_only_keeps_the_server_waiting_makes_room_for_others():
     with http(Memory(), limited(max_connections=2, request_timeout=30)) as client, ExitStack() as stack:
-        first, second = (stack.enter_context(closing(connect(client))) for _ in range(2))
-        first.sendall(b"P")
-        second.sendall(REQUEST)
-        assert b"200 OK" in second.recv(65_536)
-        second.sendall(b"P")
-        # If the last byte comes in after the next connection, the second is idle and makes room in place of the first.
+        slow, quick = (stack.enter_context(closing(connect(client))) for _ in range(2))
+        slow.sendall(b"P")
+        quick.sendall(REQUEST)
+        assert answer_to(quick)[0] == 200
         assert answers(client)
-        closed = [is_closed(one) for one in _quickly(first, second)]
-        assert closed.count(True) == 1
+        assert is_closed(slow)
+        quick.sendall(REQUEST)
+        assert answer_to(quick)[0] == 200
 
 
-def _quickly(*connections: socket.socket) -> tuple[socket.socket, ...]:
-    for connection in connections:
-        connection.settimeout(0.5)
-    return connections
+def test_a_connection_whose_request_is_being_answered_is_not_closed():
+    service = Held()
+    with http(service, limited(max_connections=1, idle_timeout=0.2)) as client, ExitStack() as stack:
+        connection = stack.enter_context(closing(connect(client)))
+        connection.sendall(REQUEST)
+        assert service.asked.wait(10)
+        connection.settimeout(0.6)
+        with pytest.raises(TimeoutError):  # not by the time without requests either
+            connection.recv(1)
+        assert is_closed(stack.enter_context(closing(connect(client))))
+        service.release()
+        connection.settimeout(30)
+        assert answer_to(connection)[0] == 200
 
 
-def test_nothing_of_a_bad_request_is_logged(caplog):
+@pytest.mark.parametrize("cuts", [(5,), (30,), (len(REQUEST) - 5,), (20, 40, len(REQUEST) - 1)])
+def test_a_request_may_come_in_parts(cuts):
+    with http(Memory()) as client, closing(connect(client)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start, end in zip((0, *cuts), (*cuts, len(REQUEST)), strict=True):
+            connection.sendall(REQUEST[start:end])
+            time.sleep(0.02)  # so that it is a part of its own; the answer does not depend on it
+        assert answer_to(connection)[0] == 200
+
+
+# ── what is not HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"secret\r\n\r\n",
+        b"\x16\x03\x01\x02\x00secret\r\n\r\n",  # TLS
+        b"POST /secret HTTP/9\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nAuthorization Bearer secret\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\nX: %b\r\n\r\n" % (b"x" * 9_000),
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: secret\r\n\r\n",
+        CHUNKED + b"secret\r\n",
+        b"POST /v1/sessions HTTP/1.1\r\nAuthorization: Bearer secret\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nHost: secret\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+    ids=["word", "TLS", "version", "no colon", "long header", "length", "chunk", "no host", "two hosts"],
+)
+def test_what_is_not_http_is_answered_with_a_problem_and_neither_shown_nor_logged(request_, caplog):
     caplog.set_level("DEBUG")
-    with http(Memory()) as client:
-        for request in (
-            b"POST /secret HTTP/9\r\n\r\n",
-            b"GET /livez HTTP/1.1\r\nAuthorization secret\r\n\r\n",
-            CHUNKED + b"secret",
-        ):
-            with closing(connect(client)) as bad:
-                bad.sendall(request)
-                assert _status(bad) == 400
+    with http(Memory()) as client, closing(connect(client)) as bad:
+        bad.sendall(request_)
+        status, headers, body = answer_to(bad)
         client.ask("POST", "/v1/sessions", b"secret", Authorization="Bearer secret")
+    assert (status, headers["content-type"], headers["server"]) == (400, "application/problem+json", "adcascade")
+    assert json.loads(body)["reason"] == "unreadable"
+    assert b"secret" not in body
     assert "secret" not in caplog.text
+
+
+# ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_server_that_ends_answers_what_it_has_received():
+    service, got = Held(), []
+
+    def ask(client: HttpClient) -> None:
+        with closing(connect(client)) as connection:
+            connection.sendall(REQUEST)
+            got.append(answer_to(connection)[0])
+
+    with http(service) as client:
+        asking = threading.Thread(target=ask, args=(client,))
+        asking.start()
+        assert service.asked.wait(10)
+        threading.Timer(0.2, service.release).start()
+    asking.join(10)
+    assert got == [200]
+
+
+def test_an_answer_for_a_client_that_has_gone_does_no_harm():
+    service = Held()
+    with http(service) as client:
+        with closing(connect(client)) as connection:
+            connection.sendall(REQUEST)
+            assert service.asked.wait(10)
+        service.release()
+        with closing(connect(client)) as other:
+            other.sendall(REQUEST)
+            service.release()
+            assert answer_to(other)[0] == 200
+
+
+@pytest.mark.parametrize("request_", [PAGE * 2_000, REQUEST[:-1]], ids=["does not read", "does not send"])
+def test_clients_that_keep_the_server_waiting_do_not_hold_up_its_end(request_, monkeypatch):
+    monkeypatch.setattr("worker.http.connections.END_PATIENCE", 3_600.0)  # it would not end before
+    with ExitStack() as after, http(Memory(), limited(request_timeout=3_600.0)) as client:
+        bad = after.enter_context(closing(connect(client)))
+        bad.settimeout(0.2)
+        with suppress(TimeoutError):
+            bad.sendall(request_)
+        while served(client) + 1 < served(client):  # until the server waits for this client
+            time.sleep(0.05)
+
+
+def served(client: HttpClient) -> int:
+    """Return how many pages were served before this one."""
+    text = client.ask("GET", "/metrics")[2].decode()
+    counts = re.findall(r'requests_total{route="other",status="200"} (\d+)', text)
+    return int(counts[0]) if counts else 0
+
+
+# ── many, large and wrong requests ───────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
@@ -175,7 +250,7 @@ def test_a_body_of_a_hundred_megabytes_is_refused_and_not_kept():
 
 
 def _send_large(connection: socket.socket, head: bytes) -> None:
-    connection.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\n" + head)
+    connection.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\n" + head)
     piece = b" " * 65_536
     chunk = b"10000\r\n" + piece + b"\r\n" if b"chunked" in head else piece
     try:
@@ -231,7 +306,7 @@ def fuzzed(chance: random.Random) -> tuple[bytes, bool]:
 
 
 def _with_body(body: bytes, path: bytes) -> bytes:
-    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path, len(body), body)
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (path, len(body), body)
 
 
 def _word(chance: random.Random) -> bytes:

@@ -19,7 +19,7 @@ from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.guarded import Guarded, guarded_broker
 from tests.kafka.world import ROOT, eventually
-from worker.client import Client, Decision
+from worker.client import AdDecision, Client
 from worker.client.kafka import KafkaTransport
 from worker.errors import FailedError
 from worker.stream.partitioning import murmur2_partition
@@ -64,7 +64,7 @@ def dead(fleet: Fleet) -> list[str]:
 def test_a_cascade_is_answered_and_every_display_counts(served: Fleet, prefetch: bool) -> None:
     name = f"cascade-{prefetch}"
 
-    async def use(ads: Client) -> list[Decision]:
+    async def use(ads: Client) -> list[AdDecision]:
         shown = [await ads.arrive(CONTEXT, session_id=name)]
         shown.append(await ads.passed(shown[-1]))
         shown.append(await ads.passed(shown[-1]))
@@ -235,13 +235,13 @@ def test_the_documented_connection_has_enough_rights_and_shows_no_password_in_an
     example = example.replace("kafka:9093", guarded.addresses["SASL_SSL"]).replace("timeout=0.2", "timeout=60")
     example = example.replace("/etc/ssl/kafka-ca.pem", str(guarded.ca))
 
-    async def use(ads: Client) -> Decision:
+    async def use(ads: Client) -> AdDecision:
         async with asyncio.timeout(120), ads:
             shown = await ads.arrive(CONTEXT)
             await ads.clicked(shown)
             return shown
 
-    def connect(password: str) -> Decision:
+    def connect(password: str) -> AdDecision:
         monkeypatch.setenv("KAFKA_PASSWORD", password)
         names: dict[str, Any] = {}
         exec(example, names)

@@ -84,7 +84,7 @@ class Users:
             own = {one["session_id"]: one for one in all_ if one["position"] == position}
             return own if own.keys() >= set(names) else None
 
-        result = eventually(found, within=20, what=f"decisions for position {position}")
+        result = eventually(found, what=f"decisions for position {position}")
         assert result is not None
         return result
 

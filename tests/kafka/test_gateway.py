@@ -19,7 +19,6 @@ import pytest
 from tests.kafka.conftest import OwnBroker
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.world import eventually
-from worker.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -220,18 +219,5 @@ def test_a_signal_ends_it_in_good_order(served: Fleet, sent: signal.Signals) -> 
     gateway = Gateway(served)
     gateway.arrive(f"before-{sent.name}")
     gateway.process.send_signal(sent)
-    assert gateway.process.wait(30) == 0, gateway.tail()
+    assert gateway.process.wait(120) == 0, gateway.tail()
     assert "Traceback" not in gateway.log.read_text(encoding="utf-8")
-
-
-def test_missing_topics_and_an_unreachable_broker_are_reported_in_one_line(
-    address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for at, complaint in (
-        (["--broker", address, "--prefix", "nowhere"], "adcascade topics create"),
-        (["--broker", "127.0.0.1:1"], "127.0.0.1:1"),
-    ):
-        assert main(["gateway", *at, "--port", "0", "--log-format", "text"]) == 1
-        said = capsys.readouterr().err
-        assert complaint in said
-        assert said.count("\n") == 1

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -21,16 +21,15 @@ import pytest
 
 from tests.kafka.world import eventually
 from worker.bandit.arrays import Floats
-from worker.bench.kafka.client import Client as ArrivalClient
-from worker.bench.kafka.processes import ChildProcess, worker_process
-from worker.bench.kafka.topics import QUICK, decisions_in, learned, learned_from, new_topics, write_backlog
+from worker.bench import topics
+from worker.bench.core import Scene, Size
+from worker.bench.processes import ChildProcess
 from worker.bench.stream import HORIZON, SECOND
+from worker.bench.topics import decisions_in, learned, new_topics, worker_process, write_backlog
 from worker.client import Client
 from worker.kafka.clients import admin_client
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import published_versions
-from worker.simulation.environments import seeded_environment
-from worker.simulation.users import Users
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
@@ -56,12 +55,11 @@ def show(text: str) -> None:
 
 
 class Group:
-    """Workers of one group, and the client that sends to them."""
+    """Workers of one group, and arrivals for them."""
 
     def __init__(self, connection: Connection, names: Topics, folder: Path, stack: ExitStack) -> None:
         self._connection, self._names, self._folder, self._stack = connection, names, folder, stack
         self.workers: list[ChildProcess] = []
-        self.client = stack.enter_context(closing(ArrivalClient(connection, names, PARTITIONS)))
 
     def start(self) -> None:
         worker = worker_process(
@@ -79,14 +77,18 @@ class Group:
             return group.state.name == "STABLE" and len(group.members) == count
 
         eventually(is_formed, what=f"a group of {count}")
-        self.client.wait_until_served(self.workers[-1].check)
+        self.play(1.0)  # more arrivals than partitions, all answered
+
+    def play(self, seconds: float) -> Floats:
+        """Send arrivals; return the milliseconds until their decisions."""
+        return topics.play(self._connection, self._names, RATE, seconds, self.workers[-1].check)
 
     def longest_wait(self, seconds: float, happening: Callable[[], object]) -> float:
         """Send arrivals; after 2 s something happens. Return the longest wait in seconds: every arrival is answered."""
         timer = Timer(2.0, happening)
         timer.start()
         try:
-            return float(self.client.play(RATE, seconds, self.workers[-1].check).max() / 1000)
+            return float(self.play(seconds).max() / 1000)
         finally:
             timer.cancel()
 
@@ -127,11 +129,10 @@ def test_a_new_worker_recovers_100_000_open_sessions_in_time(connection: Connect
             eventually(are_answered, within=120, what="all sessions are open")
             first.process.terminate()
             assert first.process.wait(30) == 0, first.last_error()
-        with closing(ArrivalClient(connection, names, PARTITIONS)) as client:
-            began = time.monotonic()
-            with worker_process(broker, names, tmp_path) as second:
-                client.wait_until_served(second.check)
-                seconds = time.monotonic() - began
+        began = time.monotonic()
+        with worker_process(broker, names, tmp_path) as second:
+            topics.play(connection, names, 1_000, 0.1, second.check)
+            seconds = time.monotonic() - began
     show(f"recovery of {sessions:,} open sessions: {seconds:.1f} s from the start of the process to decisions")
     assert seconds <= 15
 
@@ -147,10 +148,10 @@ CLICK = 0.2  # probability of a click on a display
 @pytest.fixture(scope="module")
 def large_version() -> Parameters:
     """A version of the personal model with 1,000 ads and contexts of 32 numbers: 6.6 MB."""
-    world = seeded_environment("tastes", dim=DIM, arms=ARMS, seed=3)
-    arms = [arm.arm for arm in world.catalogue()]
-    users = Users(world, arms, horizon=HORIZON, rate=1_000, period=SECOND, habits=QUICK)
-    return learned_from(LearningSettings(dim=DIM, horizon=HORIZON, model="personal"), users)
+    scene = Scene.of(Size(dim=DIM, arms=ARMS, horizon=HORIZON))
+    settings = LearningSettings(dim=DIM, horizon=HORIZON, model="personal")
+    arms = tuple(scene.world.catalogue())
+    return Parameters(version=1, settings=settings, arms=arms, model=scene.tastes(), folds=1)
 
 
 async def session(client: Client, chance: random.Random, context: list[float]) -> float:

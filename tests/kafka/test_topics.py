@@ -107,16 +107,24 @@ def test_more_replicas_than_brokers_are_reported_in_one_line(topics: TopicsComma
     assert "could not be created" in err
 
 
-def test_a_broker_that_cannot_be_reached_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["topics", "check", "--broker", "127.0.0.1:1"]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith("adcascade: cannot use Kafka at 127.0.0.1:1: ")
-    assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", [("worker", "--dim", "3"), ("arms", "list")])
-def test_missing_topics_are_reported_with_the_command_that_creates_them(
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("worker", "--dim", "3", "--log-format", "text"),
+        ("gateway", "--port", "0", "--log-format", "text"),
+        ("traffic", "--sessions", "1"),
+        ("arms", "list"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_missing_topics_and_an_unreachable_broker_are_reported_in_one_line(
     address: str, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
-    assert main([*command, "--broker", address, "--prefix", "nowhere"]) == 1
-    assert "adcascade topics create" in capsys.readouterr().err
+    for at, complaint in (
+        (["--broker", address, "--prefix", "nowhere"], "adcascade topics create"),
+        (["--broker", "127.0.0.1:1"], "127.0.0.1:1"),
+    ):
+        assert main([*command, *at]) == 1
+        said = capsys.readouterr().err
+        assert complaint in said
+        assert said.count("\n") == 1

@@ -148,22 +148,9 @@ def test_a_signal_ends_it_with_a_summary(served: Served, tmp_path: Path, sent: s
     ) as process:
         eventually(lambda: served.worker.metric("adcascade_arrivals_total") > before + 30)
         process.send_signal(sent)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + sent, err
     assert "sessions" in out
     said = orjson.loads(summary.read_bytes())
     assert said["sessions"] > 20
     assert said["finished"] is False
-
-
-def test_missing_topics_and_an_unreachable_broker_are_reported_in_one_line(
-    address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for at, complaint in (
-        (["--broker", address, "--prefix", "nowhere"], "adcascade topics create"),
-        (["--broker", "127.0.0.1:1"], "127.0.0.1:1"),
-    ):
-        assert main(["traffic", *at, "--sessions", "1"]) == 1
-        said = capsys.readouterr().err
-        assert complaint in said
-        assert said.count("\n") == 1

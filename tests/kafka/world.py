@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 _T = TypeVar("_T")
 
 
-def eventually(condition: Callable[[], _T], *, within: float = 60.0, what: str = "") -> _T:
-    """Return the first true value of the condition; fail if there is none in time."""
+def eventually(condition: Callable[[], _T], *, within: float = 300.0, what: str = "") -> _T:
+    """Return the first true value of the condition; fail if it is stuck, on the slowest machine."""
     deadline = time.monotonic() + within
     pause = threading.Event()
     while True:

@@ -97,7 +97,6 @@ def test_headers_may_be_a_map() -> None:
 @pytest.mark.parametrize(
     ("text", "defect"),
     [
-        (b"", "not JSON"),
         (b"{", "not JSON"),
         (b"nonsense", "not JSON"),
         (b"[]", "Expected object, got array"),
@@ -140,13 +139,10 @@ def test_a_file_is_read_back(tmp_path: Path, name: str) -> None:
     assert log.lines == 250
     assert read(tmp_path / name) == written
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
-
-
-def test_the_same_records_give_the_same_compressed_file(tmp_path: Path) -> None:
-    for name in ("a.gz", "b.gz"):
-        with LogWriter(tmp_path / name) as log:
-            log(CLICK)
-    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    with LogWriter(tmp_path / f"again-{name}") as log:
+        for record in written:
+            log(record)
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
 
 
 def test_gzip_is_recognised_by_its_first_bytes(tmp_path: Path) -> None:
@@ -169,23 +165,14 @@ def test_a_log_may_go_to_standard_output(capfdbinary: pytest.CaptureFixture[byte
     assert capfdbinary.readouterr().out == encode_line(CLICK)
 
 
-def test_empty_lines_are_ignored(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"\n" + encode_line(CLICK) + b"  \r\n\n" + encode_line(CLICK).rstrip())
-    assert read(tmp_path / "log") == [CLICK, CLICK]
-
-
-def test_a_bad_line_stops_the_reading_with_file_and_number(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"\n" + encode_line(CLICK) + b"oops\n" + encode_line(CLICK))
-    with pytest.raises(InputError, match=r"log: line 3: not JSON .*--skip-bad"):
+def test_empty_lines_are_ignored_and_a_bad_one_stops_the_reading_or_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"\n" + encode_line(CLICK) + b"  \r\noops\n" + encode_line(CLICK) + b"{}\n")
+    with pytest.raises(InputError, match=r"log: line 4: not JSON .*--skip-bad"):
         read(tmp_path / "log")
-
-
-def test_skipped_lines_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(encode_line(CLICK) + b"oops\n" + encode_line(CLICK) + b"{}\n")
     with LogReader(tmp_path / "log", skip_bad=True) as log:
-        assert [line.number for line in log] == [1, 3]
-    assert (log.lines, log.bad) == (4, 2)
-    assert log.first_bad.startswith("line 2: ")
+        assert [line.number for line in log] == [2, 5]
+    assert (log.lines, log.bad) == (6, 2)
+    assert log.first_bad.startswith("line 4: ")
 
 
 def test_a_line_that_is_too_long_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +188,7 @@ def test_a_line_that_is_too_long_is_bad(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_truncated_gzip_file_is_reported(tmp_path: Path, cut: int) -> None:
     lines = b"".join(encode_line(CLICK._replace(offset=n, value=b"%064x" % (n * 7919**9))) for n in range(200))
     (tmp_path / "log.gz").write_bytes(gzip.compress(lines)[:cut])
-    with pytest.raises(InputError, match=r"breaks off after line \d+: unexpected end"):
+    with pytest.raises(InputError, match=r"breaks off after line \d+: .*ended before"):
         read(tmp_path / "log.gz")
     with LogReader(tmp_path / "log.gz", skip_bad=True) as log:
         whole = [line.record.offset for line in log]
@@ -236,13 +223,10 @@ def test_damaged_gzip_data_are_reported(tmp_path: Path) -> None:
         read(tmp_path / "log.gz")
 
 
-@pytest.mark.parametrize("path", ["missing.jsonl", "."])
-def test_a_file_that_cannot_be_opened_is_wrong_input(tmp_path: Path, path: str) -> None:
-    with pytest.raises(InputError, match=path):
-        LogReader(tmp_path / path)
-
-
-def test_a_folder_that_does_not_exist_is_wrong_input(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_wrong_input(tmp_path: Path) -> None:
+    for path in ("missing.jsonl", "."):
+        with pytest.raises(InputError, match=path):
+            LogReader(tmp_path / path)
     with pytest.raises(InputError, match="cannot be written"):
         LogWriter(tmp_path / "nowhere" / "log")
 

@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
+from worker.http.pages import operations
 from worker.metrics import Metrics
-from worker.metrics.contexts import MOST_CONTEXTS, RecentContexts
+from worker.metrics.history import MOST_CONTEXTS, RecentContexts
 from worker.metrics.troubles import ACTIVE, BETWEEN_LINES, TroubleLog
 from worker.stream.contexts import pack_context, unpack_context
 from worker.stream.topology import Emits, Tally
 from worker.stream.troubles import LONGEST_EXAMPLE, TROUBLES, Troubles
-from worker.web.problems import problems
-from worker.web.server import operations
+from worker.web.status import problems
 
 
 class Clock:
@@ -127,17 +127,6 @@ def test_a_share_is_of_the_last_minutes(clock):
     assert names(troubles) == []
 
 
-def test_the_memory_of_shares_is_bounded(clock):
-    troubles = TroubleLog(clock)
-    for second in range(10 * int(ACTIVE)):
-        clock.now = float(second)
-        batch(troubles, "dead-letters", 1, arrivals=10)
-    steps = [
-        len(one._steps) for one in (*troubles._bases.values(), *(kind.recent for kind in troubles._kinds.values()))
-    ]
-    assert max(steps) <= ACTIVE + 2
-
-
 @pytest.mark.parametrize(
     ("context", "expected"),
     [
@@ -207,8 +196,3 @@ def test_bad_trouble_comes_first_and_everybody_shows_it():
     failed = operations(metrics.registry, lambda: "it has failed", metrics.trouble_lines)["/readyz"]({})
     assert failed.status == 503
     assert failed.body.startswith(b"not ready: it has failed\n- split-sessions: ")
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="not a kind of trouble"):
-        Troubles().add("boom", "")

@@ -51,10 +51,12 @@ class ServeProcess:
     def output(self) -> str:
         return (self.folder / "output").read_text(errors="replace")
 
-    def start(self) -> None:
+    def start(self, largest: int | None = None) -> None:
+        """Start it, perhaps with files of at most so many bytes: beyond that, writes fail as on a full disk."""
+        limit = () if largest is None else ("prlimit", f"--fsize={largest}")
         with (self.folder / "output").open("ab") as output:
             self.process = subprocess.Popen(
-                self._command,
+                (*limit, *self._command),
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from worker.embedded.steps import remaining
+from worker.embedded.state import StateFolder, StateView
 from worker.errors import FailedError
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
 from worker.secret import Secret
-from worker.serve.runner import RunnerStart, ServeRunner
+from worker.serve.runner import ServeRunner
 from worker.serve.service import EmbeddedService
+from worker.serve.store import ServeStore
 from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.parameters import Parameters
@@ -36,25 +38,36 @@ def members(**fields: Any) -> bytes:
     return b"," + json.dumps(fields).encode()[1:-1]
 
 
+class CountingFolder(StateFolder):
+    """A state folder that counts its commits; with `is_full`, none succeeds."""
+
+    commits, is_full = 0, False
+
+    def commit(self, *, checkpoint: bool = False) -> None:
+        if self.is_full:
+            raise sqlite3.OperationalError("database or disk is full")
+        super().commit(checkpoint=checkpoint)
+        self.commits += 1
+
+
 class Scene:
     """A runner with a clock that the test sets."""
 
-    def __init__(self, folder: Path, **more: Any) -> None:
+    def __init__(self, state: CountingFolder, **more: Any) -> None:
         self.now = START
         self.versions = Versions(Parameters.first(LEARNING, ARMS))
         self.metrics = Metrics()
-        self.folder = folder
+        self.state = state
         self.runner = ServeRunner(
-            folder,
+            ServeStore(state, Topics()),
             self.versions,
-            more.pop("start", RunnerStart()),
             self.metrics,
             clock=lambda: self.now,
             topics=Topics(),
             progress_interval=3600.0,
             **more,
         )
-        self.service = EmbeddedService(self.runner, Limits())
+        self.service = EmbeddedService(self.runner, Limits(), secret=more.get("secret"))
 
     def later(self, seconds: float = 10.0) -> float:
         return asyncio.get_running_loop().time() + seconds
@@ -70,9 +83,11 @@ class Scene:
         )
         return document(await self.service.feedback(request, self.later()))
 
-    def facts(self) -> list[Any]:
-        facts = [json.loads(value) for step in remaining(self.folder, 0) for _, value in step.journal]
-        return [fact for fact in facts if fact["kind"] != "progress"]
+    def facts(self, kind: str = "") -> list[Any]:
+        """Return what the journal has on disk: facts of a kind, or all but progress."""
+        with StateView(self.state.path) as state:
+            facts = [json.loads(value) for _, value in state.journal(0)]
+        return [fact for fact in facts if (fact["kind"] == kind if kind else fact["kind"] != "progress")]
 
 
 def document(answer: Answer | None) -> Any:
@@ -85,7 +100,7 @@ def play(folder: Path, story: Callable[[Scene], Awaitable[None]], **more: Any) -
     found: list[Scene] = []
 
     async def run() -> None:
-        scene = Scene(folder, **more)
+        scene = Scene(state, **more)
         found.append(scene)
         running = asyncio.create_task(scene.runner.run())
         try:
@@ -94,7 +109,8 @@ def play(folder: Path, story: Callable[[Scene], Awaitable[None]], **more: Any) -
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(run())
+    with CountingFolder(folder) as state:
+        asyncio.run(run())
     return found[0]
 
 
@@ -111,7 +127,7 @@ def test_a_session_goes_through_its_slate_until_it_is_exhausted(tmp_path):
     assert [fact["kind"] for fact in scene.facts()] == ["opened", "feedback", "feedback", "feedback"]
 
 
-def test_what_was_answered_is_in_the_steps(tmp_path):
+def test_what_was_answered_is_in_the_folder(tmp_path):
     async def story(scene: Scene) -> None:
         await scene.arrive("s")
         assert [fact["session_id"] for fact in scene.facts()] == ["s"]
@@ -144,12 +160,13 @@ def test_feedback_that_comes_again_counts_once(tmp_path):
     play(tmp_path, story)
 
 
-def test_many_requests_are_one_step(tmp_path):
+def test_many_requests_are_one_transaction(tmp_path):
     async def story(scene: Scene) -> None:
+        before = scene.state.commits
         await asyncio.gather(*(scene.arrive(f"s{number}") for number in range(50)))
+        assert scene.state.commits <= before + 2
 
-    scene = play(tmp_path, story)
-    assert len(list(remaining(scene.folder, 0))) <= 2
+    play(tmp_path, story)
 
 
 def test_mistakes_have_the_reasons_of_dead_letters(tmp_path):
@@ -236,15 +253,39 @@ def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(tmp_p
         fields = members(position=1, arm=decision["arm"], clicked=False)
         answer = document(await scene.service.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
         assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
-        unknown = FeedbackRequest("nobody", fields)
+        early = FeedbackRequest("s2", fields)
+        arriving = asyncio.ensure_future(scene.service.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
         with pytest.raises(UnavailableError, match="deadline"):
-            await scene.service.feedback(unknown, scene.later(0.01))
+            await scene.service.feedback(early, scene.later(0.01))
         release.set()
+        assert (await arriving).session_id == "s2"
         after = await scene.arrive("s", exclude=b'["coat"]')
         assert "fallback" not in after
         assert document(await scene.service.session("known"))["position"] == 2
 
     play(tmp_path, story)
+
+
+def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(tmp_path):
+    async def story(scene: Scene) -> None:
+        decision = await scene.arrive("known")
+        arm, token = decision["arm"], decision["tokens"][0]
+        release = _hold(scene)
+        for name, fields, reason in (
+            ("nobody", {"position": 1, "arm": arm, "clicked": True}, None),
+            ("known", {"position": 1, "arm": arm, "clicked": True, "token": "forged"}, "token"),
+            ("known", {"position": 9, "arm": arm, "clicked": True, "token": token}, "position"),
+            ("known", {"position": 1, "clicked": True}, "invalid"),
+        ):
+            with pytest.raises((Rejected, UnknownSessionError)) as refused:
+                await scene.service.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
+            assert getattr(refused.value, "reason", None) == reason
+        with pytest.raises(Rejected) as wrong:
+            await scene.service.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
+        assert wrong.value.reason == "dimension"
+        release.set()
+
+    play(tmp_path, story, secret=Secret(b"0123456789abcdef"))
 
 
 def _hold(scene: Scene) -> asyncio.Event:
@@ -262,45 +303,37 @@ def _hold(scene: Scene) -> asyncio.Event:
 # ── the disk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("sync", [True, False])
-def test_where_a_step_cannot_be_written_nothing_is_answered_any_more(tmp_path, sync):
+def test_where_a_batch_cannot_be_committed_nothing_is_answered_any_more(tmp_path):
     async def run() -> None:
-        scene = Scene(tmp_path, sync=sync)
+        scene = Scene(state)
         running = asyncio.create_task(scene.runner.run())
         await scene.arrive("s")
-
-        def full(frames: bytes) -> None:
-            raise OSError(28, "No space left on device")
-
-        scene.runner.writer.append = full  # type: ignore[method-assign]
-        with pytest.raises(UnavailableError, match="No space left"):
+        state.is_full = True
+        with pytest.raises(UnavailableError, match="disk is full"):
             await scene.arrive("t")
-        with pytest.raises(FailedError, match="No space left"):
+        with pytest.raises(FailedError, match="disk is full; nothing more is answered"):
             await running
         with pytest.raises(UnavailableError):
             await scene.arrive("u")
         assert scene.service.ready() is not None
+        assert [fact["session_id"] for fact in scene.facts()] == ["s"]
 
-    asyncio.run(run())
+    with CountingFolder(tmp_path) as state:
+        asyncio.run(run())
 
 
-def test_a_runner_restored_from_its_steps_knows_its_sessions(tmp_path):
+def test_a_runner_that_is_started_again_knows_its_sessions(tmp_path):
     answers: list[Any] = []
 
     async def before(scene: Scene) -> None:
         answers.append(await scene.report(await scene.arrive("s"), clicked=False))
 
-    play(tmp_path, before)
-    sessions: dict[bytes, bytes] = {}
-    for step in remaining(tmp_path, 0):
-        sessions.update({key: value for key, value in step.sessions if value is not None})
-    start = RunnerStart(sessions=sessions, journal_end=2, time=START)
-
     async def after(scene: Scene) -> None:
         assert document(await scene.service.session("s")) == answers[0]
         assert await scene.service.session("nobody") is None
 
-    play(tmp_path, after, start=start)
+    play(tmp_path, before)
+    play(tmp_path, after)
 
 
 def test_beyond_the_budget_a_share_is_journaled_and_progress_counts_all(tmp_path: Path) -> None:
@@ -319,6 +352,5 @@ def test_beyond_the_budget_a_share_is_journaled_and_progress_counts_all(tmp_path
     assert {(fact["kind"], fact["session_id"]) for fact in scene.facts()} == {
         (kind, name) for kind in ("opened", "feedback") for name in kept
     }
-    steps = [json.loads(value) for step in remaining(tmp_path, 0) for _, value in step.journal]
-    (start, count) = [fact["opened"] for fact in steps if fact["kind"] == "progress"][-1][-1]
+    (start, count) = scene.facts("progress")[-1]["opened"][-1]
     assert (start, count) == (START - START % LEARNING.window, 30)

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -77,6 +78,26 @@ def test_fuzzed_requests_do_not_stop_the_answers(server):
 def test_a_second_server_does_not_start_on_the_same_folder(server, capsys):
     assert main(["serve", "--state", str(server.state), "--port", "0"]) == 1
     assert "another process uses" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_the_server_and_nothing_is_answered_that_is_not_kept(tmp_path: Path):
+    server = ServeProcess(tmp_path, "--deadline", "30s")
+    answered: dict[str, Any] = {}
+    with server:
+        assert server.stop() == 0
+        server.start(largest=400_000)
+        with suppress(OSError, HTTPException):
+            while len(answered) < 10_000:
+                name = f"s{len(answered)}"
+                answered[name] = ask(server, "/v1/sessions", {"session_id": name, "context": [0.5, -1]})
+        assert server.process is not None
+        assert server.process.wait(60) == 1
+        assert "cannot be written" in server.output
+        assert "Traceback" not in server.output
+        server.start()
+        assert answered
+        for name, decision in answered.items():
+            assert ask(server, f"/v1/sessions/{name}") == decision
 
 
 def test_a_served_folder_takes_orders_only_while_it_is_served(tmp_path, capsys):

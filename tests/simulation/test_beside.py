@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from worker.errors import FailedError
-from worker.simulation.demo.beside import Beside, progress_of
-from worker.simulation.demo.beside_process import BesideProcess
+from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive
 from worker.simulation.demo.summary import summary
 from worker.simulation.users import BEGINNING
@@ -27,7 +26,7 @@ def beside(settings: DemoSettings) -> DemoSettings:
     return other
 
 
-def follow(process: BesideProcess, until: int) -> None:
+def follow(process: Beside, until: int) -> None:
     deadline = time.monotonic() + 60
     while not process.follow(until, wait=0.1):
         assert time.monotonic() < deadline
@@ -46,44 +45,35 @@ def state(pid: int) -> str:
 
 def test_at_every_time_it_has_the_figures_of_a_run_in_this_process():
     demo, same = Demo(SETTINGS), Demo(beside(SETTINGS))
-    with BesideProcess(same.settings) as process:
+    with Beside(same.settings) as process:
         while not demo.finished:
             demo.step()
             same.step()
             follow(process, demo.time)
-            assert process.run.rows == same.rows
-            assert process.run.sha256 == same.parameters.sha256
-    assert len(process.run.rows) == 4
-    in_process = Beside(settings=same.settings, rows=list(same.rows), sha256=same.parameters.sha256)
-    assert summary(demo, process.run) == summary(demo, in_process)
-
-
-def test_reports_survive_the_way_through_the_pipe():
-    reports = list(progress_of(beside(SETTINGS)))
-    assert [len(one.rows) for one in reports] == [0, 1, 1, 1, 1]
-    for one in reports:
-        assert msgspec.json.decode(msgspec.json.encode(one), type=type(one)) == one
+            assert process.rows == same.rows
+            assert process.sha256 == same.parameters.sha256
+    assert len(process.rows) == 4
+    assert summary(demo, process)["additive"]["sha256"] == same.parameters.sha256
 
 
 def test_it_waits_for_a_demo_that_is_behind_and_shows_nothing_later_than_it():
-    with BesideProcess(beside(SETTINGS)) as process:
+    with Beside(beside(SETTINGS)) as process:
         follow(process, BEGINNING)
-        process._process.wait(timeout=60)  # it is at its end
-        assert process.follow(BEGINNING + TICK)
-        assert process.run.rows == []
-        assert len(process.run.sha256) == 64
+        assert process.follow(BEGINNING + TICK, wait=60)  # it has closed its first window
+        assert process.rows == []
+        assert len(process.sha256) == 64
 
 
 def test_far_ahead_of_the_demo_it_stands_still():
-    with BesideProcess(beside(DemoSettings(users=1, episodes=100_000))) as process:
+    with Beside(beside(DemoSettings(users=1, episodes=100_000))) as process:
         follow(process, BEGINNING)
         deadline = time.monotonic() + 60
         while state(process.pid) != "S":  # it computes, and so never sleeps but in a write to the full pipe
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert process.run.rows == []
+        assert process.rows == []
         follow(process, BEGINNING + 300 * 60 * TICK)
-        assert len(process.run.rows) > 100
+        assert len(process.rows) > 100
 
 
 # ── failures and ends ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,23 +81,15 @@ def test_far_ahead_of_the_demo_it_stands_still():
 
 def test_its_failure_is_one_line():
     wrong = msgspec.structs.replace(SETTINGS, environment="nowhere")
-    with BesideProcess(wrong) as process, pytest.raises(FailedError) as raised:
+    with Beside(wrong) as process, pytest.raises(FailedError) as raised:
         follow(process, BEGINNING)
     assert str(raised.value).startswith("the additive run beside failed: ")
     assert "nowhere" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_its_death_is_an_error_that_names_the_signal():
-    with BesideProcess(beside(LONG)) as process:
-        follow(process, BEGINNING)
-        os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(FailedError, match="was ended by SIGKILL; --no-beside leaves it out"):
-            follow(process, BEGINNING + 10**12)
-
-
 def test_it_ends_with_the_block_and_at_no_other_signal():
-    with BesideProcess(beside(LONG)) as process:
+    with Beside(beside(LONG)) as process:
         follow(process, BEGINNING)
         for ignored in (signal.SIGINT, signal.SIGTERM):
             os.kill(process.pid, ignored)

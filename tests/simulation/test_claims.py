@@ -5,8 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from worker.simulation.experiment.run import run_task
-from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
+from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_task
 
 SEEDS = range(200, 204)
 EPISODES = 150

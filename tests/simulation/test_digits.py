@@ -1,14 +1,10 @@
-import sys
-
 import numpy as np
 import pytest
 
 from worker.bandit.arrays import NO_ARM, sigmoid
-from worker.errors import FailedError, InputError
-from worker.simulation import digits
+from worker.errors import InputError
 from worker.simulation.environments import Chance, seeded_environment
-from worker.simulation.experiment.run import run_task
-from worker.simulation.experiment.settings import ExperimentSettings, ExperimentTask
+from worker.simulation.experiment import ExperimentSettings, ExperimentTask, run_task
 
 
 @pytest.fixture
@@ -40,19 +36,6 @@ def test_images_are_standardised_and_constant_pixels_are_zero(world):
 def test_a_context_that_is_no_image_is_refused(world):
     with pytest.raises(InputError, match="one of its images"):
         world.truth.log_odds(np.full((1, 64), 0.5))
-
-
-@pytest.mark.parametrize(("dim", "arms"), [(5, 10), (64, 9)])
-def test_digits_has_a_fixed_size(dim, arms):
-    with pytest.raises(InputError, match="has 64 context features and 10 arms"):
-        seeded_environment("digits", dim=dim, arms=arms, seed=0)
-
-
-def test_without_scikit_learn_one_line_names_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    digits._loaded.cache_clear()
-    with pytest.raises(FailedError, match="needs scikit-learn: pip install scikit-learn"):
-        seeded_environment("digits", dim=64, arms=10, seed=0)
 
 
 def test_the_personal_model_learns_to_read_digits_and_the_additive_one_does_not(world):

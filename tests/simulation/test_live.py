@@ -1,20 +1,18 @@
-"""The live view of demo and traffic: pictures on a terminal, a few lines in a pipe."""
+"""The live view of demo and traffic: a panel on a terminal, a few lines in a pipe."""
 
 from __future__ import annotations
 
 import io
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.run import Demo, DemoSettings, additive
-from worker.simulation.demo.view import DemoView
-from worker.simulation.live import PlainView, RichView, Source, Speed, area, live_view, picture
+from worker.simulation.demo.summary import DemoView
+from worker.simulation.live import Source, compared_trends, live_view, sparkline
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
-from worker.simulation.traffic.view import LINE_EVERY, TrafficView
+from worker.simulation.traffic.report import LINE_EVERY, TrafficView
 from worker.simulation.worth import Worth
 
 START = 10**18
@@ -36,9 +34,9 @@ def traffic() -> Traffic:
     return running
 
 
-def drawn(source: Source, width: int) -> list[str]:
+def drawn(source: Source, width: int = 100) -> list[str]:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    console.print(picture(source.frame(12.0), width))
+    console.print(source.panel(12.0))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -47,14 +45,13 @@ DEMO_WORDS = ("click rate", "exploring", "version 2", "open sessions", "dead let
 TRAFFIC_WORDS = ("records", "decision p99", "flat out", "wait for a decision", "50.0%", "0.33333", "here/metrics")
 
 
-@pytest.mark.parametrize("width", [72, 80, 100, 160])
+@pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("name", ["demo", "traffic"])
-def test_the_picture_fits_the_terminal_and_shows_the_figures(demo, traffic, name, width):
+def test_the_panel_fits_the_terminal_and_shows_the_figures(demo, traffic, name, width):
     source: Source = DemoView(demo, "http://here") if name == "demo" else TrafficView(traffic, "http://here")
-    source.frame(11.0)
     lines = drawn(source, width)
     text = "\n".join(lines)
-    assert max(map(len, lines)) <= width - 2
+    assert max(len(line.rstrip()) for line in lines) <= width - 2
     assert len(lines) <= 24
     for word in ("sessions", "decisions", "(0/s)", "oracle", "pseudo-regret/session", "in 12 s"):
         assert word in text
@@ -63,26 +60,29 @@ def test_the_picture_fits_the_terminal_and_shows_the_figures(demo, traffic, name
 
 
 def test_runs_without_figures_can_be_drawn():
-    assert "–" in "\n".join(drawn(DemoView(Demo(DemoSettings(users=5, episodes=2)), "http://here"), 100))
-    assert "–" in "\n".join(drawn(TrafficView(Traffic(TrafficSettings(), now=START), "http://here"), 100))
+    assert "–" in "\n".join(drawn(DemoView(Demo(DemoSettings(users=5, episodes=2)), "http://here")))
+    assert "–" in "\n".join(drawn(TrafficView(Traffic(TrafficSettings(), now=START), "http://here")))
 
 
-def test_a_view_draws_and_leaves_nothing_behind(demo):
-    console = Console(file=io.StringIO(), width=90, force_terminal=True)
-    with RichView(DemoView(demo, "http://here"), console) as view:
-        view._drawn = float("-inf")
-        view.show()
-    assert isinstance(console.file, io.StringIO)
-    assert "adcascade demo" in console.file.getvalue()
-    assert console.file.getvalue().endswith("\x1b[2K")  # the last of its lines is wiped
+def test_on_a_terminal_panels_are_drawn_and_leave_nothing_behind(demo, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("worker.simulation.live.REFRESH", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    with live_view(DemoView(demo, "http://here")) as show:
+        show()
+    written = capsys.readouterr().err
+    assert "adcascade demo" in written
+    assert written.endswith("\x1b[2K")  # the last of its lines is wiped
 
 
-def test_a_demo_in_a_pipe_prints_its_addresses_and_a_line_per_quarter(capsys):
+def test_without_a_terminal_or_without_rich_a_demo_prints_its_addresses_and_a_line_per_quarter(capsys, monkeypatch):
     demo = Demo(DemoSettings(users=5, episodes=3))
-    with PlainView(DemoView(demo, "http://here")) as view:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with live_view(DemoView(demo, "http://here")) as show:
         while not demo.finished:
             demo.step()
-            view.show()
+            show()
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["metrics: http://here/metrics", "status page: http://here/"]
     assert [line[:4] for line in lines[2:]] == [" 25%", " 50%", " 75%"]
@@ -98,51 +98,18 @@ def test_traffic_in_a_pipe_prints_its_address_and_a_line_every_few_seconds(traff
     assert lines[2].endswith("decisions in – (p99 –), lately 50.0% of the oracle's revenue")
 
 
-def test_pictures_need_a_terminal_and_rich(demo, monkeypatch):
-    source = DemoView(demo, "http://here")
-    assert isinstance(live_view(source), PlainView)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert isinstance(live_view(source), RichView)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert isinstance(live_view(source), PlainView)
+def test_a_trend_has_at_most_its_width_and_reaches_as_high_as_its_values():
+    assert sparkline([], 0.0, 1.0) == ""
+    assert sparkline([1.0] * 100 + [0.0] * 100, 0.0, 1.0, width=4) == "██▁▁"
 
 
-def test_a_rate_covers_only_the_last_looks():
-    speed = Speed(looks=2)
-    looks = ((0.0, 0), (1.0, 1000), (2.0, 1000), (3.0, 1000))
-    assert [speed.at(now, count) for now, count in looks] == [0, 1000, 500, 0]
-
-
-@given(
-    values=st.lists(st.floats(0, 1), max_size=30),
-    total=st.integers(1, 40),
-    width=st.integers(1, 20),
-    height=st.integers(1, 5),
-)
-def test_an_area_has_its_size_and_only_braille(values, total, width, height):
-    lines = area(values, total=total, width=width, height=height, low=0.0, high=1.0)
-    assert [len(line) for line in lines] == [width] * height
-    assert all(0x2800 <= ord(cell) < 0x2900 for line in lines for cell in line)
-
-
-def test_an_area_reaches_as_high_as_its_values_and_as_far_as_they_go():
-    assert area([1.0, 1.0], total=4, width=2, height=2, low=0.0, high=1.0) == ["⣿⠀", "⣿⠀"]
-    assert area([0.0] * 4, total=4, width=2, height=2, low=0.0, high=1.0) == ["⠀⠀", "⣀⣀"]
-    assert area([0.0, 0.0, 1.0, 1.0], total=4, width=2, height=1, low=0.0, high=1.0) == ["⣀⣿"]
-
-
-def test_the_run_beside_is_drawn_on_the_same_scale() -> None:
-    settings = DemoSettings(users=20, episodes=3)
-    other = additive(settings)
+def test_the_run_beside_is_drawn_on_the_same_scale(demo) -> None:
+    other = additive(demo.settings)
     assert other is not None
-    demo, same = Demo(settings), Demo(other)
-    while not demo.finished:
-        demo.step()
-        same.step()
-    beside = Beside(settings=other, rows=list(same.rows), sha256=same.parameters.sha256)
-    frame = DemoView(demo, "http://here", beside).frame(1.0)
-    left, right = frame.curves
-    assert (left.title, right.title) == ("personal: served/oracle", "additive: served/oracle")
-    assert (left.low, left.high) == (right.low, right.high)
-    assert right.values == [row.score.share for row in beside.rows]
-    assert "additive: served/oracle" in "\n".join(drawn(DemoView(demo, "http://here", beside), 100))
+    beside = Beside(other)
+    beside.rows = list(demo.rows)
+    text = "\n".join(drawn(DemoView(demo, "http://here", beside)))
+    assert "personal: served/oracle" in text
+    assert "additive: served/oracle" in text
+    better, worse = (Worth(sessions=1, oracle=1.0, served=served) for served in (0.95, 0.5))
+    assert [scale for _, _, scale, _ in compared_trends([("a", [better]), ("b", [worse])])] == [(0.5, 1.0)] * 2

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from worker.bandit.arrays import sigmoid
-from worker.simulation.demo.kinds import Kinds
-from worker.simulation.demo.ledger import Score, score
+from worker.simulation.demo.ledger import Kinds, Score, score
 from worker.simulation.environments import make_environment
 from worker.simulation.users import TIDY, Users
 from worker.simulation.worth import Valuer
@@ -57,13 +56,13 @@ def test_oracle_and_served_agree_with_enumeration(repeats, environment):
 
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("environment", ["opposite", "tastes", "leaving"])
-def test_the_first_arm_is_that_of_the_best_slate(repeats, environment):
+def test_the_best_slates_are_those_of_the_enumeration(repeats, environment):
     users = crowd(rate=20, environment=environment)
     every = list(product(range(4), repeat=HORIZON) if repeats else permutations(range(4), HORIZON))
-    valuer = Valuer(users.world, horizon=HORIZON, repeats=repeats)
-    found = valuer.first_arms(users.cohort(0).contexts)
-    best = [max(every, key=lambda slate, n=n: worth(users, n, slate))[0] for n in range(len(users.cohort(0)))]
-    assert found.tolist() == best
+    found = Valuer(users.world, horizon=HORIZON, repeats=repeats).best_slates(users.cohort(0).contexts)
+    best = [max(worth(users, n, slate) for slate in every) for n in range(len(users.cohort(0)))]
+    assert [worth(users, n, slate) for n, slate in enumerate(found.tolist())] == pytest.approx(best)
+    assert repeats or all(len(set(slate)) == HORIZON for slate in found.tolist())
 
 
 def test_only_users_who_were_served_are_scored():

@@ -199,7 +199,7 @@ def test_a_damaged_value_is_reported_and_deleted_and_its_session_planned_again()
     assert (tally.recovered, set(task.table)) == (1, {"t"})
     ((kind, times, example),) = tally.troubles
     assert (kind, times) == ("damaged-state", 3)
-    assert example.startswith("ads.sessions-changelog, partition 3, offset 43, key b'u': ")
+    assert example == "ads.sessions-changelog, partition 3, offset 43: ValueError"
     assert task.has_due
     emits = task.handle([click(), arrival()])
     assert emits.changelog[:3] == [(b"s", None), (b"\xff", None), (b"u", None)]

@@ -34,6 +34,7 @@ def parameters(seed=0, dim=3, arms=6, **settings):
         for k, reward in enumerate(rng.uniform(0.2, 3, arms))
     )
     plain = {
+        "repeats": True,
         "model": "additive",
         "intercept": settings.get("model") == "personal",
         "answers": "all",

@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_info
 from tests.first_release import FIRST_RELEASE
 from tests.stream.scenes import feedback, opened
 from worker.bandit.additive import AdditiveModel
-from worker.bandit.schedule import explore_budget
+from worker.bandit.bonuses import explore_budget
 from worker.errors import FailedError, InputError
 from worker.stream import folding
 from worker.stream.catalogue import carry_out, catalogue_difference

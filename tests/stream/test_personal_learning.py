@@ -11,7 +11,7 @@ import pytest
 
 from tests.stream.scenes import feedback, opened
 from worker.bandit.arrays import sigmoid
-from worker.bandit.schedule import explore_budget
+from worker.bandit.bonuses import explore_budget
 from worker.errors import InputError
 from worker.stream.contexts import pack_context
 from worker.stream.encoding import encode_journal
@@ -24,7 +24,7 @@ from worker.stream.version_records import encode_parameters
 
 WINDOW = 6000
 SETTINGS = LearningSettings(
-    dim=2, horizon=3, window=WINDOW, session_timeout=300, lateness=50, warmup=1, standardise=False
+    repeats=True, dim=2, horizon=3, window=WINDOW, session_timeout=300, lateness=50, warmup=1, standardise=False
 )
 ARMS = tuple(Arm(arm=name, reward=1.0) for name in "abcd")
 

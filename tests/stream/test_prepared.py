@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.test_second_model import ConstantRate
+from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
-from worker.bandit.models import MODELS
 from worker.stream.contexts import Standardisation, pack_context
 from worker.stream.events import Arrival
 from worker.stream.features import Features

@@ -231,6 +231,7 @@ def test_a_version_with_features_is_valid_and_the_schema_has_no_other_field() ->
         Parameters.first(LearningSettings(dim=3, model="additive"), (Arm(arm="a", reward=1.0),)),
         ties=(0.5,) * 5,
         shares=Shares(1.0, 0.25),
+        kernels="numpy 2.4.6",
     )
     tied = json.loads(encode_parameters(additive))
     for made in (pending, tied):

@@ -134,7 +134,7 @@ def test_the_random_share_is_the_share_of_sessions_drawn_at_random() -> None:
 
 
 def test_warm_up_shows_every_arm_at_every_position_equally_often() -> None:
-    task = serving(parameters(warmup=1))
+    task = serving(parameters(warmup=1, repeats=True))
     slates = [decision["slate"] for decision in decisions(task.handle([arrival(f"s{i}") for i in range(3_000)]))]
     for position in range(3):
         for arm in ARMS:

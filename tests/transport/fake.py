@@ -33,7 +33,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], object], within: float = 30.0) -> None:
+async def until(condition: Callable[[], object], within: float = 120.0) -> None:
     """Wait for a condition that other threads change."""
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110 (there is no event)

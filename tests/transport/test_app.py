@@ -109,13 +109,17 @@ def committed(cluster: Cluster) -> int:
 
 
 @in_loop
-async def test_the_agent_answers_arrivals_and_faust_commits_them(cluster: Cluster) -> None:
+async def test_the_agent_answers_arrivals_and_faust_commits_them_at_the_latest_when_it_stops(cluster: Cluster) -> None:
     async with worker() as running:
         sessions = send(cluster, 20)
         await until(lambda: answered(cluster) == sessions)
         await until(lambda: committed(cluster) == 20)
         assert running.learner.mine, "the journal is assigned here"
         assert len(running.app.partitions.servings) == COUNT
+        sessions |= send(cluster, 8, first=20)
+        await until(lambda: answered(cluster) == sessions)
+    assert committed(cluster) == 28
+    assert cluster.members == []
 
 
 @in_loop
@@ -128,15 +132,6 @@ async def test_nothing_is_committed_before_its_results_are_durable(cluster: Clus
         assert committed(cluster) == 0
         cluster.hold = False
         await until(lambda: committed(cluster) == 8)
-
-
-@in_loop
-async def test_a_worker_that_stops_finishes_and_commits_what_it_has(cluster: Cluster) -> None:
-    async with worker():
-        sessions = send(cluster, 8)
-        await until(lambda: answered(cluster) == sessions)
-    assert committed(cluster) == 8
-    assert cluster.members == []
 
 
 @in_loop

@@ -63,6 +63,9 @@ def test_the_broker_corrects_a_clock_that_was_wrong_from_the_start() -> None:
     assert not machine.clock.confirm(machine.true, written_at=written), "the learner refuses it"
     assert machine.clock.earlier() == machine.true
     assert machine.clock.confirm(machine.true, written_at=machine.true + MAX_PROGRESS_LEAD)
+    bounded = Machine(most=HOUR)
+    bounded.error = MAX_PROGRESS_LEAD + 1
+    assert bounded.clock.earlier() == bounded.true, "never above what the learner accepts"
 
 
 def test_a_correction_of_the_clock_is_believed_once_a_record_agrees_with_it() -> None:
@@ -113,12 +116,6 @@ def test_a_journal_without_the_time_of_the_broker_is_reported_once(caplog: pytes
         assert machine.clock.confirm(None, written_at=machine.true)
     (line,) = caplog.messages
     assert "adcascade topics check" in line
-
-
-def test_the_bound_is_never_above_what_the_learner_accepts() -> None:
-    machine = Machine(most=HOUR)
-    machine.error = MAX_PROGRESS_LEAD + 1
-    assert machine.clock.earlier() == machine.true
 
 
 @pytest.mark.parametrize(("written", "time"), [({"timestamp": 5}, 5), ({"timestamp": -1}, None), ({}, None)])

@@ -213,20 +213,3 @@ def test_a_version_that_the_topic_does_not_take_is_a_failure_that_says_so() -> N
     topics.error = lambda topic, key: KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
     with pytest.raises(FailedError, match=r"t\.parameters does not take version 0, which has [\d,]+ bytes"):
         publisher(topics).publish(learner.begin(), learner, 0)
-
-
-def test_a_learner_does_not_decode_the_versions_that_it_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    topics, learner, facts = MemoryTopics(), Learner(settings(), ARMS), Golden(20, seconds=8).values("journal")
-
-    def fail(_: bytes) -> None:
-        raise AssertionError("decoded again")
-
-    monkeypatch.setattr("worker.kafka.parameters.decode_parameters", fail)
-    mine = publisher(topics)
-    mine.publish(learner.begin(), learner, 0)
-    outcome = learner.handle(enumerate(facts))
-    mine.publish(outcome, learner, len(facts))
-    assert [version.sha256 for version in mine.published.history] == [
-        outcome.versions[0].sha256,
-        outcome.versions[-1].sha256,
-    ]

@@ -39,7 +39,7 @@ def alive(pid: int) -> bool:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -115,7 +115,7 @@ async def test_the_process_is_killed_when_the_journal_is_revoked_or_the_worker_s
         ("report('{\"position\":7,'); time.sleep(60)", "wrote a report that cannot be read"),
         ("sys.stdout.write('{\"position\"'); sys.stdout.flush(); os._exit(4)", "ended with code 4"),
         ('report(\'{"position": 5, "watermark": 13}\'); time.sleep(60)', "ValueError: as a test"),
-        ("report('x' * (1 << 17)); time.sleep(60)", "ValueError"),
+        ("report('x' * (1 << 17)); time.sleep(60)", "wrote a line of more than 65536 bytes"),
     ],
     ids=["exit", "failure", "garbage", "half a line", "a report that cannot be handled", "a long line"],
 )

@@ -14,10 +14,11 @@ from faust.types import TP
 from tests.embedded.traffic import ARMS, START, arrivals, settings
 from worker.errors import FailedError, InputError
 from worker.kafka.connection import Connection
-from worker.kafka.parameters import PublishedParameters, UnfitError, last_versions, with_dimension
+from worker.kafka.parameters import PublishedParameters, last_versions, with_dimension
 from worker.kafka.polls import Poll, RecordList
 from worker.kafka.processors import StreamProcessors
-from worker.kafka.worker import WorkerSettings, warn
+from worker.kafka.settings import WorkerSettings
+from worker.kafka.worker import warn
 from worker.metrics import Metrics
 from worker.metrics.catalogue import STAGES
 from worker.stream.decoding import Limits
@@ -62,6 +63,8 @@ def test_the_first_published_version_replaces_the_configured_one() -> None:
     assert counted(metrics, "refused_versions_total") == 0
     with pytest.raises(FailedError, match="two learners disagree"):
         published.wants(other(ZERO))  # it must not publish its own over it
+    started = PublishedParameters(other(ZERO), [ZERO, version(1)], Metrics())
+    assert [one.version for one in started.versions.history] == [0, 1], "and those of a start"
 
 
 def test_a_start_logs_and_passes_on_the_newest_version_and_nothing_that_the_topic_has_of_the_past(caplog) -> None:
@@ -76,23 +79,6 @@ def test_a_start_logs_and_passes_on_the_newest_version_and_nothing_that_the_topi
     published.handle(on_topic(version(20)))
     assert seen == [19, 20]
     assert "version 20" in caplog.text
-
-
-def test_a_first_version_of_another_size_ends_the_worker_with_a_clear_line() -> None:
-    larger = Parameters.first(replace(ZERO.settings, dim=ZERO.settings.dim + 1), ZERO.arms)
-    published = PublishedParameters(ZERO, [], Metrics())
-    with pytest.raises(
-        UnfitError, match=r"another worker has published version 0: --dim is \d, but the published parameters have \d"
-    ):
-        published.handle(on_topic(larger))
-
-
-def test_published_versions_serve_whatever_is_configured() -> None:
-    metrics = Metrics()
-    published = PublishedParameters(other(ZERO), [ZERO, version(1)], metrics)
-    published.handle(on_topic(ZERO, version(1), version(2)))
-    assert [one.version for one in published.versions.history] == [0, 1, 2]
-    assert counted(metrics, "refused_versions_total") == 0
 
 
 def test_a_version_with_another_content_is_refused_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,14 +103,6 @@ def test_a_version_that_differs_by_rounding_is_the_same_version(caplog: pytest.L
     with pytest.raises(RoundedError):
         published.wants(rounded)
     assert counted(metrics, "refused_versions_total") == 0
-
-
-def test_records_that_cannot_be_decoded_are_refused_and_tombstones_ignored() -> None:
-    metrics = Metrics()
-    published = PublishedParameters(ZERO, [], metrics)
-    published.handle([Record("t.parameters", 0, offset, 0, b"0", value) for offset, value in enumerate((None, b"{"))])
-    assert counted(metrics, "refused_versions_total") == 1
-    assert published.version == -1
 
 
 def test_the_last_eight_versions_are_kept_from_tsuccessor_newest_position() -> None:
@@ -284,11 +262,6 @@ def test_settings_that_differ_from_the_published_ones_are_logged(caplog: pytest.
     configured = configuration(settings())
     warn(configured, settings(), [replace(ZERO, settings=settings(window=20_000, policy="greedy"))])
     assert "policy, window" in caplog.text
-
-
-def test_standardise_given_later_than_version_0_is_logged_because_it_has_no_effect(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
     for given, published in ((True, True), (True, False)):
         caplog.clear()
         learning, zero = settings(standardise=given), replace(ZERO, settings=settings(standardise=published))
@@ -319,18 +292,6 @@ def test_a_version_of_another_model_is_refused_with_one_line_and_serving_goes_on
     refusals = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [text in refusal for refusal in refusals] == [True]
     assert counted(metrics, "refused_versions_total") == 1
-
-
-def test_the_accounts_of_all_partitions_balance_until_they_are_released() -> None:
-    metrics = Metrics()
-    processors = StreamProcessors(PublishedParameters(ZERO, [ZERO], metrics), TOPICS, metrics, limits=Limits())
-    servings = [processors.make_serving(2), processors.make_serving(3)]
-    processors.handle([(servings[0], PartitionBench().records(4, timestamp=START))])
-    for serving in servings:
-        processors.check_accounts()
-        assert counted(metrics, "accounting_imbalance", identity="sessions") == 0
-        processors.release(serving)
-    assert counted(metrics, "sessions_handed_over_total") == 4
 
 
 def test_every_stage_of_a_poll_is_measured() -> None:

@@ -15,7 +15,7 @@ from worker.kafka.polls import Flights, Poll
 from worker.kafka.thread import MOST_POLLS, ClientThread
 
 A, B = TP("t", 0), TP("t", 1)
-DEADLINE = 20.0
+DEADLINE = 120.0
 
 
 class Loop:
@@ -151,18 +151,6 @@ async def test_no_more_is_polled_than_the_loop_takes() -> None:
         await thread.call(lambda _: None)
         assert consumer.reading[A] == position < 5
         assert [offset for _, offset in await offsets(thread, 1, 5)] == [0, 1, 2, 3, 4]
-
-
-@in_loop
-async def test_a_call_returns_its_result_and_raises_its_error() -> None:
-    async with running(filled(0)) as (thread, _, consumer):
-        assert await thread.call(lambda one: one) is consumer
-        try:
-            await thread.call(lambda one: one.nothing)
-        except AttributeError as error:
-            assert "nothing" in str(error)
-        else:
-            raise AssertionError("no error")
 
 
 @in_loop

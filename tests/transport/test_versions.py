@@ -144,5 +144,7 @@ async def test_a_version_that_this_worker_cannot_serve_by_ends_it(monkeypatch: p
     topic = Topic()
     topic.append(Parameters.first(settings(dim=settings().dim + 1), ARMS))
     async with reading(topic, monkeypatch) as (reader, _, _metrics):
-        with pytest.raises(UnfitError, match="another worker has published version 0"):
+        with pytest.raises(
+            UnfitError, match=r"another worker has published version 0: --dim is \d, but the published .* have \d"
+        ):
             await reader.run()

@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.embedded.traffic import ARMS, START, settings
@@ -16,7 +15,7 @@ from worker.kafka.parameters import PublishedParameters
 from worker.kafka.processors import StreamProcessors
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.learner_process import LearnerProcess, LearnerStatus
+from worker.runtime.learner_process import LearnerStatus
 from worker.runtime.watch import PATIENCE, CatalogueCheck, SettingsWatch, WatermarkWatch, different
 from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_journal, encode_progress
@@ -106,14 +105,12 @@ def test_the_learner_names_the_slowest_partition_and_counts_late_records_when_th
     assert (outcome.late, outcome.episodes) == (2, [])
 
 
-def test_a_report_of_the_learner_reaches_the_metrics_and_the_supervisor() -> None:
+def test_a_report_of_the_learner_reaches_the_metrics() -> None:
     metrics = Metrics()
     zero = Parameters.first(settings(), ARMS)
     published = PublishedParameters(zero, [zero], metrics)
     processors = StreamProcessors(published, Topics(), metrics, limits=Limits())
-    learner = LearnerProcess(("true",), processors.on_learner_status, metrics.troubles)
-    learner._handle(msgspec.json.encode(LearnerStatus(position=7, watermark=START, slowest=2, late=5)))
-    assert (learner.position, learner.watermark, learner.slowest) == (7, START, 2)
+    processors.on_learner_status(LearnerStatus(position=7, watermark=START, slowest=2, late=5))
     assert metrics.registry.get_sample_value("adcascade_late_records_total") == 5
 
 

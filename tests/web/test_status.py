@@ -15,6 +15,7 @@ from tests.metrics.episodes import an_episode
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
+from worker.http.server import WebServer
 from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
 from worker.simulation.demo.run import Demo, DemoSettings
@@ -26,9 +27,7 @@ from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Tally
 from worker.stream.troubles import TROUBLES
 from worker.web.figures import MOST_ARMS, lately, positions, recent_users, strength_of_tastes, top_arms
-from worker.web.problems import MOST_LAG, problems
-from worker.web.server import WebServer
-from worker.web.status import FILES, status_routes
+from worker.web.status import FILES, MOST_LAG, problems, status_routes
 
 UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.05, prefetching=0.4)
 

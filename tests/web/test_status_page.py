@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.web.browser import Tab, browser_tab, chromium
+from worker.http.pages import operations
+from worker.http.server import WebServer
 from worker.metrics import Metrics
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.stream.settings import Arm
-from worker.web.server import WebServer, operations
 from worker.web.status import status_routes
 
 SHOWN = "Number(document.body?.dataset.shown ?? 0)"

@@ -18,11 +18,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, sigmoid
+from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, row_products, sigmoid
 from worker.bandit.click_model import Displays, Fit, Observations, inputs
-from worker.bandit.estimators import Coefficients, estimate, inner
-from worker.bandit.precision import Precision, SortedDisplays
-from worker.bandit.rows import in_blocks
+from worker.bandit.estimators import ByArm, Coefficients, estimate, inner
+from worker.bandit.precision import Precision
 from worker.errors import InputError
 
 #: λ_b, the precision of intercepts.
@@ -151,55 +150,35 @@ class AdditiveModel:
         >>> prior.fold(shown, estimator="laplace").model.theta_arms.round(2)
         array([3.36, 0.  ])
         """
-        try:
-            model, steps = estimate(self, data, estimator=estimator)
-        finally:
-            self._prepared.clear()
+        model, steps = estimate(self, data, estimator=estimator)
         return Fit(model=model, steps=steps)
-
-    @cached_property
-    def _prepared(self) -> dict[str, tuple[Displays, Floats, SortedDisplays]]:
-        return {}
-
-    def _sorted(self, data: Displays) -> tuple[Displays, Floats, SortedDisplays]:
-        """Return displays, their inputs, and both sorted by arm; those of the last call are kept during a fold."""
-        last = self._prepared.get("displays")
-        if last is None or last[0] is not data:
-            contexts = self._inputs(data.contexts)
-            by_arm = SortedDisplays(contexts, sessions=data.sessions, arms=data.arms)
-            last = self._prepared["displays"] = data, contexts, by_arm
-        return last
-
-    def _inputs_of(self, data: Displays) -> Floats:
-        last = self._prepared.get("displays")
-        return last[1] if last is not None and last[0] is data else self._inputs(data.contexts)
 
     @property
     def coefficients(self) -> Coefficients:
         return self.theta_context, self.theta_arms
 
-    def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
-        offsets = self._inputs_of(data) @ coefficients[0]
+    def by_arm(self, data: Displays) -> ByArm:
+        return ByArm(self._inputs(data.contexts), sessions=data.sessions, arms=data.arms)
+
+    def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
+        offsets = data.inputs @ coefficients[0]
         return np.asarray(offsets[data.sessions] + coefficients[1][data.arms])
 
-    def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
-        per_session = np.bincount(data.sessions, weights=slopes, minlength=len(data.contexts))
+    def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
+        per_session = np.bincount(data.sessions, weights=slopes, minlength=len(data.inputs))
         per_arm = np.bincount(data.arms, weights=slopes, minlength=self.arms)
-        return self._inputs_of(data).T @ per_session, np.asarray(per_arm, dtype=np.float64)
+        return data.inputs.T @ per_session, np.asarray(per_arm, dtype=np.float64)
 
-    def information(self, data: Displays, weights: Floats) -> Precision:
-        _, contexts, by_arm = self._sorted(data)
-        return self.precision.plus(
-            contexts, sessions=data.sessions, arms=data.arms, weights=weights, sorted_displays=by_arm
-        )
+    def information(self, data: ByArm, weights: Floats) -> Precision:
+        return self.precision.plus(data, weights)
 
     def updated(self, coefficients: Coefficients, precision: Precision) -> AdditiveModel:
         return replace(self, theta_context=coefficients[0], theta_arms=coefficients[1], precision=precision)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        gradient = self.gradient(shown, slopes)
+        gradient = self.gradient(self.by_arm(shown), slopes)
         direction = self.precision.solve(*gradient)
-        return inner(gradient, direction), self.predict(direction, seen)
+        return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
     def forget(self, keep: float, *, ridge: float) -> AdditiveModel:
         prior = _prior(self.dim, ridge) if self.intercept else np.full(self.dim, ridge)
@@ -283,90 +262,63 @@ def _offsets(contexts: Floats, theta_context: Floats) -> Floats:
 
 
 class AdditiveHeads:
-    """The kernel for the arms `shown`: e^{−(s+θ)} = e^{−s} e^{−θ} saves an exponential per arm, and squared widths are
-    one product, [−2 L(x − ū); 1; ‖L(x − ū)‖²] · [L(U_k − ū); ‖L(U_k − ū)‖² + 1/D_k; 1].
-    """  # noqa: D205
+    """The kernel for the arms `shown`.
+
+    e^{−(s+θ)} = e^{−s} e^{−θ} saves an exponential per arm. Squared widths are one product,
+    [−2 L(x − ū); 1; ‖L(x − ū)‖²] · [L(U_k − ū); ‖L(U_k − ū)‖² + 1/D_k; 1], where ū is the mean of the centres: close to
+    all contexts, so that the expanded square does not cancel.
+    """
 
     def __init__(self, model: AdditiveModel, shown: Ints, dtype: DTypeLike) -> None:
-        self.model, self.shown, self.dtype = model, shown, np.dtype(dtype)
-        self.theta = model.theta_arms[shown]
+        self._model, self._shown, self._dtype = model, shown, np.dtype(dtype)
+        self._theta = model.theta_arms[shown]
         # Beyond this the factors of the exponential leave the number range.
-        self.steep = 80.0 if self.dtype == np.float32 else 600.0
-        self.flattest = float(np.abs(self.theta).max(initial=0.0))
-        self.decay = np.exp(-np.clip(self.theta, -self.steep, self.steep)).astype(self.dtype)
+        self._steepest = 80.0 if self._dtype == np.float32 else 600.0
+        self._largest = float(np.abs(self._theta).max(initial=0.0))
+        self._decay = np.exp(-np.clip(self._theta, -self._steepest, self._steepest)).astype(self._dtype)
 
-    @property
-    def ranking(self) -> Floats:
-        """θ_k: f rises with it whatever the context."""
-        return self.theta
+    def _offsets(self, contexts: Floats) -> Floats:
+        return _offsets(self._model._inputs(contexts), self._model.theta_context)
 
-    def batch(self, contexts: Floats) -> _AdditiveBatch:
-        rows = self.model._inputs(contexts)
-        return _AdditiveBatch(self, rows, _offsets(rows, self.model.theta_context))
+    def log_odds(self, contexts: Floats) -> Array:
+        return np.asarray((self._offsets(contexts)[:, None] + self._theta).astype(self._dtype))
 
-    @cached_property
-    def middle(self) -> Floats:
-        """ū, the mean of the centres: close to all contexts, so that the expanded square does not cancel."""
-        return np.asarray(self.model.precision.centres.mean(axis=0))
-
-    @cached_property
-    def narrowest(self) -> Array:
-        """1 / D_k: no squared width is below, so rounding must not take one there."""
-        return np.asarray(1 / self.model.precision.arms[self.shown]).astype(self.dtype)
-
-    @cached_property
-    def whitened_arms(self) -> Array:
-        """The right factor of the squared widths, (d+2, columns + 1)."""
-        precision, count = self.model.precision, len(self.shown)
-        there = (precision.centres[self.shown] - self.middle) @ precision.whitening.T
-        right = np.zeros((precision.dim + 2, count + 1), dtype=self.dtype)
-        right[:-2, :count] = there.T
-        right[-2, :count] = (there**2).sum(axis=1) + 1 / precision.arms[self.shown]
-        right[-1, :count] = 1
-        return right
-
-
-class _AdditiveBatch:
-    def __init__(self, heads: AdditiveHeads, contexts: Floats, offsets: Floats) -> None:
-        self._heads, self._contexts, self._offsets = heads, contexts, offsets
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def select(self, rows: Ints) -> _AdditiveBatch:
-        return _AdditiveBatch(self._heads, self._contexts[rows], self._offsets[rows])
-
-    def log_odds(self, start: int, stop: int, columns: slice) -> Array:
-        heads = self._heads
-        return np.asarray((self._offsets[start:stop, None] + heads.theta[columns]).astype(heads.dtype))
-
-    def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
-        heads, offsets = self._heads, self._offsets[start:stop]
-        decay = np.exp(-np.clip(offsets, -heads.steep, heads.steep)).astype(heads.dtype)
+    def probabilities(self, contexts: Floats) -> Array:
+        offsets = self._offsets(contexts)
+        decay = np.exp(-np.clip(offsets, -self._steepest, self._steepest)).astype(self._dtype)
         with np.errstate(over="ignore", divide="ignore"):
-            result: Array = np.multiply.outer(decay, heads.decay[columns])
+            result: Array = np.multiply.outer(decay, self._decay)
             result += 1
             np.reciprocal(result, out=result)
-        for row in np.flatnonzero(np.abs(offsets) + heads.flattest > heads.steep):
-            result[row] = sigmoid(offsets[row] + heads.theta[columns])
+        for row in np.flatnonzero(np.abs(offsets) + self._largest > self._steepest):
+            result[row] = sigmoid(offsets[row] + self._theta)
         return result
 
     @cached_property
-    def _whitened(self) -> Array:
-        """The left factor of the squared widths, (n, d+2)."""
-        heads, (count, dim) = self._heads, self._contexts.shape
-        here = in_blocks(self._contexts - heads.middle, heads.model.precision.whitening.T)
-        left = np.empty((count, dim + 2), dtype=heads.dtype)
-        left[:, :dim] = -2 * here
-        left[:, dim] = 1
-        left[:, dim + 1] = (here**2).sum(axis=1)
-        return left
+    def _middle(self) -> Floats:
+        return np.asarray(self._model.precision.centres.mean(axis=0))
 
-    def widths(self, start: int, stop: int, columns: slice) -> Array:
-        heads = self._heads
-        floor = heads.narrowest[columns]
-        first = columns.start or 0
-        right = heads.whitened_arms[:, first : first + max(2, len(floor))]
-        squares = in_blocks(self._whitened[start:stop], right)[:, : len(floor)]
-        np.maximum(squares, floor, out=squares)
-        return np.asarray(np.sqrt(squares, out=squares))
+    @cached_property
+    def _narrowest(self) -> Array:
+        """1 / D_k: no squared width is below, so rounding must not take one there."""
+        return np.asarray(1 / self._model.precision.arms[self._shown]).astype(self._dtype)
+
+    @cached_property
+    def _whitened_arms(self) -> Array:
+        """The right factor of the squared widths, (d+2, columns)."""
+        precision = self._model.precision
+        there = (precision.centres[self._shown] - self._middle) @ precision.whitening.T
+        right = np.ones((precision.dim + 2, len(self._shown)), dtype=self._dtype)
+        right[:-2] = there.T
+        right[-2] = (there**2).sum(axis=1) + 1 / precision.arms[self._shown]
+        return right
+
+    def widths(self, contexts: Floats) -> Array:
+        rows = self._model._inputs(contexts)
+        here = row_products(rows - self._middle, self._model.precision.whitening.T)
+        left = np.ones((len(rows), rows.shape[1] + 2), dtype=self._dtype)
+        left[:, :-2] = -2 * here
+        left[:, -1] = (here**2).sum(axis=1)
+        squares = row_products(left, self._whitened_arms)
+        np.maximum(squares, self._narrowest, out=squares)
+        return np.sqrt(squares, out=squares)

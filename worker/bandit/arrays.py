@@ -15,12 +15,32 @@ Array = NDArray[Any]  # of the planning kernel's dtype
 
 #: Index of a position without an arm.
 NO_ARM = -1
+#: Columns that `row_products` computes for all rows before the next: few enough to stay in the cache of a core.
+COLUMNS = 1024
 
 
 def sigmoid(u: Array) -> Array:
     """Return 1 / (1 + e^−u) without overflow."""
     tail = np.exp(-np.abs(u))
     return np.asarray(np.where(u >= 0, 1.0, tail) / (1.0 + tail))
+
+
+def row_products(left: Array, right: Array) -> Array:
+    """Return the matrix product, each row by a product of its own: (n, p), (p, c) → (n, c).
+
+    BLAS sums in another order for another number of rows, and of threads. Here every call has one row and the same
+    shape, so a row's bits depend on that row and on `right` alone.
+
+    >>> row_products(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 10.0, 0.0], [0.0, 1.0, 1.0]]))
+    array([[ 1., 12.,  2.],
+           [ 3., 34.,  4.]])
+    """
+    rows, columns = np.ascontiguousarray(left)[:, None, :], right.shape[1]
+    result = np.empty((len(left), 1, columns), dtype=right.dtype)
+    for first in range(0, columns, COLUMNS):
+        block = slice(first, first + COLUMNS)
+        np.matmul(rows, right[:, block], out=result[:, :, block])
+    return result[:, 0]
 
 
 def frozen_array(values: object, shape: tuple[int, ...] | None = None) -> Floats:

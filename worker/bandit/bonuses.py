@@ -1,7 +1,8 @@
-"""What an uncertain arm is worth beyond its estimate: the bonus that optimistic planning adds to Q_h(k)."""
+"""How much to explore: the bonus that optimistic planning adds to Q_h(k), the budget M_t and the radius β_t."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -34,9 +35,6 @@ class Bonus(Protocol):
         `widths` are β·width and may be overwritten; `continuations` are V_1 … V_{H+1}, (n, H+1).
         """
 
-    def all_scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Array:
-        """Return what `scores` yields, without answer rates, for all steps at once: (H, n, columns)."""
-
 
 class SlopeBonus(ABC):
     """β·width·slope·max(e − V, 0) with a slope of the logistic curve: β standard deviations of Q_h(k) for fixed V."""
@@ -48,7 +46,7 @@ class SlopeBonus(ABC):
         """Return the slope for each f, an array of its own; `widths` are β·width."""
 
     def factors(self, chances: Array, widths: Array) -> Array:
-        """Return f + β·width·slope, an array of its own or `widths`: the score of an arm per unit of e − V > 0."""
+        """Return f + β·width·slope, an array of its own: the score of an arm per unit of e − V > 0."""
         factors = self.slopes(chances, widths)
         factors *= widths
         factors += chances
@@ -63,31 +61,19 @@ class SlopeBonus(ABC):
     def scores(
         self, chances: Array, widths: Array, rewards: Array, continuations: Array, answers: Array | None = None
     ) -> Iterator[Array]:
-        factors = self.factors(chances, widths)
-        scores = np.empty_like(chances)
-        if answers is None:
-            # f(e−V) + bonus. Some arm has e > V, and where e > V both terms share the factor e − V; an arm with e ≤ V
-            # scores at most 0 either way. So one factor per arm serves every step.
-            for ahead in continuations.T[1:]:
-                np.subtract(rewards, ahead[:, None], out=scores)
-                scores *= factors
-                yield scores
-            return
-        plain = np.empty_like(scores)
-        for ahead, rates in zip(continuations.T[1:], answers, strict=False):
+        factors, scores = self.factors(chances, widths), np.empty_like(chances)
+        for h, ahead in enumerate(continuations.T[1:]):
             np.subtract(rewards, ahead[:, None], out=scores)
-            np.multiply(scores, chances, out=plain)
-            scores *= factors
-            # Where e ≤ V there is no bonus, and the product with the larger factor is the lower one.
-            np.maximum(scores, plain, out=scores)
-            scores += ahead[:, None]
-            scores *= rates
+            if answers is None:
+                # f(e−V) + bonus. Where e > V both terms share the factor e − V. An arm with e ≤ V has no bonus, and
+                # scores at most 0 either way; some arm has e > V.
+                scores *= factors
+            else:
+                # Where e ≤ V the product with the larger factor is the lower one.
+                np.maximum(scores * factors, scores * chances, out=scores)
+                scores += ahead[:, None]
+                scores *= answers[h]
             yield scores
-
-    def all_scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Array:
-        scores: Array = rewards - continuations.T[1:, :, None]
-        scores *= self.factors(chances, widths)
-        return scores
 
 
 class ValueBonus(SlopeBonus):
@@ -102,13 +88,6 @@ class ValueBonus(SlopeBonus):
 
     def optimistic(self, log_odds: Array, widths: Array) -> Array:
         return sigmoid(log_odds + widths)
-
-    def factors(self, chances: Array, widths: Array) -> Array:
-        # In the order of the first release, so that its recorded decisions come out to the bit.
-        widths *= np.subtract(1, chances)
-        widths += 1
-        widths *= chances
-        return widths
 
 
 class CurveBonus(SlopeBonus):
@@ -157,12 +136,6 @@ class PaperBonus:
                 scores *= answers[h]
             yield scores
 
-    def all_scores(self, chances: Array, widths: Array, rewards: Array, continuations: Array) -> Array:
-        scores: Array = rewards - continuations.T[1:, :, None]
-        scores *= chances
-        scores += widths
-        return scores
-
 
 BONUSES: Mapping[str, Bonus] = {bonus.name: bonus for bonus in (CurveBonus(), ValueBonus(), PaperBonus())}
 
@@ -176,3 +149,33 @@ def bonus_named(name: str) -> Bonus:
     if name not in BONUSES:
         raise InputError(f"unknown bonus {name!r}; one of {', '.join(BONUSES)}")
     return BONUSES[name]
+
+
+# ── how much to explore ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def explore_budget(users: int, t: int, episodes: int) -> int:
+    """Return M_t = max(1, ⌊N e^{−t / ln T}⌋), the users that AUCBBP lets explore in episode t of T.
+
+    >>> [explore_budget(50, t, 300) for t in (0, 1, 5, 30)]
+    [50, 41, 20, 1]
+    """
+    if episodes < 2:
+        raise InputError(f"the number of episodes must be at least 2 (ln T divides), not {episodes}")
+    return max(1, math.floor(users * math.exp(-t / math.log(episodes))))
+
+
+def theory_radius(
+    *, dim: int, arms: int, largest_reward: float, largest_norm: float, ridge: float, displays: int, delta: float = 0.05
+) -> float:
+    """Return β_t = κ e_max c_z sqrt(2(d+K) ln t̃ · ln((d+K)/δ)), κ = sqrt(3 + 2 ln(1 + c_z²/(8λ))).
+
+    Valid and far too wide in practice: it explores for ever.
+
+    >>> round(theory_radius(dim=5, arms=10, largest_reward=1.0, largest_norm=4.0, ridge=1.0, displays=1000), 1)
+    313.5
+    """
+    size = dim + arms
+    kappa = math.sqrt(3 + 2 * math.log(1 + largest_norm**2 / (8 * ridge)))
+    spread = 2 * size * math.log(max(2, displays)) * math.log(size / delta)
+    return kappa * largest_reward * largest_norm * math.sqrt(spread)

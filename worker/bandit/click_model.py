@@ -2,13 +2,13 @@
 
 A click model is a belief about P(click on arm k | x): an estimate, how certain it is, and how displays change both.
 Nothing outside `worker.bandit` looks inside of one. A new model is one file that implements `ClickModel` and `Heads`,
-and a line in `worker.bandit.models`.
+and a name in `worker.bandit.MODELS`.
 
 Rules for every implementation:
 
 - A model is a value: methods return new models and never change one in place.
 - The same data in the same order give the same bits.
-- What `HeadBatch`, `log_odds_of` and `squared_widths_of` return for a row depends on that row alone, to the bit, never
+- What `Heads`, `log_odds_of` and `squared_widths_of` return for a row depends on that row alone, to the bit, never
   on its neighbours or on how a batch is split: planning again after a crash must give the same slate.
 """
 
@@ -22,9 +22,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints
-
-#: Columns (arms) in one block of a kernel. Slices of columns begin at a multiple of it.
-BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +58,6 @@ def inputs(contexts: Floats) -> Floats:
     return with_one
 
 
-def blocks_of(columns: slice) -> Iterator[slice]:
-    """Yield the blocks of a slice of columns that begins at a multiple of BLOCK."""
-    for first in range(columns.start, columns.stop, BLOCK):
-        yield slice(first, min(first + BLOCK, columns.stop))
-
-
 def arm_features(arms: int, features: Floats | None) -> Floats:
     """Return a_k = [1; features of arm k], (K, m)."""
     described = np.ones((arms, 1 if features is None else 1 + features.shape[1]))
@@ -76,7 +67,7 @@ def arm_features(arms: int, features: Floats | None) -> Floats:
 
 
 class Truth(Protocol):
-    """A click model that is known: the part of `ClickModel` that says what users do."""
+    """What users do: the part of a click model that a simulated world needs."""
 
     @property
     def dim(self) -> int:
@@ -84,11 +75,11 @@ class Truth(Protocol):
 
     @property
     def arms(self) -> int:
-        """The number K of arms."""
+        """The number K of arms, retired ones included."""
 
     @property
     def biases(self) -> Floats:
-        """The log-odds of each arm for the mean user, (K,)."""
+        """The log-odds of each arm at x = 0, (K,)."""
 
     @property
     def effects(self) -> Floats:
@@ -101,7 +92,7 @@ class Truth(Protocol):
         """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
 
 
-class ClickModel(Protocol):
+class ClickModel(Truth, Protocol):
     """A belief about clicks on K arms, given contexts of d numbers."""
 
     name: ClassVar[str]
@@ -125,21 +116,7 @@ class ClickModel(Protocol):
     def pack(self) -> dict[str, Floats]:
         """Return all that the model consists of."""
 
-    @property
-    def dim(self) -> int:
-        """The number d of context features."""
-
-    @property
-    def arms(self) -> int:
-        """The number K of arms, retired ones included."""
-
     # ── predicting ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def log_odds(self, contexts: Floats) -> Floats:
-        """Return the estimated log-odds of a click: (n, d) → (n, K)."""
-
-    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
-        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
 
     def widths(self, contexts: Floats) -> Floats:
         """Return the posterior standard deviation of the log-odds: (n, d) → (n, K)."""
@@ -182,16 +159,8 @@ class ClickModel(Protocol):
         """Return the coefficients of [1; x] in the log-odds of an arm, (d+1,), and their covariance, (d+1, d+1)."""
 
     @property
-    def biases(self) -> Floats:
-        """The log-odds of each arm at x = 0, (K,)."""
-
-    @property
     def bias_deviations(self) -> Floats:
         """The posterior standard deviation of `biases`, (K,)."""
-
-    @property
-    def effects(self) -> Floats:
-        """The shared effect of each context feature on the log-odds, (d,)."""
 
     @property
     def effect_deviations(self) -> Floats:
@@ -220,30 +189,11 @@ class Fit(Generic[Model]):
 class Heads(Protocol):
     """All that planning needs of the arms shown, prepared once per version; a column is an index into `shown`."""
 
-    @property
-    def ranking(self) -> Floats | None:
-        """Numbers that order the columns by click probability for every context; None if the order depends on it."""
+    def log_odds(self, contexts: Floats) -> Array:
+        """Return the log-odds of a click: (n, d) → (n, columns)."""
 
-    def batch(self, contexts: Floats) -> HeadBatch:
-        """Return the contexts (n, d) as the kernel needs them."""
+    def probabilities(self, contexts: Floats) -> Array:
+        """Return the click probabilities: (n, d) → (n, columns)."""
 
-
-class HeadBatch(Protocol):
-    """Contexts of one batch before the heads.
-
-    A slice of columns is one block, or all columns.
-    """
-
-    def __len__(self) -> int: ...
-
-    def select(self, rows: Ints) -> HeadBatch:
-        """Return the given rows."""
-
-    def log_odds(self, start: int, stop: int, columns: slice) -> Array:
-        """Return the log-odds of rows [start, stop): (rows, columns)."""
-
-    def probabilities(self, start: int, stop: int, columns: slice | Ints) -> Array:
-        """Return the click probabilities of rows [start, stop): (rows, columns); do not change them."""
-
-    def widths(self, start: int, stop: int, columns: slice) -> Array:
-        """Return the widths of rows [start, stop): (rows, columns), an array of its own."""
+    def widths(self, contexts: Floats) -> Array:
+        """Return the posterior standard deviations of the log-odds: (n, d) → (n, columns), an array of its own."""

@@ -9,12 +9,12 @@ With p = σ(zᵀθ), w = p(1−p) and g = Σ z(y − p):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, sigmoid
+from worker.bandit.arrays import Floats, Ints, sigmoid
 from worker.bandit.click_model import Displays, Observations
 from worker.errors import EstimationError, InputError
 
@@ -29,8 +29,64 @@ TOLERANCE_OF_REUSE = 1e-9
 # Of the log-odds of a display per fold. What moves further, and ends further from even odds, is not learned but broken.
 # Further moves that end nearer to even odds correct an estimate on contexts it had never seen.
 LARGEST_STEP = 20.0
+MOST_LANCZOS = 100
+#: Relative change of the smallest eigenvalue with which Lanczos' method ends. The error is smaller than that.
+LANCZOS_TOLERANCE = 1e-10
+GATHERED = 4_000_000  # numbers of contexts gathered at once while they are squared by arm
 
 Coefficients = tuple[Floats, ...]  # the parts of a parameter vector
+
+
+class ByArm:
+    """Displays sorted by arm, so that a Newton step sorts and gathers nothing.
+
+    Sums are made in an order that depends on the displays alone: the same displays in the same order, the same bits.
+
+    Parameters
+    ----------
+    inputs : (r, n), the contexts of sessions as the model multiplies them, x or u = [1; x]
+    sessions : (m,), the row of `inputs` that saw each display
+    arms : (m,), the arm displayed
+    """
+
+    def __init__(self, inputs: Floats, *, sessions: Ints, arms: Ints) -> None:
+        self.inputs, self.sessions, self.arms = inputs, sessions, arms
+        self._order = np.argsort(arms, kind="stable")
+        self.shown, self._firsts, self._counts = np.unique(arms[self._order], return_index=True, return_counts=True)
+        self._sorted = inputs[sessions[self._order]]
+
+    def products(self, coefficients: Floats) -> Floats:
+        """Return u·m_k of each display in its own order: (K, n) → (m,)."""
+        products = np.empty(len(self._order))
+        chosen = np.repeat(coefficients[self.shown], self._counts, axis=0)
+        products[self._order] = np.einsum("ij,ij->i", self._sorted, chosen)
+        return products
+
+    def sums(self, values: Floats, *, arms: int) -> Floats:
+        """Return Σ value·u of each of `arms` arms: (m,) → (arms, n)."""
+        sums = np.zeros((arms, self.inputs.shape[1]))
+        if len(self.shown):
+            sums[self.shown] = np.add.reduceat(self._sorted * values[self._order, None], self._firsts, axis=0)
+        return sums
+
+    def squares(self, weights: Floats) -> Iterator[tuple[Ints, Floats]]:
+        """Yield (distinct arms, Σ w u uᵀ of each).
+
+        Arms with about as many displays are summed by one stacked product, padded with displays of no weight.
+        """
+        roots = np.sqrt(weights[self._order])
+        sizes = 1 << np.ceil(np.log2(self._counts)).astype(np.intp)
+        for size in np.unique(sizes).tolist():
+            alike = np.flatnonzero(sizes == size)
+            at_once = max(1, GATHERED // (size * self.inputs.shape[1]))
+            for start in range(0, len(alike), at_once):
+                part = alike[start : start + at_once]
+                within = np.arange(size)
+                real = within < self._counts[part, None]
+                rows = np.where(real, self._firsts[part, None] + within, 0)
+                scaled = self._sorted[rows]
+                scaled *= (roots[rows] * real)[:, :, None]
+                yield self.shown[part], scaled.transpose(0, 2, 1) @ scaled  # of a factor with itself: symmetric
 
 
 class Information(Protocol):
@@ -61,13 +117,16 @@ class LinearModel(Protocol):
     def precision(self) -> Any:
         """The precision A, an `Information`."""
 
-    def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
+    def by_arm(self, data: Displays) -> ByArm:
+        """Prepare displays for the methods below."""
+
+    def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
         """Return zᵀθ of displays, (m,)."""
 
-    def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
+    def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
         """Return Σ slopes·z over displays."""
 
-    def information(self, data: Displays, weights: Floats) -> Any:
+    def information(self, data: ByArm, weights: Floats) -> Any:
         """Return A + Σ w z zᵀ over displays."""
 
     def updated(self, coefficients: Coefficients, precision: Any) -> Self:
@@ -75,7 +134,7 @@ class LinearModel(Protocol):
 
 
 Model = TypeVar("Model", bound=LinearModel)
-Estimator = Callable[[LinearModel, Observations], tuple[Coefficients, Information, int]]  # θ̂, A, Newton steps
+Estimator = Callable[[LinearModel, ByArm, Floats], tuple[Coefficients, Information, int]]  # θ̂, A, Newton steps
 
 
 def estimate(model: Model, data: Observations, *, estimator: str) -> tuple[Model, int]:
@@ -85,8 +144,9 @@ def estimate(model: Model, data: Observations, *, estimator: str) -> tuple[Model
     if not len(data):
         return model, 0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        coefficients, information, steps = ESTIMATORS[estimator](model, data)
-        _check(coefficients, information, model, data)
+        seen = model.by_arm(data)
+        coefficients, information, steps = ESTIMATORS[estimator](model, seen, data.clicked)
+        _check(coefficients, information, model, seen)
         return model.updated(coefficients, information), steps
 
 
@@ -99,11 +159,11 @@ def _moved(start: Coefficients, move: Coefficients, scale: float = 1.0) -> Coeff
     return tuple(a + scale * b for a, b in zip(start, move, strict=True))
 
 
-def _laplace(model: LinearModel, data: Observations) -> tuple[Coefficients, Information, int]:
-    here = _Point(model, data, model.coefficients)
+def _laplace(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information, int]:
+    here = _Point(model, data, clicked, model.coefficients)
     information, squared, before = None, np.inf, np.inf
     for step in range(1, MOST_STEPS + 1):
-        gradient = model.gradient(data, data.clicked - here.chances)
+        gradient = model.gradient(data, clicked - here.chances)
         slope = _moved(gradient, here.pull, -1.0)
         reused = model.reuses_information and squared <= min(SHORT**2, SHORTER**2 * before)
         if information is None or not reused:
@@ -122,17 +182,17 @@ def _laplace(model: LinearModel, data: Observations) -> tuple[Coefficients, Info
 class _Point:
     """A point on the log posterior: its click probabilities, the prior's pull, and its height."""
 
-    def __init__(self, model: LinearModel, data: Observations, coefficients: Coefficients) -> None:
-        self._model, self._data, self.coefficients = model, data, coefficients
+    def __init__(self, model: LinearModel, data: ByArm, clicked: Floats, coefficients: Coefficients) -> None:
+        self._model, self._data, self._clicked, self.coefficients = model, data, clicked, coefficients
         odds = model.predict(coefficients, data)
         self.chances = sigmoid(odds)
         off = _moved(coefficients, model.coefficients, -1.0)
         self.pull = model.precision.times(*off)
-        surprise = np.logaddexp(0, np.where(data.clicked > 0, -odds, odds)).sum()
+        surprise = np.logaddexp(0, np.where(clicked > 0, -odds, odds)).sum()
         self.height = -float(surprise + inner(off, self.pull) / 2)
 
     def after(self, move: Coefficients, scale: float) -> _Point:
-        return _Point(self._model, self._data, _moved(self.coefficients, move, scale))
+        return _Point(self._model, self._data, self._clicked, _moved(self.coefficients, move, scale))
 
 
 def _climb(here: _Point, move: Coefficients, promised: float) -> _Point:
@@ -150,24 +210,24 @@ def _climb(here: _Point, move: Coefficients, promised: float) -> _Point:
     raise EstimationError("Newton's method found no way up")
 
 
-def _newton(model: LinearModel, data: Observations) -> tuple[Coefficients, Information, int]:
+def _newton(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information, int]:
     chances = sigmoid(model.predict(model.coefficients, data))
     information = _information(model, data, chances)
-    move = information.solve(*model.gradient(data, data.clicked - chances))
+    move = information.solve(*model.gradient(data, clicked - chances))
     return _moved(model.coefficients, move), information, 1
 
 
-def _paper(model: LinearModel, data: Observations) -> tuple[Coefficients, Information, int]:
+def _paper(model: LinearModel, data: ByArm, clicked: Floats) -> tuple[Coefficients, Information, int]:
     chances = sigmoid(model.predict(model.coefficients, data))
     information = _information(model, data, chances)
     b = model.precision.times(*model.coefficients)
-    return information.solve(*_moved(b, model.gradient(data, data.clicked - chances))), information, 1
+    return information.solve(*_moved(b, model.gradient(data, clicked - chances))), information, 1
 
 
 ESTIMATORS: Mapping[str, Estimator] = {"laplace": _laplace, "newton": _newton, "paper": _paper}
 
 
-def _information(model: LinearModel, data: Observations, chances: Floats) -> Information:
+def _information(model: LinearModel, data: ByArm, chances: Floats) -> Information:
     weights = chances * (1 - chances)
     if not np.isfinite(weights).all():
         raise EstimationError("a predicted probability is not finite")
@@ -178,7 +238,7 @@ def _information(model: LinearModel, data: Observations, chances: Floats) -> Inf
         raise EstimationError(f"the information is unusable: {error}") from None
 
 
-def _check(coefficients: Coefficients, information: Information, before: LinearModel, data: Displays) -> None:
+def _check(coefficients: Coefficients, information: Information, before: LinearModel, data: ByArm) -> None:
     """Raise unless the estimate is finite, its precision positive definite, and no display's log-odds moved too far."""
     if not all(np.isfinite(part).all() for part in coefficients):
         raise EstimationError("the estimate is not finite")
@@ -188,3 +248,27 @@ def _check(coefficients: Coefficients, information: Information, before: LinearM
     moved = float(np.minimum(steps, np.abs(before.predict(coefficients, data))).max(initial=0))
     if not moved <= LARGEST_STEP:
         raise EstimationError(f"the log-odds moved by {moved:.3g} in one fold, more than {LARGEST_STEP:g}")
+
+
+def smallest_eigenvalue(solve: Callable[[Floats], Floats], size: int) -> float:
+    """Return the smallest eigenvalue of A, (size, size), by Lanczos' method on its inverse, r ↦ A⁻¹ r.
+
+    The start has a part in every direction: from a vector of ones, contrasts of shared and own parts are never reached.
+    """
+    here = before = np.random.default_rng(0).standard_normal(size)
+    here = here / np.linalg.norm(here)
+    diagonal: list[float] = []
+    beside: list[float] = []
+    largest = 0.0
+    for _ in range(MOST_LANCZOS):
+        there = solve(here)
+        diagonal.append(float(here @ there))
+        there -= diagonal[-1] * here + (beside[-1] * before if beside else 0.0)
+        tridiagonal = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        last, largest = largest, float(np.linalg.eigvalsh(tridiagonal)[-1])
+        length = float(np.linalg.norm(there))
+        if length <= 1e-12 * largest or abs(largest - last) <= LANCZOS_TOLERANCE * largest:
+            break
+        beside.append(length)
+        here, before = there / length, here
+    return 1 / largest

@@ -19,64 +19,10 @@ from functools import cached_property
 import numpy as np
 
 from worker.bandit.arrays import Floats, Ints
+from worker.bandit.estimators import ByArm, smallest_eigenvalue
 from worker.errors import EstimationError
 
-GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
-MOST_LANCZOS = 100
-#: Relative change of the smallest eigenvalue with which Lanczos' method ends. The error is smaller than that.
-LANCZOS_TOLERANCE = 1e-10
 DRAWN_AT_ONCE = 8
-
-
-class ByArm:
-    """Displays sorted by arm, so that a Newton step sorts and gathers nothing.
-
-    Sums are made in an order that depends on the displays alone: the same displays in the same order, the same bits.
-
-    Parameters
-    ----------
-    contexts : (r, n), the inputs u of sessions
-    sessions : (m,), the row of `contexts` that saw each display
-    arms : (m,), the arm displayed
-    """
-
-    def __init__(self, contexts: Floats, *, sessions: Ints, arms: Ints) -> None:
-        self._order = np.argsort(arms, kind="stable")
-        self.shown, self._firsts, self._counts = np.unique(arms[self._order], return_index=True, return_counts=True)
-        self._inputs = contexts[sessions[self._order]]
-
-    def products(self, coefficients: Floats) -> Floats:
-        """Return u·m_k of each display in its own order: (K, n) → (m,)."""
-        products = np.empty(len(self._order))
-        chosen = np.repeat(coefficients[self.shown], self._counts, axis=0)
-        products[self._order] = np.einsum("ij,ij->i", self._inputs, chosen)
-        return products
-
-    def sums(self, values: Floats, *, arms: int) -> Floats:
-        """Return Σ value·u of each of so many arms: (m,) → (arms, n)."""
-        sums = np.zeros((arms, self._inputs.shape[1]))
-        if len(self.shown):
-            sums[self.shown] = np.add.reduceat(self._inputs * values[self._order, None], self._firsts, axis=0)
-        return sums
-
-    def squares(self, weights: Floats) -> Iterator[tuple[Ints, Floats]]:
-        """Yield (distinct arms, Σ w u uᵀ of each).
-
-        Arms with about as many displays are summed by one stacked product, padded with displays of no weight.
-        """
-        roots = np.sqrt(weights[self._order])
-        sizes = 1 << np.ceil(np.log2(self._counts)).astype(np.intp)
-        for size in np.unique(sizes).tolist():
-            alike = np.flatnonzero(sizes == size)
-            at_once = max(1, GATHERED // (size * self._inputs.shape[1]))
-            for start in range(0, len(alike), at_once):
-                part = alike[start : start + at_once]
-                within = np.arange(size)
-                real = within < self._counts[part, None]
-                rows = np.where(real, self._firsts[part, None] + within, 0)
-                scaled = self._inputs[rows]
-                scaled *= (roots[rows] * real)[:, :, None]
-                yield self.shown[part], scaled.transpose(0, 2, 1) @ scaled  # of a factor with itself: symmetric
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -230,29 +176,14 @@ class Hierarchy:
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue of A, by Lanczos' method on its inverse.
+        """The smallest eigenvalue of A."""
+        shape, count = (self.size, self.features.shape[1]), len(self.shared)
 
-        The start has a part in every direction: from a vector of ones, contrasts of Γ with the v_k are never reached.
-        """
-        shape, generator = (self.size, self.features.shape[1]), np.random.default_rng(0)
-        here = before = generator.standard_normal(len(self.shared) + self.arms * self.size)
-        here = here / np.linalg.norm(here)
-        diagonal: list[float] = []
-        beside: list[float] = []
-        largest = 0.0
-        for _ in range(MOST_LANCZOS):
-            first, rest = here[: len(self.shared)], here[len(self.shared) :]
-            shared, own = self._solve_briefly(_columns(first, shape), rest.reshape(-1, self.size))
-            there = np.concatenate([shared.T.ravel(), own.ravel()])
-            diagonal.append(float(here @ there))
-            there -= diagonal[-1] * here + (beside[-1] * before if beside else 0.0)
-            last, largest = largest, float(np.linalg.eigvalsh(_tridiagonal(diagonal, beside))[-1])
-            length = float(np.linalg.norm(there))
-            if length <= 1e-12 * largest or abs(largest - last) <= LANCZOS_TOLERANCE * largest:
-                break
-            beside.append(length)
-            here, before = there / length, here
-        return 1 / largest
+        def solve(vector: Floats) -> Floats:
+            shared, own = self._solve_briefly(_columns(vector[:count], shape), vector[count:].reshape(-1, self.size))
+            return np.concatenate([shared.T.ravel(), own.ravel()])
+
+        return smallest_eigenvalue(solve, count + self.arms * self.size)
 
     def _solve_briefly(self, shared: Floats, own: Floats) -> tuple[Floats, Floats]:
         """Return `solve` with half of its products, because G_k = D_k − Λ; the last bits differ."""
@@ -299,10 +230,6 @@ class Hierarchy:
         return replace(
             self, features=self.features[chosen], shared=shared, information=self.information[chosen], before=None
         )
-
-
-def _tridiagonal(diagonal: Sequence[float], beside: Sequence[float]) -> Floats:
-    return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
 
 
 def _columns(flat: Floats, shape: tuple[int, ...]) -> Floats:

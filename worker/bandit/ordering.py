@@ -5,9 +5,6 @@ dynamic programme over arms sorted that way, m being the displays left:
 
     V(i, m) = max( V(i+1, m),  f_i e_i + (1 − f_i) V(i+1, m−1) )
 
-An arm that at least H others beat in both revenue and probability is in no best slate. So where the order by
-probability is the same for every context, the arms beaten by fewer than H suffice under the estimate.
-
 Where displays of arm k are answered with probability ρ = ρ_k r, the same argument orders a set by
 ρ f e / (1 − ρ (1 − f)), which depends on the user; with ρ = 1 it is e. For this r is the mean of the rates of
 positions. The rates themselves enter the programme, position H − m + 1 being the one with m displays left. The order is
@@ -26,68 +23,63 @@ from numpy.typing import NDArray
 from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Array, Floats, Ints
 from worker.bandit.bonuses import VALUE, Bonus
-from worker.bandit.click_model import HeadBatch
-from worker.bandit.planning import ELEMENTS, Masked, Planner
-from worker.bandit.rows import ROWS
-
-Chances = Callable[[int, int], Array]  # (first row, last row) → probabilities (columns, rows), an array of its own
+from worker.bandit.planning import Masked, Planner
 
 
 def greedy_slates(planner: Planner, contexts: Floats, masked: Masked | None = None) -> Ints:
     """Return the best slates under the estimate: (n, d) → (n, H), NO_ARM at the end of shorter ones."""
-    batch = planner.batch(contexts)
-
-    def best(batch: HeadBatch, columns: Ints, masked: Masked | None) -> Ints:
-        def chances(start: int, stop: int) -> Array:
-            return batch.probabilities(start, stop, columns).T.copy()
-
-        return _best(planner, len(batch), columns, chances, masked)
-
-    slates = best(batch, planner.contenders, None)
-    if masked is not None:
-        hit = np.unique(masked.rows[np.isin(masked.columns, planner.contenders)])
-        slates[hit] = best(batch.select(hit), planner.by_falling_revenue, masked.select(hit))
-    return slates
+    return _best(planner, contexts, planner.heads.probabilities, masked)
 
 
 def optimistic_slates(
     planner: Planner, contexts: Floats, *, beta: float, bonus: Bonus = VALUE, masked: Masked | None = None
 ) -> Ints:
     """Return the best slates under the optimistic probabilities of the bonus: (n, d) → (n, H)."""
-    batch, order, everything = planner.batch(contexts), planner.by_falling_revenue, slice(0, len(planner.shown))
 
-    def chances(start: int, stop: int) -> Array:
-        odds = batch.log_odds(start, stop, everything)
-        return bonus.optimistic(odds, beta * batch.widths(start, stop, everything)).T[order]
+    def chances(contexts: Floats) -> Array:
+        return bonus.optimistic(planner.heads.log_odds(contexts), beta * planner.heads.widths(contexts))
 
-    return _best(planner, len(contexts), order, chances, masked)
+    return _best(planner, contexts, chances, masked)
 
 
-def _best(planner: Planner, count: int, columns: Ints, chances: Chances, masked: Masked | None) -> Ints:
-    horizon = planner.horizon
-    slates = np.full((count, horizon), NO_ARM, dtype=np.intp)
-    if not len(columns):
-        return slates
-    rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
-    row_of = np.empty(len(planner.shown), dtype=np.intp)
-    row_of[columns] = np.arange(len(columns))
-    rows = max(1, 2 * ELEMENTS // len(columns) // ROWS) * ROWS
-    for start in range(0, count, rows):
-        stop = min(start + rows, count)
-        f = chances(start, stop)
+def _best(planner: Planner, contexts: Floats, chances: Callable[[Floats], Array], masked: Masked | None) -> Ints:
+    columns, answers = planner.by_falling_revenue, planner.answers
+    shown = planner.shown[columns]
+    slates = np.full((len(contexts), planner.horizon), NO_ARM, dtype=np.intp)
+    rewards = planner.rewards[shown].astype(planner.dtype)
+    place = np.argsort(columns)
+    for part in planner.slices(contexts):
+        f = chances(contexts[part]).T[columns]
         eligible = np.ones(f.shape, dtype=bool)
-        if masked:
-            holes, arms = masked.within(start, stop, 0, len(planner.shown))
-            eligible[row_of[arms], holes] = False
-            f[row_of[arms], holes] = 0
-        if planner.answers is None:
-            picks = _pick(f, rewards, horizon)
-        else:
-            rates = planner.answers.arms[planner.shown][columns].astype(planner.dtype)
-            picks = _pick_leaving(f, rewards, rates, planner.answers.positions, eligible)
-        _fill(picks, eligible, leaving=planner.answers is not None)
-        slates[start:stop] = np.where(picks == NO_ARM, NO_ARM, planner.shown[columns[picks]])
+        if masked is not None:
+            rows, excluded = masked.within(part)
+            eligible[place[excluded], rows] = False
+            f[place[excluded], rows] = 0
+        picks = _pick(f, rewards, eligible, planner.horizon, None if answers is None else answers.choose_arms(shown))
+        slates[part] = np.where(picks == NO_ARM, NO_ARM, shown[picks])
     return slates
+
+
+def _pick(f: Array, rewards: Array, eligible: NDArray[np.bool_], horizon: int, answers: AnswerRates | None) -> Ints:
+    """Return the best slates of arms by falling revenue, as indices into them: f and eligible (arms, rows) → (rows, H).
+
+    An arm with f = 0 is never taken: it leaves V as it is, to the bit, because V rises with m. That V rises whatever
+    the rounding is why the programme has (1 − f) V and not V + f (e − V). With answer rates V may fall with m.
+    """
+    taken = np.zeros((horizon, *f.shape), dtype=bool)
+    if answers is None:
+        _programme(f, rewards[:, None], horizon, taken=taken)
+        picks = _walk(taken)
+    else:
+        rates, positions = answers.arms.astype(f.dtype), answers.positions.astype(f.dtype)
+        order = by_worth(f, rewards, rates, answers.positions)
+        ranked = np.take_along_axis(f, order, axis=0)
+        _programme(ranked, rewards[order], horizon, (rates[order], positions), taken)
+        taken &= np.take_along_axis(eligible, order, axis=0)
+        picks = _walk(taken)
+        picks = np.where(picks == NO_ARM, NO_ARM, order.T[np.arange(len(picks))[:, None], picks])
+    _fill(picks, eligible, leaving=answers is not None)
+    return picks
 
 
 def best_values(chances: Floats, rewards: Floats, horizon: int, answers: AnswerRates | None = None) -> Floats:
@@ -97,31 +89,39 @@ def best_values(chances: Floats, rewards: Floats, horizon: int, answers: AnswerR
     """
     if answers is not None:
         order = by_worth(chances.T, rewards, answers.arms, answers.positions)
-        ranked = _ranked(order, chances.T, rewards, answers.arms)
-        return np.asarray(_programme(*ranked, answers.positions)[0][-1])
+        ranked = np.take_along_axis(chances.T, order, axis=0)
+        values = _programme(ranked, rewards[order], horizon, (answers.arms[order], answers.positions))
+        return np.asarray(values[-1])
     values = np.zeros((horizon + 1, len(chances)))
     for arm in np.argsort(rewards, kind="stable"):
         values[1:] = np.maximum(values[1:], values[:-1] + chances[:, arm] * (rewards[arm] - values[:-1]))
     return np.asarray(values[-1])
 
 
-def _pick(f: Array, rewards: Array, horizon: int) -> Ints:
-    """Run the programme for f (arms, rows), arms by falling revenue; return indices in that order, (rows, H).
+def _programme(
+    f: Array,
+    rewards: Array,
+    horizon: int,
+    answers: tuple[Array, Array] | None = None,
+    taken: NDArray[np.bool_] | None = None,
+) -> Array:
+    """Return V with m = 0 … H displays left, for f (arms, rows) in the order of showing: (H+1, rows).
 
-    An arm with f = 0 is never picked: it leaves V as it is, to the bit, because V rises with m. Written with (1 − f) V
-    instead of V + f (e − V), every operation rises with V whatever the rounding, so V does rise.
+    `answers` are the rates of arms (arms, rows) and of positions (H,). The arms that it takes with m displays left are
+    noted in `taken` (H, arms, rows).
     """
-    arms, rows = f.shape
-    values = np.zeros((horizon + 1, rows), dtype=f.dtype)
-    taken = np.zeros((horizon, arms, rows), dtype=bool)
-    stays, gains = 1 - f, f * rewards[:, None]
-    with_it = np.empty((horizon, rows), dtype=f.dtype)
-    for i in range(arms - 1, -1, -1):
+    values = np.zeros((horizon + 1, f.shape[1]), dtype=f.dtype)
+    stays, gains = 1 - f, f * rewards
+    with_it = np.empty_like(values[1:])
+    for i in range(len(f) - 1, -1, -1):
         np.multiply(values[:-1], stays[i], out=with_it)
         with_it += gains[i]
-        np.greater(with_it, values[1:], out=taken[:, i])
+        if answers is not None:
+            with_it *= np.minimum(1, answers[1][::-1, None] * answers[0][i])
+        if taken is not None:
+            np.greater(with_it, values[1:], out=taken[:, i])
         np.maximum(values[1:], with_it, out=values[1:])
-    return _walk(taken)
+    return values
 
 
 def _walk(taken: NDArray[np.bool_]) -> Ints:
@@ -145,33 +145,6 @@ def by_worth(f: Array, rewards: Array, rates: Array, positions: Floats) -> Ints:
     kept = answered * (1 - f)
     worth = answered * f * rewards[:, None] / np.maximum(1 - kept, np.finfo(f.dtype).tiny)
     return np.argsort(-worth, axis=0, kind="stable")
-
-
-def _ranked(order: Ints, f: Array, rewards: Array, rates: Array) -> tuple[Array, Array, Array]:
-    return np.take_along_axis(f, order, axis=0), rewards[order], rates[order]
-
-
-def _programme(f: Array, rewards: Array, rates: Array, positions: Floats) -> tuple[Array, Array]:
-    """Run the programme with answer rates, all (arms, rows); return V (H+1, rows) and the choices (H, arms, rows)."""
-    horizon, (arms, rows) = len(positions), f.shape
-    left = positions[::-1].astype(f.dtype)[:, None]  # with m = 1 … H displays left
-    values = np.zeros((horizon + 1, rows), dtype=f.dtype)
-    taken = np.zeros((horizon, arms, rows), dtype=bool)
-    for i in range(arms - 1, -1, -1):
-        with_it = np.minimum(1, left * rates[i]) * (f[i] * rewards[i] + (1 - f[i]) * values[:-1])
-        np.greater(with_it, values[1:], out=taken[:, i])
-        np.maximum(values[1:], with_it, out=values[1:])
-    return values, taken
-
-
-def _pick_leaving(f: Array, rewards: Array, rates: Array, positions: Floats, eligible: NDArray[np.bool_]) -> Ints:
-    """Pick as `_pick`, where displays are answered with a probability; return indices into the arms, (rows, H)."""
-    order = by_worth(f, rewards, rates, positions)
-    _, taken = _programme(*_ranked(order, f, rewards, rates), positions)
-    taken &= np.take_along_axis(eligible, order, axis=0)
-    picks = _walk(taken)
-    rows = np.arange(len(picks))[:, None]
-    return np.where(picks == NO_ARM, NO_ARM, order.T[rows, picks])
 
 
 def _fill(picks: Ints, eligible: NDArray[np.bool_], *, leaving: bool) -> None:

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from worker.bandit.additive import INTERCEPT_PRECISION
-from worker.bandit.arrays import Floats, Ints, freeze_fields, frozen_array
+from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, frozen_array, row_products
 from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
-from worker.bandit.estimators import Coefficients, estimate, inner
-from worker.bandit.heads import PersonalHeads, packed_covariances, products, triangle
-from worker.bandit.hierarchy import ByArm, Hierarchy
+from worker.bandit.estimators import ByArm, Coefficients, estimate, inner
+from worker.bandit.hierarchy import Hierarchy
 from worker.errors import EstimationError, InputError
 
 #: Bounds of λ_t, in multiples of d. Without the lower one, few sessions and many features make the data separable, λ_t
@@ -173,25 +172,29 @@ class PersonalModel:
         return np.where((arms >= 0) & (arms < self.arms), odds, -np.inf)
 
     def widths(self, contexts: Floats) -> Floats:
-        squares = products(inputs(contexts)) @ self._packed_covariances.T
+        squares = products(inputs(contexts)) @ self.packed_covariances.T
         return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
 
     @cached_property
-    def _packed_covariances(self) -> Floats:
+    def packed_covariances(self) -> Floats:
+        """The upper triangle of each W_k, off-diagonals doubled, so that uᵀWu is a product with `products`, (K, p)."""
+        rows, columns = triangle(self.precision.size)
+        packed = self.precision.covariances[:, rows, columns]
+        packed[:, rows != columns] *= 2
         # Row by row in memory: `take` would first copy the whole of any other array.
-        return np.ascontiguousarray(packed_covariances(self.precision.covariances))
+        return np.ascontiguousarray(packed)
 
     def squared_widths_of(self, contexts: Floats, arms: Ints) -> Floats:
         squares = np.empty(arms.shape)
         for first in range(0, len(arms), AT_ONCE):  # what is gathered at once stays in the cache
             rows = slice(first, first + AT_ONCE)
-            chosen = self._packed_covariances.take(arms[rows], axis=0, mode="clip")
+            chosen = self.packed_covariances.take(arms[rows], axis=0, mode="clip")
             chosen *= products(inputs(contexts[rows]))[:, None, :]
             chosen.sum(axis=2, out=squares[rows])
         return np.maximum(squares, 0.0, out=squares)
 
     def heads(self, shown: Ints, dtype: DTypeLike) -> PersonalHeads:
-        return PersonalHeads(self.heads_of_arms, self.precision, shown, dtype)
+        return PersonalHeads(self, shown, dtype)
 
     def draws(self, generator: np.random.Generator, count: int) -> Iterator[PersonalModel]:
         for shared, own in self.precision.draws(generator, count):
@@ -201,10 +204,7 @@ class PersonalModel:
 
     def fold(self, data: Observations, *, estimator: str) -> Fit[PersonalModel]:
         """Learn from answered displays by the estimator called `estimator`, then how strong tastes are."""
-        try:
-            model, steps = estimate(self, data, estimator=estimator)
-        finally:
-            self._sorted.clear()
+        model, steps = estimate(self, data, estimator=estimator)
         if len(data):
             for _ in range(EVIDENCE_STEPS):
                 model = model._with_tastes(model._evident_tastes())
@@ -232,37 +232,26 @@ class PersonalModel:
     def coefficients(self) -> Coefficients:
         return self.shared, self.own
 
-    def _by_arm(self, data: Displays) -> ByArm:
-        """Return the displays sorted by arm; those of the last call are remembered while a fold goes on."""
-        last = self._sorted.get("displays")
-        if last is None or last[0] is not data:
-            sorted_by_arm = ByArm(inputs(data.contexts), sessions=data.sessions, arms=data.arms)
-            last = self._sorted["displays"] = data, sorted_by_arm
-        return last[1]
+    def by_arm(self, data: Displays) -> ByArm:
+        return ByArm(inputs(data.contexts), sessions=data.sessions, arms=data.arms)
 
-    @cached_property
-    def _sorted(self) -> dict[str, tuple[Displays, ByArm]]:
-        return {}
+    def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
+        return data.products(self.precision.coefficients(*coefficients))
 
-    def predict(self, coefficients: Coefficients, data: Displays) -> Floats:
-        return self._by_arm(data).products(self.precision.coefficients(*coefficients))
-
-    def gradient(self, data: Displays, slopes: Floats) -> Coefficients:
-        own = self._by_arm(data).sums(slopes, arms=self.arms)
+    def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
+        own = data.sums(slopes, arms=self.arms)
         return own.T @ self.precision.features, own
 
-    def information(self, data: Displays, weights: Floats) -> Hierarchy:
-        return self.precision.plus(self._by_arm(data), weights)
+    def information(self, data: ByArm, weights: Floats) -> Hierarchy:
+        return self.precision.plus(data, weights)
 
     def updated(self, coefficients: Coefficients, precision: Hierarchy) -> PersonalModel:
         return PersonalModel(shared=coefficients[0], own=coefficients[1], precision=precision)
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
-        gradient = self.gradient(shown, slopes)
+        gradient = self.gradient(self.by_arm(shown), slopes)
         direction = self.precision.solve(*gradient)
-        pulls = self.predict(direction, seen)
-        self._sorted.clear()
-        return inner(gradient, direction), pulls
+        return inner(gradient, direction), self.predict(direction, self.by_arm(seen))
 
     def forget(self, keep: float, *, ridge: float) -> PersonalModel:
         return replace(self, precision=self.precision.faded(keep))
@@ -313,6 +302,61 @@ class PersonalModel:
     @property
     def smallest_eigenvalue(self) -> float:
         return self.precision.smallest_eigenvalue
+
+
+# ── the planning kernel ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class PersonalHeads:
+    """The kernel for the arms `shown`: log-odds are u·m_k, and width² is uᵀ W_k u.
+
+    So a context costs a product of u with the coefficients m_k of all arms, and one of its n(n+1)/2 products u_i u_j
+    with the packed covariances W_k.
+    """
+
+    def __init__(self, model: PersonalModel, shown: Ints, dtype: DTypeLike) -> None:
+        self._model, self._shown, self._dtype = model, shown, np.dtype(dtype)
+        # Beyond this, e^−u leaves the number range.
+        self._steepest = 80.0 if self._dtype == np.float32 else 600.0
+        self._opposed = np.ascontiguousarray(-model.heads_of_arms[shown].T, dtype=dtype)
+
+    @cached_property
+    def _spreads(self) -> Array:
+        """The packed covariances, (n(n+1)/2, columns)."""
+        return np.ascontiguousarray(self._model.packed_covariances[self._shown].T, dtype=self._dtype)
+
+    def _inputs(self, contexts: Floats) -> Array:
+        return inputs(contexts).astype(self._dtype)
+
+    def log_odds(self, contexts: Floats) -> Array:
+        odds = row_products(self._inputs(contexts), self._opposed)
+        return np.negative(odds, out=odds)
+
+    def probabilities(self, contexts: Floats) -> Array:
+        odds = row_products(self._inputs(contexts), self._opposed)
+        np.minimum(odds, self._steepest, out=odds)
+        np.exp(odds, out=odds)
+        odds += 1
+        return np.reciprocal(odds, out=odds)
+
+    def widths(self, contexts: Floats) -> Array:
+        squares = row_products(products(self._inputs(contexts)), self._spreads)
+        np.maximum(squares, 0, out=squares)
+        return np.sqrt(squares, out=squares)
+
+
+def products(contexts: Array) -> Array:
+    """Return the products u_i u_j, i ≤ j, of each row: (r, n) → (r, n(n+1)/2)."""
+    rows, columns = triangle(contexts.shape[1])
+    result: Array = contexts.take(rows, axis=1)
+    result *= contexts.take(columns, axis=1)
+    return result
+
+
+@cache
+def triangle(size: int) -> tuple[Ints, Ints]:
+    """Return the indices of an upper triangle; a batch of few sessions would wait for them to be made."""
+    return np.triu_indices(size)
 
 
 def _own_precision(dim: int, tastes: float) -> Floats:

@@ -15,18 +15,15 @@ No (d+K)² matrix is ever formed: memory is O(dK), a factorisation O(d²K + d³)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
-from worker.bandit.arrays import Floats, Ints, frozen_array
+from worker.bandit.arrays import Floats, Ints, freeze_fields, frozen_array
+from worker.bandit.estimators import ByArm, smallest_eigenvalue
 from worker.errors import EstimationError, InputError
-
-SUMMED = 4_096  # displays, about, whose contexts are weighted and summed at once
-GATHERED = 4_000_000  # numbers of contexts gathered at once while they are summed by arm
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +41,8 @@ class Precision:
     >>> prior = Precision.prior(dim=2, arms=3, ridge=2.0)
     >>> prior.widths(np.array([[0.0, 0.0]])).round(3)
     array([[0.707, 0.707, 0.707]])
-    >>> once = prior.plus(np.array([[1.0, 0.0]]), sessions=np.array([0]), arms=np.array([1]), weights=np.array([0.25]))
+    >>> shown = ByArm(np.array([[1.0, 0.0]]), sessions=np.array([0]), arms=np.array([1]))
+    >>> once = prior.plus(shown, np.array([0.25]))
     >>> bool((once.widths(np.array([[1.0, 0.0]])) < prior.widths(np.array([[1.0, 0.0]]))).all())
     True
     """
@@ -52,27 +50,20 @@ class Precision:
     context: Floats
     cross: Floats
     arms: Floats = field(repr=False)
-    computed: ClassVar[tuple[str, ...]] = ("centres", "whitening")
 
     def __post_init__(self) -> None:
-        arms = frozen_array(self.arms)
-        if arms.ndim != 1 or np.ndim(self.context) != 2:
+        if np.ndim(self.context) != 2 or np.ndim(self.arms) != 1:
             raise InputError("precision.context must be d×d and precision.arms a list")
-        dim = np.shape(self.context)[0]
-        try:
-            object.__setattr__(self, "context", frozen_array(self.context, (dim, dim)))
-            object.__setattr__(self, "cross", frozen_array(self.cross, (len(arms), dim)))
-        except InputError as error:
-            raise InputError(f"precision: {error}") from None
+        dim, arms = len(self.context), len(self.arms)
+        freeze_fields(self, context=(dim, dim), cross=(arms, dim), arms=(arms,))
         if not np.allclose(self.context, self.context.T, rtol=1e-9, atol=1e-12 * np.abs(self.context).max(initial=0)):
             raise InputError("precision.context must be symmetric")
         object.__setattr__(self, "context", _symmetric(self.context))
-        object.__setattr__(self, "arms", arms)
 
     @classmethod
     def prior(cls, *, dim: int, arms: int, ridge: float) -> Precision:
         """Return λI."""
-        return cls.diagonal(np.full(dim, float(ridge)), np.full(arms, float(ridge)))
+        return cls.diagonal(np.full(dim, ridge), np.full(arms, ridge))
 
     @classmethod
     def diagonal(cls, context: Floats, arms: Floats) -> Precision:
@@ -82,11 +73,7 @@ class Precision:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Precision):
             return NotImplemented
-        return (
-            np.array_equal(self.context, other.context)
-            and np.array_equal(self.cross, other.cross)
-            and np.array_equal(self.arms, other.arms)
-        )
+        return all(np.array_equal(getattr(self, part), getattr(other, part)) for part in ("context", "cross", "arms"))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -155,30 +142,14 @@ class Precision:
 
     @property
     def smallest_eigenvalue(self) -> float:
-        """Return the smallest eigenvalue of A.
-
-        A − μI is positive definite iff all D_k > μ and its own Schur complement is. The smallest eigenvalue of that
-        complement is a falling, concave function of μ, so Newton's method comes to its root from the right without
-        overshooting; bisection guards the poles at the D_k.
-        """
+        """The smallest eigenvalue of A."""
         if not self.is_positive_definite:
             raise EstimationError("the precision is not positive definite")
-        low, high = 0.0, float(min(self.arms.min(initial=np.inf), np.linalg.eigvalsh(self.context)[0]))
-        guess = high * (1 - 1e-9)
-        for _ in range(200):
-            gaps = self.arms - guess
-            complement = self.context - guess * np.eye(self.dim) - (self.cross / gaps[:, None]).T @ self.cross
-            values, vectors = np.linalg.eigh(complement)
-            if values[0] > 0:
-                low = guess
-            else:
-                high = guess
-            slope = -1.0 - float((((self.cross @ vectors[:, 0]) / gaps) ** 2).sum())
-            newton = guess - float(values[0]) / slope
-            if abs(newton - guess) <= 1e-15 * high or high - low <= 1e-14 * high:
-                break
-            guess = newton if low < newton < high else (low + high) / 2
-        return guess
+
+        def solve(vector: Floats) -> Floats:
+            return np.concatenate(self.solve(vector[: self.dim], vector[self.dim :]))
+
+        return smallest_eigenvalue(solve, self.dim + len(self.arms))
 
     @property
     def is_positive_definite(self) -> bool:
@@ -190,28 +161,16 @@ class Precision:
 
     # ── growing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def plus(
-        self,
-        contexts: Floats,
-        *,
-        sessions: Ints,
-        arms: Ints,
-        weights: Floats,
-        sorted_displays: SortedDisplays | None = None,
-    ) -> Precision:
-        """Add Σ w z zᵀ of displays: the j-th showed arms[j], with weights[j], to row sessions[j] of `contexts` (n, d).
-
-        Sums in the order given, so the same displays in the same order give the same bits. `sorted_displays` are the
-        same displays, prepared for several calls.
-        """
+    def plus(self, displays: ByArm, weights: Floats) -> Precision:
+        """Add Σ w z zᵀ of displays, `weights` (m,) in their own order; in the same order, the same bits."""
+        contexts, sessions, arms = displays.inputs, displays.sessions, displays.arms
         per_session = np.bincount(sessions, weights=weights, minlength=len(contexts))
         grown = self.context + contexts.T @ (contexts * per_session[:, None])
-        cross = self.cross.copy()
-        by_arm = sorted_displays or SortedDisplays(contexts, sessions=sessions, arms=arms)
-        for shown, sums in by_arm.sums(weights):
-            cross[shown] += sums
-        diagonal = self.arms + np.bincount(arms, weights=weights, minlength=len(self.arms))
-        return Precision(context=(grown + grown.T) / 2, cross=cross, arms=diagonal)
+        return Precision(
+            context=(grown + grown.T) / 2,
+            cross=self.cross + displays.sums(weights, arms=len(self.arms)),
+            arms=self.arms + np.bincount(arms, weights=weights, minlength=len(self.arms)),
+        )
 
     def with_arms(self, count: int, *, ridge: float) -> Precision:
         """Append `count` arms of which nothing is known but the prior."""
@@ -246,39 +205,3 @@ def _symmetric(matrix: Floats) -> Floats:
     if np.array_equal(matrix, matrix.T):
         return matrix
     return frozen_array(matrix / 2 + matrix.T / 2)
-
-
-class SortedDisplays:
-    """Displays sorted by arm, with their contexts, for sums by arm under changing weights.
-
-    Contexts are gathered in slices, which bounds the memory. A single slice is kept for the next sum. Within a slice,
-    whole arms are summed a few at a time, so that their numbers stay in the cache of a core.
-    """
-
-    def __init__(self, contexts: Floats, *, sessions: Ints, arms: Ints) -> None:
-        order = np.argsort(arms, kind="stable")
-        rows = max(1, GATHERED // max(1, contexts.shape[1]))
-        self._contexts, self._sessions = contexts, sessions
-        self._slices = [order[start : start + rows] for start in range(0, len(order), rows)]
-        self._groups = [np.unique(arms[part], return_index=True) for part in self._slices]
-        self._gathered = contexts[sessions[order]] if len(self._slices) == 1 else None
-
-    def sums(self, weights: Floats) -> Iterable[tuple[Ints, Floats]]:
-        """Yield (distinct arms, Σ w x of each), slice by slice."""
-        for part, (shown, firsts) in zip(self._slices, self._groups, strict=True):
-            gathered = self._contexts[self._sessions[part]] if self._gathered is None else self._gathered
-            weighted = weights[part, None]
-            for some in _runs(firsts):
-                begin = firsts[some.start]
-                end = firsts[some.stop] if some.stop < len(firsts) else len(part)
-                product = gathered[begin:end] * weighted[begin:end]
-                yield shown[some], np.add.reduceat(product, firsts[some] - begin, axis=0)
-
-
-def _runs(firsts: Ints) -> Iterable[slice]:
-    """Yield slices of groups, given where they begin, each of about `SUMMED` rows or of one group."""
-    start = 0
-    while start < len(firsts):
-        stop = int(np.searchsorted(firsts, firsts[start] + SUMMED))
-        yield slice(start, max(stop, start + 1))
-        start = max(stop, start + 1)

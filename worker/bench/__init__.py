@@ -1,4 +1,5 @@
-"""The benchmarks of `adcascade bench`: ratios within one run, since absolute times depend on the machine.
+"""The benchmarks of `adcascade bench`: `core`, `stream`, `http` and `kafka`, each in the file of its name.
 
-The slow reference implementations for comparison are here too. Nothing else imports this package.
+The others are shared: figures, child processes, topics, the HTTP client, and programs to compare with (`baselines`).
+Most targets are ratios within one run, since absolute times depend on the machine. Nothing else imports this package.
 """

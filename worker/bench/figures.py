@@ -1,32 +1,27 @@
-"""Shared by the benchmarks: measuring time and memory, and showing figures.
+"""Shared by the benchmarks: measuring time, and showing figures.
 
-Absolute times depend on the machine, so a figure with a target is a ratio of two measurements, taken in turn within one
-run. Time is processor time, which other processes do not add to.
+Absolute times depend on the machine, so most figures with a target are ratios of two measurements, taken in turn within
+one run. Time is processor time where that is possible: other processes do not add to it.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import gc
 import os
 import platform
-import resource
-import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from worker.console import table
 from worker.errors import FailedError
-
-T = TypeVar("T")
+from worker.runtime.memory import collect_garbage_rarely
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +53,19 @@ class Figure:
         return {"name": self.name, "value": self.value, "unit": self.unit, **target, "detail": self.detail}
 
 
-def medians(work: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
-    """Return the median processor seconds of each piece of work, run in turn; a first round does not count."""
-    return {name: statistics.median(times) for name, times in _measured(work, rounds).items()}
-
-
 def fastest(work: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
-    """Return the least processor seconds of each piece of work, run in turn: what other processes slow down least."""
-    return {name: min(times) for name, times in _measured(work, rounds).items()}
+    """Return the processor seconds of each piece of work, run in turn: those of the round that others slowed least.
 
-
-def _measured(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    A first round does not count.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in work}
-    for done in range(rounds + 1):
+    for turn in range(rounds + 1):
         for name, call in work.items():
             began = time.process_time()
             call()
-            if done:
+            if turn:
                 seconds[name].append(time.process_time() - began)
-    return seconds
-
-
-def in_process(work: Callable[..., T], *arguments: object) -> T:
-    """Run work in a process of its own, so that the memory of this one does not count."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
+    return {name: min(times) for name, times in seconds.items()}
 
 
 @contextmanager
@@ -98,26 +81,16 @@ def one_blas_thread() -> Iterator[str]:
         yield ", ".join(f"{pool['internal_api']} {pool['version']}" for pool in libraries) or "an unknown BLAS"
 
 
-def peak_memory() -> int:
-    """Return the peak memory of this process, in bytes."""
-    # A child inherits the peak of getrusage from its parent, so it is the second choice.
-    peak = _process_status("VmHWM:")
-    if peak is not None:
-        return peak
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes if sys.platform == "darwin" else kilobytes * 1024
-
-
-def resident_memory() -> int:
-    """Return the memory of this process now, in bytes; its peak where there is no /proc."""
-    now = _process_status("VmRSS:")
-    return peak_memory() if now is None else now
-
-
-def _process_status(field: str) -> int | None:
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), None)
+@contextmanager
+def garbage_collected_rarely() -> Iterator[None]:
+    """Collect garbage as rarely as the worker and its learner do."""
+    threshold = gc.get_threshold()
+    collect_garbage_rarely()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
 
 
 def machine() -> dict[str, str]:

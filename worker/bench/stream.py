@@ -1,44 +1,48 @@
-"""The embedded runner against a loop that only decodes and encodes, the learner by itself, latency, and memory.
+"""The embedded runner against a loop that only decodes and encodes, and the learner by itself.
 
 The traffic is recorded once, from simulated users, and then sent through fresh runners, so that only the runner is
 timed. The bare codec loop decodes and encodes every event of that run (arrivals, clicks, journal, decisions) once.
+
+The learner reads the journal of that run in polls, as in its process. Progress at the end closes the last windows, so
+that every session is folded.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import msgspec
 import numpy as np
 import orjson
 
-from worker.bench.figures import Figure, in_process, medians, one_blas_thread, resident_memory
-from worker.bench.learner import FIGURES as LEARNER_FIGURES
-from worker.bench.learner import RecordedJournal, measure_learner
+from worker.bench.figures import Figure, fastest, garbage_collected_rarely, one_blas_thread
 from worker.embedded.runner import Embedded, Headers
 from worker.simulation.environments import Environment, make_environment
-from worker.simulation.poison import KINDS, spoilt
-from worker.simulation.users import BEGINNING, TIDY, Habits, Sent, Users
+from worker.simulation.users import TIDY, Sent, Users
 from worker.stream.decoding import Limits, decode_arrival, decode_decision, decode_feedback, decode_journal
 from worker.stream.encoding import encode_arrival, encode_feedback, encode_journal
-from worker.stream.events import Arrival
+from worker.stream.events import Opened, Progress
+from worker.stream.learner import Learner
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import Record
 
 DIM, ARMS, HORIZON, PARTITIONS = 16, 50, 5, 8
-RATE = 1_000  # users per second of event time
-SECONDS = 60
-ROUNDS = 5
-POISON = 0.05
-POLLED = 2_000  # records sent at once, as from one poll of a consumer
-WINDOW, TIMEOUT, LATENESS = 10_000, 30_000, 2_000  # windows close and sessions end within the run
-LEARNED_WINDOW = 20_000  # windows of the learner by itself: nearly as long as sessions may last, by default equal
-OPEN = 100_000
-SECOND = 1_000
-MODEL = LearningSettings(dim=DIM).model
-FIGURES = 9 + LEARNER_FIGURES  # number of figures that `measure` yields
+SIZE: Final = f"d={DIM} K={ARMS} H={HORIZON}"
+CONTEXTS: Final[list[list[float]]] = np.random.default_rng(7).standard_normal((512, DIM)).round(6).tolist()
+SECOND: Final = 1_000
+RATE: Final = 1_000  # users per second of event time
+SECONDS: Final = 60
+ROUNDS: Final = 5
+POLLED: Final = 2_000  # records sent at once, as from one poll of a consumer
+POLLED_FACTS: Final = 5_000  # the same for the learner
+#: Windows close and sessions end within the run.
+SETTINGS: Final = LearningSettings(
+    dim=DIM, horizon=HORIZON, warmup=1, window=10 * SECOND, session_timeout=30 * SECOND, lateness=2 * SECOND
+)
+#: The learner by itself: windows nearly as long as sessions may last; by default they are equal.
+LEARNED: Final = replace(SETTINGS, window=20 * SECOND)
 
 
 @dataclass(slots=True)
@@ -63,14 +67,13 @@ class StreamTraffic:
         return sum(map(len, self.seconds))
 
 
-def measure() -> Iterator[Figure]:
-    """Yield the figures of the stream."""
+def measure(*, seconds: int = SECONDS, rounds: int = ROUNDS) -> Iterator[Figure]:
+    """Yield the figures of the stream, from traffic of so many seconds of event time."""
     with one_blas_thread():
-        traffic, additive = record_traffic(), record_traffic("additive")
-        yield from _throughput(traffic, additive)
-        yield from _learner(traffic, additive)
-        yield from _latency(traffic)
-    yield from _memory()
+        traffic = record_traffic(seconds)
+        yield from _throughput(traffic, rounds)
+        with garbage_collected_rarely():
+            yield _learner(traffic, rounds)
 
 
 def environment() -> Environment:
@@ -78,37 +81,25 @@ def environment() -> Environment:
     return make_environment("opposite", dim=DIM, arms=ARMS, generator=np.random.default_rng(3))
 
 
-def simulated_users(start: int = BEGINNING, habits: Habits = TIDY) -> Users:
-    """Return the users of the environment."""
+def runner(tap: StreamTraffic | None = None) -> Embedded:
+    """Return a fresh embedded runner."""
+    return Embedded(SETTINGS, environment().catalogue(), partitions=PARTITIONS, tap=tap)
+
+
+def record_traffic(seconds: int) -> StreamTraffic:
+    """Serve simulated users, and keep the records of all topics."""
     world = environment()
     names = [arm.arm for arm in world.catalogue()]
-    return Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, start=start, habits=habits)
-
-
-def learning(model: str = MODEL) -> LearningSettings:
-    """Return the settings of the benchmark's size."""
-    return LearningSettings(
-        dim=DIM, horizon=HORIZON, warmup=1, window=WINDOW, session_timeout=TIMEOUT, lateness=LATENESS, model=model
-    )
-
-
-def runner(model: str = MODEL, **more: object) -> Embedded:
-    """Return a fresh embedded runner of the benchmark's size."""
-    return Embedded(learning(model), environment().catalogue(), partitions=PARTITIONS, **more)  # type: ignore[arg-type]
-
-
-def record_traffic(model: str = MODEL) -> StreamTraffic:
-    """Serve simulated users for a minute of event time, and keep the records of all topics."""
-    users = simulated_users()
+    users = Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
     traffic = StreamTraffic(users.start)
-    served = runner(model, tap=traffic)
+    served = runner(traffic)
     waiting: dict[int, list[Sent]] = {}
 
     def schedule(records: Sequence[Sent]) -> None:
         for record in records:
             waiting.setdefault((record.time - users.start) // SECOND, []).append(record)
 
-    for second in range(SECONDS):
+    for second in range(seconds):
         schedule(users.arrivals(second))
         now = users.start + (second + 1) * SECOND
         due = waiting.pop(second, [])
@@ -126,8 +117,19 @@ def _serve(served: Embedded, records: Sequence[Sent]) -> list[bytes]:
     return [value for _, value in served.pump()]
 
 
-def _run(traffic: StreamTraffic, model: str = MODEL) -> None:
-    served = runner(model)
+# ── throughput ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _throughput(traffic: StreamTraffic, rounds: int) -> Iterator[Figure]:
+    seconds = fastest({"runner": lambda: _run(traffic), "codec": lambda: _code(traffic)}, rounds=rounds)
+    detail = f"{SIZE}, {PARTITIONS} partitions, {traffic.sent:,} events in"
+    yield Figure("embedded runner", traffic.sent / seconds["runner"], "events/s", detail=detail)
+    yield Figure("bare codec loop", traffic.sent / seconds["codec"], "events/s", detail="the same events")
+    yield Figure("runner / codec loop", seconds["codec"] / seconds["runner"], "×", least=0.25, detail="in events/s")
+
+
+def _run(traffic: StreamTraffic) -> None:
+    served = runner()
     for second, records in enumerate(traffic.seconds):
         for first in range(0, len(records), POLLED):
             _serve(served, records[first : first + POLLED])
@@ -148,103 +150,35 @@ def _code(traffic: StreamTraffic) -> None:
         orjson.dumps(msgspec.structs.asdict(decode_decision(value)))
 
 
-def poisoned(traffic: StreamTraffic) -> StreamTraffic:
-    """Return the same traffic with one bad record, of every kind in turn, after every `1 / POISON` good ones."""
-    mixed = StreamTraffic(traffic.start)
-    known = next(sent.value for sent in traffic.seconds[0] if sent.topic == "arrivals")
-    kinds = [kind for kind in KINDS if kind != "session-reused"]  # needs the partition of the session that it reuses
-    made = 0
-    for records in traffic.seconds:
-        second: list[Sent] = []
-        for sent in records:
-            second.append(sent)
-            if (made + 1) / POISON <= mixed.sent + len(second):
-                topic, value = spoilt(kinds[made % len(kinds)], known, arm="ad-01", horizon=HORIZON)
-                second.append(Sent(sent.time, topic, sent.key, value))
-                made += 1
-        mixed.seconds.append(second)
-    return mixed
+# ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _throughput(traffic: StreamTraffic, additive: StreamTraffic) -> Iterator[Figure]:
-    mixed = poisoned(traffic)
-    seconds = medians(
-        {
-            "runner": lambda: _run(traffic),
-            "codec": lambda: _code(traffic),
-            "poisoned": lambda: _run(mixed),
-            "additive": lambda: _run(additive, "additive"),
-        },
-        rounds=ROUNDS,
+def _learner(traffic: StreamTraffic, rounds: int) -> Figure:
+    """Measure the learner by itself, against only decoding the same facts."""
+    facts = closed_journal(traffic.journal)
+    seconds = fastest(
+        {"learner": lambda: fold(facts), "decoding": lambda: [decode_journal(value) for _, value, _ in facts]},
+        rounds=rounds,
     )
-    detail = f"d={DIM} K={ARMS} H={HORIZON}, {PARTITIONS} partitions, {traffic.sent:,} events in"
-    yield Figure("embedded runner", traffic.sent / seconds["runner"], "events/s", detail=detail)
-    yield Figure("bare codec loop", traffic.sent / seconds["codec"], "events/s", detail="the same events")
-    yield Figure("runner / codec loop", seconds["codec"] / seconds["runner"], "×", least=0.3, detail="in events/s")
-    yield Figure(
-        "personal / additive",
-        traffic.sent / seconds["runner"] / (additive.sent / seconds["additive"]),
-        "×",
-        least=0.85,
-        detail="embedded runner in events/s, each model with its own slates",
+    sessions = sum(isinstance(decode_journal(value), Opened) for _, value, _ in facts)
+    detail = (
+        f"{LEARNED.model}, {len(facts):,} facts of {sessions:,} sessions, {sessions / seconds['learner']:,.0f} "
+        f"sessions/s; {seconds['decoding'] / seconds['learner']:.2g} × only decoding"
     )
-    yield Figure(
-        "with poison / without",
-        seconds["runner"] / seconds["poisoned"],
-        "×",
-        least=0.9,
-        detail=f"good events/s, {POISON:.0%} of the records bad",
-    )
+    return Figure("learner", len(facts) / seconds["learner"], "facts/s", least=80_000, detail=detail)
 
 
-def _learner(traffic: StreamTraffic, additive: StreamTraffic) -> Iterator[Figure]:
-    """Measure the learner on the journals of both models."""
-    journals = [
-        RecordedJournal.closed(one.journal, replace(learning(model), window=LEARNED_WINDOW), environment().catalogue())
-        for model, one in (("additive", additive), (MODEL, traffic))
-    ]
-    yield from measure_learner(*journals, rounds=ROUNDS)
+def closed_journal(values: Sequence[bytes]) -> list[tuple[int, bytes, int]]:
+    """Return the offset, value and timestamp of journal records, and of progress that closes all windows."""
+    reports = [event for event in map(decode_journal, values) if isinstance(event, Progress)]
+    end = max(event.time for event in reports) + LEARNED.window + LEARNED.grace
+    last = [Progress(partition=number, partitions=PARTITIONS, time=end) for number in range(PARTITIONS)]
+    return [(offset, value, end) for offset, value in enumerate([*values, *map(encode_journal, last)])]
 
 
-def _latency(traffic: StreamTraffic) -> Iterator[Figure]:
-    """Measure the time from sending records to their decisions, in live batches of 1 and of 32."""
-    for size, unit in ((1, "one record at a time"), (32, "32 records at a time")):
-        served = runner()
-        records = [sent for second in traffic.seconds[:40] for sent in second][: 2_000 * size // 8]
-        took = []
-        for start in range(0, len(records), size):
-            began = time.perf_counter()
-            _serve(served, records[start : start + size])
-            took.append(time.perf_counter() - began)
-        median, high = np.percentile(took[10:], (50, 99)) * 1e3
-        yield Figure("record to decision", float(median), "ms", detail=f"p50, {unit}; p99 {high:.3g} ms")
-
-
-def _memory() -> Iterator[Figure]:
-    grown = in_process(_open_sessions, OPEN)
-    yield Figure(
-        f"{OPEN:,} open sessions",
-        grown / 1e6,
-        "MB",
-        most=300,
-        detail=f"d={DIM} K={ARMS} H={HORIZON}, learner's window included",
-    )
-    yield Figure("one open session", grown / OPEN, "bytes")
-
-
-def _open_sessions(count: int) -> int:
-    """Return the memory that this process gains by opening sessions."""
-    served = runner()
-    generator = np.random.default_rng(5)
-    start = 1_700_000_000_000
-    before = resident_memory()
-    for first in range(0, count, 1_000):
-        for number, context in enumerate(generator.standard_normal((1_000, DIM)).tolist(), start=first):
-            name = f"{number:032x}"
-            arrival = Arrival(session_id=name, occurred_at=start + number // 2, context=tuple(context))
-            served.send(
-                served.topics.arrivals, encode_arrival(arrival), key=name.encode(), timestamp=start + number // 2
-            )
-        served.pump()
-        served.advance(start + first // 2)
-    return resident_memory() - before
+def fold(facts: Sequence[tuple[int, bytes, int]]) -> Learner:
+    """Fold a journal; return the learner."""
+    learner = Learner(LEARNED, environment().catalogue())
+    for first in range(0, len(facts), POLLED_FACTS):
+        learner.handle(facts[first : first + POLLED_FACTS])
+    return learner

@@ -10,12 +10,10 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from worker.cli.options.ad_columns import features_of_pairs, pair
-from worker.cli.options.catalog import read_arms
-from worker.cli.options.orders import in_force, version_facts
+from worker.cli.options.catalog import features_of_pairs, pair, read_arms
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
-from worker.cli.options.target import TARGET, control
-from worker.console import check_writable, note, table, write_result
+from worker.cli.options.target import TARGET, control, in_force, version_facts
+from worker.console import note, table, write_result
 from worker.errors import InputError
 from worker.stream.catalogue import catalogue_difference, describe_changes, entry_of
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange
@@ -38,7 +36,6 @@ SHOWN = 200
 
 def listing(options: argparse.Namespace) -> int:
     """Show all arms."""
-    check_writable(options.json)
     newest = control(options).history()[-1]
     features = newest.settings.features
     names = [] if features is None else [feature.name for feature in features.ads]
@@ -115,7 +112,6 @@ def retire(options: argparse.Namespace) -> int:
 
 
 def _newest(options: argparse.Namespace) -> Parameters:
-    check_writable(options.json)
     if not options.arm or len(options.arm) > 128 or not options.arm.isprintable():
         raise InputError("the arm id must have 1 to 128 printable characters")
     return control(options).history()[-1]
@@ -144,7 +140,6 @@ def _change(options: argparse.Namespace, change: ArmChange, done: str) -> int:
 
 def sync(options: argparse.Namespace) -> int:
     """Make the active arms, their rewards and features those of a file, in one version."""
-    check_writable(options.json)
     target = control(options)
     newest: Parameters = target.history()[-1]
     wanted = read_arms(options.file, name="FILE", declared=_declared(newest))

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from worker.bench.figures import Figure, busy, figures_table, machine, one_blas_thread
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.console import check_writable, note, progress, write_result
-from worker.errors import InputError
 
 
-def _show(name: str, measured: Iterator[Figure | str], total: int, json: str | None) -> int:
-    """Show and write `total` figures; a text among them names the current step.
+def _show(name: str, measured: Iterator[Figure | str], json: str | None) -> int:
+    """Show and write figures; a text among them names the current step.
 
     A run takes minutes: if it fails, or is interrupted, what was measured before is shown.
     """
@@ -24,7 +23,7 @@ def _show(name: str, measured: Iterator[Figure | str], total: int, json: str | N
         where = {**machine(), "blas": blas, "blas_threads": 1}
     complete = False
     try:
-        with progress(f"bench {name}", total) as bar:
+        with progress(f"bench {name}", None) as bar:
             for figure in measured:
                 if isinstance(figure, str):
                     bar.describe(figure)
@@ -49,7 +48,7 @@ def _action(name: str, summary: str) -> CommandSpec:
 
     def run(options: argparse.Namespace) -> int:
         bench = importlib.import_module(f"worker.bench.{name}")
-        return _show(name, bench.measure(), bench.FIGURES, options.json)
+        return _show(name, bench.measure(), options.json)
 
     examples = (f"adcascade bench {name}", f"adcascade bench {name} --json {name}.json")
     return CommandSpec(name=name, summary=summary, examples=examples, options=(JSON,), run=run)
@@ -57,55 +56,22 @@ def _action(name: str, summary: str) -> CommandSpec:
 
 def run_kafka(options: argparse.Namespace) -> int:
     """Measure the worker on a real broker."""
-    from worker.bench.kafka import comparison
+    from worker.bench import kafka
 
     parts = [part for part in ("latency", "backlog") if getattr(options, part)] or ["latency", "backlog"]
-    measured = comparison.measure(options.broker, options.partitions, parts)
-    return _show("kafka", measured, sum(comparison.FIGURES[part] for part in parts), options.json)
-
-
-def run_http(options: argparse.Namespace) -> int:
-    """Measure HTTP, in front of this process or of Kafka."""
-    if not options.gateway:
-        if options.broker is not None:
-            raise InputError("--broker is for --gateway: `adcascade serve` needs none")
-        from worker.bench import http
-
-        return _show("http", http.measure(), http.FIGURES, options.json)
-    from worker.bench.http import gateway
-
-    return _show("http gateway", gateway.measure(options.broker), gateway.FIGURES, options.json)
+    return _show("kafka", kafka.measure(options.broker, options.partitions, parts), options.json)
 
 
 CORE = _action(
-    "core", "Measure the decision core: planning and closing episodes against a dense loop, growth with K, memory."
+    "core", "Measure the decision core: planning slates and closing an episode, with 50, 1,000 and 100,000 ads."
 )
 
-STREAM = _action(
-    "stream",
-    "Measure the embedded runner and the learner by itself: speed against a bare codec loop and against only decoding\n"
-    "the same facts, decision latency, memory of open sessions.",
-)
+STREAM = _action("stream", "Measure the embedded runner against a bare codec loop, and the learner by itself.")
 
-HTTP = CommandSpec(
-    name="http",
-    summary=(
-        "Measure `adcascade serve` against a plain aiohttp handler that answers a constant: requests per second, the\n"
-        "time of an answer at 500 requests per second, and the same beside 10,000 idle connections. The client is a\n"
-        "process of its own. With --gateway: `adcascade gateway` against Kafka's own time, at 200 sessions per second."
-    ),
-    examples=("adcascade bench http", "adcascade bench http --json http.json", "adcascade bench http --gateway"),
-    options=(
-        Option(
-            "gateway",
-            "the gateway instead, on a broker that is started for the benchmark",
-            flag=True,
-            default=False,
-        ),
-        Option("broker", "broker to measure the gateway on, in place of one of its own", metavar="HOST:PORT"),
-        JSON,
-    ),
-    run=run_http,
+HTTP = _action(
+    "http",
+    "Measure `adcascade serve` against a plain aiohttp handler that answers a constant: requests per second, and the\n"
+    "time of an answer at 500 requests per second. The client is a separate process.",
 )
 
 KAFKA = CommandSpec(

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from worker.cli.options.learning import with_defaults
+from worker.cli.options.learning import SEED, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
-from worker.cli.options.world import SEED, world
-from worker.cli.signals import stops_on_signals
-from worker.console import check_writable, note, say, write_json
+from worker.console import check_writable, note, say, stops_on_signals, write_json
 from worker.embedded.state import StateFolder
-from worker.errors import FailedError, InputError
+from worker.errors import InputError
+from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
 from worker.simulation.demo.beside import Beside
-from worker.simulation.demo.beside_process import BesideProcess
 from worker.simulation.demo.report import can_draw, check_report, write_report
 from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive, check_state
-from worker.simulation.demo.summary import summary, summary_table
-from worker.simulation.demo.view import DemoView
-from worker.simulation.live import REFRESH, PlainView, RichView, live_view
-from worker.web.server import WebServer, operations
+from worker.simulation.demo.summary import DemoView, summary, summary_table
+from worker.simulation.live import REFRESH, live_view
 from worker.web.status import status_routes
 
 DEFAULTS = DemoSettings()
 NO_REPORT = "none"
-PATIENCE = 2.0  # seconds after a signal that the run beside has to come as far as the demo
 
 OPTIONS = (
     *world(DEFAULTS),
@@ -48,7 +41,7 @@ OPTIONS = (
     ),
     Option(
         "beside",
-        "a second run with the same users and the additive model, to compare with, in a process of its own",
+        "a second run with the same users and the additive model, to compare with, in a separate process",
         flag=True,
         default=True,
     ),
@@ -67,6 +60,9 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Run the demo; print a summary, write JSON, log and report."""
+    # aiohttp takes a while to import; --help and wrong options need not wait for it.
+    from worker.http.server import WebServer
+
     settings = DemoSettings(**{name: getattr(options, name) for name in DemoSettings.__struct_fields__})
     _check(options, settings)
     began = time.perf_counter()
@@ -75,22 +71,21 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         state = stack.enter_context(StateFolder(options.state)) if options.state else None
         if state is not None:
-            check_state(state, settings)  # before the log overwrites a file
+            check_state(state, settings)  # before a log is begun
         routes = {**operations(metrics.registry, lambda: None), **status_routes(metrics, runner="demo")}
         server = stack.enter_context(WebServer(routes, port=options.metrics_port))
         log = stack.enter_context(LogWriter(options.record)) if options.record else None
         other = additive(settings) if options.beside else None
-        beside = stack.enter_context(BesideProcess(other)) if other else None
+        beside = stack.enter_context(Beside(other)) if other else None
         demo = Demo(settings, state=state, watchers=[metrics], tap=log)
         if demo.resumed:
             rest = f"; {log.name} has only the rest" if log else ""
             note(f"continuing after {len(demo.rows)} episodes{rest}")
-        compared = None if beside is None else beside.run
-        stopped = _run(demo, beside, live_view(DemoView(demo, server.url, compared)), options.speed)
+        stopped = _run(demo, beside, DemoView(demo, server.url, beside), options.speed)
         seconds = time.perf_counter() - began
         folder = _report_folder(options)
-        page = None if folder is None else write_report(demo, folder, seconds=seconds, beside=compared)
-    _print_summary(options, demo, compared, page, seconds)
+        page = None if folder is None else write_report(demo, folder, seconds=seconds, beside=beside)
+    _print_summary(options, demo, beside, page, seconds)
     return 128 + stopped if stopped else 0
 
 
@@ -105,37 +100,22 @@ def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
         check_report(Path(options.report))
 
 
-def _run(demo: Demo, beside: BesideProcess | None, view: PlainView | RichView, speed: float | None) -> int:
+def _run(demo: Demo, beside: Beside | None, view: DemoView, speed: float | None) -> int:
     """Run the demo to its end or to the first signal; return the number of the signal, else 0."""
     began, from_time = time.perf_counter(), demo.time
-    with stops_on_signals() as came, view:
+    with stops_on_signals() as came, live_view(view) as show:
         while not demo.finished and not came:
             demo.step()
-            if beside is not None and not came:
+            if beside is not None:
                 beside.follow(demo.time)
-            view.show()
+            show()
             if speed is not None:
                 ahead = (demo.time - from_time) / TICK / speed - (time.perf_counter() - began)
                 time.sleep(max(0.0, ahead))
-        if beside is not None:
-            _catch_up(beside, demo.time, view, came)
+        # Mostly the run beside is as far already. After a restart it began anew, and is behind.
+        while beside is not None and not came and not beside.follow(demo.time, wait=REFRESH):
+            show()
     return came[0] if came else 0
-
-
-def _catch_up(beside: BesideProcess, until: int, view: PlainView | RichView, came: Sequence[int]) -> None:
-    """Wait for the run beside to come as far as the demo; after a signal for a moment only.
-
-    Mostly it is there already. After a restart it began anew, and is behind.
-    """
-    deadline = math.inf
-    try:
-        while not beside.follow(until, wait=REFRESH) and time.perf_counter() < deadline:
-            view.show()
-            if came:
-                deadline = min(deadline, time.perf_counter() + PATIENCE)
-    except FailedError:
-        if not came:  # the signal may have been for all processes
-            raise
 
 
 def _report_folder(options: argparse.Namespace) -> Path | None:

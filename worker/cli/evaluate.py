@@ -11,14 +11,14 @@ from worker.bandit.policies import EpsilonGreedy, policy_named
 from worker.cli.options.brokers import PREFIX
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number
-from worker.console import check_writable, note, progress, read_file, table, write_result
-from worker.errors import InputError, ParametersError
+from worker.cli.options.target import read_version
+from worker.console import note, progress, table, write_result
+from worker.errors import InputError
 from worker.evaluate.calibration import ModelCheck
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
 from worker.evaluate.intervals import Interval
 from worker.evaluate.targets import Change
-from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LATER_SETTINGS
 from worker.stream.topology import Topics
 
@@ -66,7 +66,6 @@ OPTIONS = (
 
 def run(options: argparse.Namespace) -> int:
     """Evaluate a policy; exit 1 if no estimator, or not every one of --method, has an answer."""
-    check_writable(options.json)
     change = _change(options)
     evaluation = evaluate_log(
         options.log,
@@ -97,14 +96,7 @@ def _change(options: argparse.Namespace) -> Change:
         return Change(settings=settings)
     if options.estimator is not None:
         raise InputError("--estimator and --parameters contradict each other: given parameters are not folded again")
-    return Change(settings=settings, parameters=_parameters(options.parameters))
-
-
-def _parameters(path: str) -> Parameters:
-    try:
-        return decode_parameters(read_file(path, "--parameters"), complete=False)
-    except ParametersError as error:
-        raise ParametersError(f"--parameters {path}: {error}") from None
+    return Change(settings=settings, parameters=read_version(options.parameters, "--parameters", complete=False))
 
 
 # ── for machines ─────────────────────────────────────────────────────────────────────────────────────────────────────

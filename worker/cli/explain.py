@@ -15,14 +15,13 @@ from worker.bandit.arrays import Floats, Ints
 from worker.bandit.policies import policy_named
 from worker.cli.options.learning import setting
 from worker.cli.options.parser import JSON, CommandSpec, Option, integer
-from worker.cli.options.target import TARGET, control
-from worker.cli.options.versions import pick
-from worker.console import check_writable, read_file, table, write_result
+from worker.cli.options.target import TARGET, control, decoded_version, pick
+from worker.console import read_file, table, write_result
 from worker.errors import InputError, ParametersError
 from worker.stream.contexts import MISSING
 from worker.stream.explanation import Explanation, Position, explain
 from worker.stream.features import context_encoder
-from worker.stream.parameters import Parameters, decode_parameters, with_settings
+from worker.stream.parameters import Parameters, with_settings
 from worker.stream.tastes import BASE_RATE, Contribution, columns_of_object, context_columns
 
 TOP = 5  # arms in the table of a position
@@ -66,9 +65,10 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("either --parameters FILE or --version VERSION is needed (see adcascade explain --help)")
     if options.parameters == options.context == "-":
         raise InputError("--parameters - and --context - cannot both be read from standard input")
-    check_writable(options.json)
     if options.version is None:
-        given = _read_parameters(options.parameters)
+        where = f"--parameters {options.parameters}"
+        read = decoded_version(_read(options.parameters, "--parameters"), where, complete=False)
+        given = _checked(read, where)
     else:
         given = _checked(pick(control(options), options.version), f"version {options.version}")
     parameters = _overridden(given, options)
@@ -98,14 +98,6 @@ def as_json(reasons: Explanation) -> dict[str, Any]:
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _read_parameters(path: str) -> Parameters:
-    try:
-        parameters = decode_parameters(_read(path, "--parameters"), complete=False)
-    except ParametersError as error:
-        raise ParametersError(f"--parameters {path}: {error}") from None
-    return _checked(parameters, f"--parameters {path}")
 
 
 def _checked(parameters: Parameters, where: str) -> Parameters:

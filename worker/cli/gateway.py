@@ -11,8 +11,8 @@ from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.http import HTTP, api_settings
 from worker.cli.options.learning import LIMITS, limits
 from worker.cli.options.parser import CommandSpec, count
-from worker.cli.signals import stops_on_signals
 from worker.cli.worker import LOG
+from worker.console import stops_on_signals
 
 OPTIONS = (
     *CONNECTION,

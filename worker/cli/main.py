@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from worker import __version__
 from worker.cli.options.names import did_you_mean
 from worker.cli.options.parser import CommandSpec, build_parser, resolve
+from worker.console import check_writable
 from worker.errors import AdcascadeError, InputError
 
 #: Commands by name with their one-line summaries; each lives in `worker.cli.<name>` as `COMMAND` and is imported
@@ -61,6 +62,7 @@ def _run(arguments: list[str]) -> int:
     parsed = build_parser(command, f"adcascade {command.name}").parse_args(arguments[1:])
     options = resolve(parsed, load_all=lambda: [load(name) for name in COMMANDS])
     options.arguments = tuple(arguments[1:])
+    check_writable(getattr(options, "json", None))
     return int(parsed._command.run(options))
 
 

@@ -17,10 +17,8 @@ from worker.cli.description import (
     profile_report,
     report,
 )
-from worker.cli.options.orders import in_force, version_facts
 from worker.cli.options.parser import JSON, CommandSpec, Option
-from worker.cli.options.target import TARGET, control
-from worker.cli.options.versions import pick, pick_or_read, read_version
+from worker.cli.options.target import TARGET, control, in_force, pick, pick_or_read, read_version, version_facts
 from worker.console import check_writable, note, table, write_file, write_result
 from worker.errors import InputError
 from worker.stream.events import TAG_PATTERN, Action, Command, Import, Order, Tag
@@ -38,7 +36,6 @@ ARM = Option("arm", "ad, by its id: for whom it works, instead of the whole vers
 
 def show(options: argparse.Namespace) -> int:
     """Show a version and which others are kept, or one ad of it."""
-    check_writable(options.json)
     target = control(options)
     version = pick(target, options.version)
     if options.arm is not None:
@@ -75,7 +72,6 @@ def export(options: argparse.Namespace) -> int:
 
 def diff(options: argparse.Namespace) -> int:
     """Show the changes from one version to another."""
-    check_writable(options.json)
     target = control(options)
     old, new = pick(target, options.old), pick(target, options.new)
     changes = differences(old, new)
@@ -85,7 +81,6 @@ def diff(options: argparse.Namespace) -> int:
 
 def listing(options: argparse.Namespace) -> int:
     """Show all versions that are kept, with their tags."""
-    check_writable(options.json)
     target = control(options)
     held = target.slots()
     times = {kept.version: kept.made_at for kept in held.values()}
@@ -111,7 +106,6 @@ def _moment(milliseconds: int) -> str:
 
 def tag(options: argparse.Namespace) -> int:
     """Give a version a name, under which it is kept for ever; or remove the name."""
-    check_writable(options.json)
     if not re.fullmatch(TAG_PATTERN, options.name):
         raise InputError("a tag begins with a letter and has 1 to 64 letters, digits, '.', '_' and '-'")
     target = control(options)
@@ -150,7 +144,6 @@ def _ordering(action: Action, done: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _give(options: argparse.Namespace, order: Order, done: str) -> int:
-    check_writable(options.json)
     target = control(options)
     before = target.history()[-1]
     after = target.order(order)

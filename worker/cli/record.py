@@ -10,8 +10,7 @@ from typing import Any
 from worker.cli.options.brokers import CONNECTION, connection
 from worker.cli.options.parser import JSON, CommandSpec, Option
 from worker.cli.options.times import time_span, timestamp
-from worker.cli.signals import stops_on_signals
-from worker.console import ProgressBar, check_writable, note, progress, say, table, write_json
+from worker.console import ProgressBar, check_writable, note, progress, say, stops_on_signals, table, write_json
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.logs.format import LogWriter
@@ -51,7 +50,7 @@ def ending(text: str) -> str:
 
 
 OPTIONS = (
-    Option("file", "log to write, overwritten; compressed if it ends in .gz; - for standard output", positional=True),
+    Option("file", "log to write, a new file; compressed if it ends in .gz; - for standard output", positional=True),
     *CONNECTION,
     Option(
         "from",
@@ -85,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
     check_writable(options.file, options.json)
     reached, topics = connection(options), Topics(options.prefix)
-    # Fail before a log of the same name is overwritten.
+    # Fail before the file is created.
     partition_counts(reached, *full_names(topics, options.topics))
     began = time.perf_counter()
     with LogWriter(options.file) as log:
@@ -117,7 +116,7 @@ def _record(reached: Connection, topics: Topics, options: argparse.Namespace, lo
             bar.advance(written)
 
         recorder = Recorder(
-            reached, topics, options.topics, span_of(options), write=log, report=report, flush=log.flush
+            reached, topics, options.topics, span_of(options), write=log.write_line, report=report, flush=log.flush
         )
         return recorder.run(lambda: bool(came)), came[0] if came else 0
 

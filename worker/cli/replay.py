@@ -12,7 +12,7 @@ from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
 from worker.cli.options.times import Duration, time_span
-from worker.console import check_writable, progress, table, write_result
+from worker.console import progress, table, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
 from worker.replay.report import ReplayReport
@@ -60,7 +60,6 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--verify and --relearn are two different replays: give one of them")
     if options.catalog is not None and not options.relearn:
         raise InputError("--catalog is for --relearn: --verify uses the arms of the recorded versions")
-    check_writable(options.json)
     common: dict[str, Any] = {
         "topics": Topics(options.prefix),
         "skip_bad": options.skip_bad,

@@ -1,7 +1,7 @@
-"""Write `schemas/`: a JSON Schema (2020-12) per kind of record from the types that decode it, and the OpenAPI document.
+"""Write `schemas/`: a JSON Schema (2020-12) per kind of record, from the types that decode it.
 
 `python -m worker.cli.schemas schemas` writes the files; a test compares them with the code. The AsyncAPI document,
-which describes the topics, is written by hand.
+which describes the topics, and the OpenAPI document are written by hand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import msgspec
 
-from worker.http.description import openapi
 from worker.stream.events import Arrival, Decision, Episode, Feedback, JournalEvent
 from worker.stream.history import HistoryIndex
 from worker.stream.version_records import VersionRecord
@@ -107,8 +106,7 @@ _WIDENED: Final = {"Arrival": _arrival, "Opened": _opened, "Command": _command, 
 
 def files() -> dict[str, str]:
     """Return the content of the files by name."""
-    documents = {**schemas(), "openapi": openapi()}
-    return {f"{name}.json": json.dumps(one, indent=2, ensure_ascii=False) + "\n" for name, one in documents.items()}
+    return {f"{name}.json": json.dumps(one, indent=2, ensure_ascii=False) + "\n" for name, one in schemas().items()}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -32,7 +32,9 @@ OPERATION = (
         flag=True,
         default=True,
     ),
-    Option("record", "log of all records, continued after a restart", metavar="FILE"),
+    Option(
+        "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
+    ),
     time_option("progress-interval", "time between two progress records", 1_000),
     count(
         "max-open-sessions",
@@ -101,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         ServeSettings(
             folder=checked.folder,
             learning=checked.learning,
-            learner=command("worker.cli.serve_learner", *options.arguments),
+            learner=command("worker.cli.child", "serve", *options.arguments),
             api=api,
             host=options.host,
             port=options.port,

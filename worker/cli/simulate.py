@@ -9,16 +9,14 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from worker import __version__
-from worker.bandit.models import MODELS
-from worker.cli.options.learning import setting, with_defaults
+from worker.bandit import MODELS
+from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
-from worker.cli.options.world import world
 from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.errors import InputError
-from worker.simulation.digits import DigitsTruth
-from worker.simulation.experiment.processes import cores, run_all
-from worker.simulation.experiment.results import AFTER_NEW, Run, last_episodes
-from worker.simulation.experiment.settings import ANSWERS, ExperimentSettings
+from worker.simulation.environments import DigitsTruth
+from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
+from worker.stream.settings import ANSWERS
 
 DEFAULTS = ExperimentSettings()
 #: Sizes of the world digits, where the data or their number of classes decide.

@@ -12,7 +12,7 @@ from typing import Any
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.cli.options.times import time_option
-from worker.console import check_writable, say, table, write_json, write_result
+from worker.console import say, table, write_json, write_result
 from worker.stream.events import MOST_PARTITIONS
 
 OPTIONS = (
@@ -34,7 +34,6 @@ OPTIONS = (
 def _run(options: argparse.Namespace, action: str) -> int:
     from worker.kafka import topics
 
-    check_writable(options.json)
     layout = topics.TopicLayout(
         partitions=options.partitions,
         replication=options.replication,
@@ -69,7 +68,6 @@ def import_(options: argparse.Namespace) -> int:
     """Take the state folder of `adcascade serve` to the topics."""
     from worker.serve.moving import move
 
-    check_writable(options.json)
     moved = move(Path(options.folder), connection(options), topic_names(options))
     text = (
         f"taken to Kafka: version {moved.version}, {moved.kept_versions} versions in the history, {moved.sessions} "

@@ -12,21 +12,18 @@ from typing import Any
 import orjson
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
+from worker.cli.options.learning import SEED, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
 from worker.cli.options.times import duration_range, time_option
-from worker.cli.options.world import SEED, world
-from worker.cli.signals import stops_on_signals
-from worker.console import check_writable, note, say, write_file, write_json, write_result
+from worker.console import check_writable, note, say, stops_on_signals, write_file, write_json, write_result
 from worker.errors import InputError
+from worker.http.pages import operations
 from worker.kafka.connection import Connection
 from worker.simulation.live import live_view
 from worker.simulation.traffic.generator import Traffic, TrafficSettings
-from worker.simulation.traffic.metrics import TrafficMetrics
-from worker.simulation.traffic.summary import summary, summary_table
-from worker.simulation.traffic.view import TrafficView
+from worker.simulation.traffic.report import TrafficMetrics, TrafficView, summary, summary_table
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
-from worker.web.server import WebServer, operations
 
 DEFAULTS = TrafficSettings()
 AT_ONCE = (0, 0)
@@ -142,6 +139,7 @@ def _flag(name: str, value: Any) -> str:
 
 async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int) -> int:
     """Run the traffic with live view and metrics; return the number of the signal that ended it, else 0."""
+    from worker.http.server import WebServer
     from worker.simulation.traffic.client import run_traffic
 
     metrics = TrafficMetrics(traffic)
@@ -149,9 +147,9 @@ async def _run(reached: Connection, topics: Topics, traffic: Traffic, port: int)
     with (
         stops_on_signals(lambda: loop.call_soon_threadsafe(stop.set)) as came,
         WebServer(operations(metrics.registry, lambda: None), port=port) as server,
-        live_view(TrafficView(traffic, server.url)) as view,
+        live_view(TrafficView(traffic, server.url)) as show,
     ):
-        await run_traffic(reached, topics, traffic, stop=stop, show=view.show)
+        await run_traffic(reached, topics, traffic, stop=stop, show=show)
     return came[0] if came else 0
 
 

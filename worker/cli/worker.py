@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import fields
+from typing import Any
 
 from worker.cli import log_format
 from worker.cli.options.brokers import CONNECTION, connection, secret, topic_names
@@ -13,13 +14,10 @@ from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_
 from worker.cli.options.parser import CommandSpec, Option, count, port
 from worker.cli.options.times import time_option
 from worker.errors import InputError
-from worker.kafka.connection import Connection
+from worker.kafka.settings import WorkerSettings
 from worker.runtime.child import command
 from worker.secret import Secret
-from worker.stream.decoding import Limits
 from worker.stream.feedback import token_secret
-from worker.stream.settings import Arm, LearningSettings
-from worker.stream.topology import Topics
 
 #: For tests: a file with the time, in place of the machine's clock (see `clock_of`).
 CLOCK = "ADCASCADE_TEST_CLOCK"
@@ -33,60 +31,63 @@ LOG = (
     Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
 )
 
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
+
 OPERATION = (
-    Option("group", "consumer group of all workers of these topics", default="adcascade"),
+    Option("group", "consumer group of all workers of these topics", default=_DEFAULTS["group"]),
     time_option(
-        "member-timeout", "time after which the group assigns the partitions of a silent worker to others", 10_000
+        "member-timeout",
+        "time after which the group assigns the partitions of a silent worker to others",
+        round(1000 * _DEFAULTS["member_timeout"]),
     ),
-    time_option("progress-interval", "time between two progress records of a partition", 1_000),
+    time_option(
+        "progress-interval",
+        "time between two progress records of a partition",
+        round(1000 * _DEFAULTS["progress_interval"]),
+    ),
     count(
         "max-open-sessions",
         "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
     ),
-    count("changelog-replication", "replicas of the changelog, if `adcascade topics create` has not created it", 1),
+    count(
+        "changelog-replication",
+        "replicas of the changelog, if `adcascade topics create` has not created it",
+        _DEFAULTS["changelog_replication"],
+    ),
     Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
     Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
-    Option("web-host", "address of /metrics, /livez and /readyz", default="127.0.0.1"),
+    Option("web-host", "address of /metrics, /livez and /readyz", default=_DEFAULTS["web_host"]),
     port("web-port", "port of the web server; 0: a free one"),
     *LOG,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """The options that worker and learner process share, checked as far as possible without a broker."""
-
-    connection: Connection
-    topics: Topics
-    learning: LearningSettings  # its dimension is found later, see `with_dimension`
-    dim: int | None
-    arms: tuple[Arm, ...]
-    limits: Limits
-    secret: Secret | None
-
-
-def read(options: argparse.Namespace) -> WorkerOptions:
-    """Check the options and configure logging."""
+def read(options: argparse.Namespace) -> WorkerSettings:
+    """Return the settings of worker and learner process, checked as far as possible without a broker; start the log."""
     brokers = connection(options)
     signing = secret(options, "token-secret")
     dim = context_dim(options)
-    checked = WorkerOptions(
+    settings = WorkerSettings(
         connection=brokers,
         topics=topic_names(options),
+        learner=command("worker.cli.child", "worker", *getattr(options, "arguments", ())),
         learning=learning_settings(options, dim or 1),
         dim=dim,
         arms=read_arms(options.catalog, declared=declared_ads(options)),
         limits=limits(options),
         secret=None if signing is None else token_secret(signing),
+        group=options.group,
+        member_timeout=options.member_timeout / 1000,
+        progress_interval=options.progress_interval / 1000,
+        changelog_replication=options.changelog_replication,
+        max_open_sessions=options.max_open_sessions,
+        web_host=options.web_host,
+        web_port=options.web_port,
+        clock_file=os.environ.get(CLOCK),
     )
-    configure_log(options, brokers, signing)
-    return checked
-
-
-def configure_log(options: argparse.Namespace, brokers: Connection, signing: Secret | None) -> None:
-    """Configure logging, which hides the secrets."""
     secrets = [*brokers.secrets, signing.reveal().decode() if signing is not None else ""]
     log_format.configure(format=options.log_format, level=options.log_level, secrets=secrets)
+    return settings
 
 
 def run(options: argparse.Namespace) -> int:
@@ -97,31 +98,12 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"--member-timeout must be between 1s and 300s, not {options.member_timeout}")
     if not 10 <= options.progress_interval <= 60_000:
         raise InputError(f"--progress-interval must be between 10ms and 60s, not {options.progress_interval}")
-    checked = read(options)
+    settings = read(options)
 
     # Faust takes half a second to import; --help and wrong options need not wait for it.
-    from worker.kafka.worker import WorkerSettings, run_worker
+    from worker.kafka.worker import run_worker
 
-    return run_worker(
-        WorkerSettings(
-            connection=checked.connection,
-            topics=checked.topics,
-            learner=command("worker.cli.learner_process", *options.arguments),
-            learning=checked.learning,
-            dim=checked.dim,
-            arms=checked.arms,
-            limits=checked.limits,
-            secret=checked.secret,
-            group=options.group,
-            member_timeout=options.member_timeout / 1000,
-            progress_interval=options.progress_interval / 1000,
-            changelog_replication=options.changelog_replication,
-            max_open_sessions=options.max_open_sessions,
-            web_host=options.web_host,
-            web_port=options.web_port,
-            clock_file=os.environ.get(CLOCK),
-        )
-    )
+    return run_worker(settings)
 
 
 COMMAND = CommandSpec(

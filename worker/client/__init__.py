@@ -5,9 +5,9 @@ the interface, `Exchange` the rules of waiting and repeating, `KafkaTransport` t
 """
 
 from worker.client.client import Client
-from worker.client.decision import Decision, Origin
-from worker.client.exchange import Counts
+from worker.client.decision import AdDecision, Origin
+from worker.client.exchange import ClientCounts
 from worker.client.transport import UndeliveredError
 from worker.kafka.connection import Connection
 
-__all__ = ["Client", "Connection", "Counts", "Decision", "Origin", "UndeliveredError"]
+__all__ = ["AdDecision", "Client", "ClientCounts", "Connection", "Origin", "UndeliveredError"]

@@ -7,11 +7,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
-from worker.client.decision import Decision, from_record
-from worker.client.exchange import Counts, Exchange
+from worker.client.decision import AdDecision, from_record
+from worker.client.exchange import ClientCounts, Exchange
 from worker.client.kafka import KafkaTransport
 from worker.client.records import Context, check_session_id, encode_arrival, encode_request
-from worker.client.transport import Keyed, Transport, UndeliveredError
+from worker.client.transport import ClientTransport, Keyed, UndeliveredError
 from worker.errors import InputError
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Rejected
@@ -24,7 +24,7 @@ class Client:
     """Ask the workers for ads, over Kafka.
 
     One client serves all tasks of a process. Trouble with Kafka never raises where an ad is needed: the fallback ads
-    are the answer then, and `Decision.timed_out` says so.
+    are the answer then, and `AdDecision.timed_out` says so.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Client:
         remember: int = 20_000,
         remember_seconds: float = 70.0,
         delivery_timeout: float = 30.0,
-        transport: Transport | None = None,
+        transport: ClientTransport | None = None,
     ) -> None:
         if not (timeout > 0 and delivery_timeout > 0 and most_in_flight >= 1 and remember >= 1):
             raise InputError("timeouts must be above 0, most_in_flight and remember at least 1")
@@ -75,7 +75,7 @@ class Client:
         await self._exchange.transport.stop()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> ClientCounts:
         """What has been sent, answered and missed so far."""
         return self._exchange.counts
 
@@ -93,7 +93,7 @@ class Client:
         fallback: Sequence[str] | None = None,
         within: float | None = None,
         occurred_at: int | None = None,
-    ) -> Decision:
+    ) -> AdDecision:
         """Open a session, and return the first ad and those after it.
 
         A session id is unique for all times; by default it is a random one. The same id again, with the same context
@@ -121,9 +121,9 @@ class Client:
             has_ended = self._exchange.ending(record.key) is not None
             return decision.at(decision.position + len(decision.slate)) if has_ended else decision
         ads = self._fallback if fallback is None else tuple(fallback)
-        return Decision(session_id=session_id, arrived_at=occurred_at, position=1, slate=ads, origin="timeout")
+        return AdDecision(session_id=session_id, arrived_at=occurred_at, position=1, slate=ads, origin="timeout")
 
-    async def passed(self, decision: Decision, *, within: float | None = None) -> Decision:
+    async def passed(self, decision: AdDecision, *, within: float | None = None) -> AdDecision:
         """Report that the ad was seen and passed over; return the next one.
 
         With `prefetch` the answer is the next ad of the slate, immediately: slates are planned as a whole and never
@@ -152,7 +152,7 @@ class Client:
         known = await self._exchange.decision(key, following.position, self._deadline(within))
         return following if known is None else from_record(known.decision(), known.partition)
 
-    async def clicked(self, decision: Decision) -> None:
+    async def clicked(self, decision: AdDecision) -> None:
         """Report a click, and wait until the brokers have it. The session has ended with it.
 
         A click on a fallback ad is not reported, since no worker planned it. Raises `UndeliveredError` if the brokers
@@ -196,7 +196,7 @@ class Client:
         """Wait until the brokers have everything. Raises `UndeliveredError` if they do not accept a record in time."""
         await self._exchange.flush()
 
-    async def _report(self, decision: Decision, *, clicked: bool) -> asyncio.Future[None]:
+    async def _report(self, decision: AdDecision, *, clicked: bool) -> asyncio.Future[None]:
         feedback = Feedback(
             session_id=decision.session_id,
             # Feedback before its arrival would not count, and the clocks of two machines may differ.

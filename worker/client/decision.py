@@ -15,13 +15,13 @@ Origin: TypeAlias = Literal["worker", "slate", "timeout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class AdDecision:
     """The ads of a session from a position on.
 
     `slate` has the ad of `position` first. `mode`, `propensity` and `value` are known for the position of a record
     only. `partition` is that of the session, and feedback goes to the same one.
 
-    >>> shown = Decision(session_id="s", arrived_at=0, position=1, slate=("shoes", "hats"), origin="worker")
+    >>> shown = AdDecision(session_id="s", arrived_at=0, position=1, slate=("shoes", "hats"), origin="worker")
     >>> shown.arm, shown.at(2).arm, shown.at(3).ended
     ('shoes', 'hats', True)
     """
@@ -58,7 +58,7 @@ class Decision:
         """Whether the session has no more ads."""
         return not self.slate and not self.timed_out
 
-    def at(self, position: int) -> Decision:
+    def at(self, position: int) -> AdDecision:
         """Return the decision of a later position of the slate, if all before it are passed over.
 
         The position after the slate is that of a session that has ended.
@@ -81,9 +81,9 @@ class Decision:
         )
 
 
-def from_record(record: DecisionRecord, partition: int) -> Decision:
+def from_record(record: DecisionRecord, partition: int) -> AdDecision:
     """Return the decision of a record of the topic `decisions`."""
-    return Decision(
+    return AdDecision(
         session_id=record.session_id,
         arrived_at=record.arrived_at,
         position=record.position,

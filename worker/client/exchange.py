@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from worker.client.transport import Keyed, Transport
+from worker.client.transport import ClientTransport, Keyed
 from worker.stream.decoding import Rejected, decode_decision
 from worker.stream.events import Decision
 from worker.stream.topology import Record
@@ -57,7 +57,7 @@ class Known(NamedTuple):
 
 
 @dataclass(slots=True)
-class Counts:
+class ClientCounts:
     """Counts of a client.
 
     arrivals, feedback : records sent
@@ -103,10 +103,10 @@ class Exchange:
     """
 
     def __init__(
-        self, transport: Transport, *, most_in_flight: int, remember: int, seconds: float, others: bool = False
+        self, transport: ClientTransport, *, most_in_flight: int, remember: int, seconds: float, others: bool = False
     ) -> None:
         self.transport = transport
-        self.counts = Counts()
+        self.counts = ClientCounts()
         self._free_slots = asyncio.Semaphore(most_in_flight)
         self._remember, self._others = remember, others
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""The seam between the rules of a client and Kafka: a `Transport` sends records and hands over decisions."""
+"""The seam between the rules of a client and Kafka: a `ClientTransport` sends records and hands over decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Keyed(NamedTuple):
     partition: int | None = None
 
 
-class Transport(Protocol):
+class ClientTransport(Protocol):
     """Moves records to and from the workers."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from worker.embedded.runner import Embedded
-from worker.embedded.state import StateFolder
+from worker.embedded.state import StateFolder, StateView
 from worker.errors import FailedError, InputError
 from worker.stream.events import Order
 from worker.stream.history import KeptVersion
@@ -29,40 +29,36 @@ class LearnerControl(Protocol):
 
 
 class StateFolderControl:
-    """Controls the learner of a state folder that no process uses."""
+    """Reads the versions of a state folder, also while it is used; gives orders to one that no process uses."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def history(self) -> list[Parameters]:
         """Return the versions kept, oldest first."""
-        with StateFolder(self._folder, create=False) as state:
-            return _versions(state)
+        with StateView(self.folder) as state:
+            versions = [decode_parameters(value) for value in state.parameters()]
+        if not versions:
+            raise InputError(f"{self.folder} holds no parameters yet")
+        return versions
 
     def slots(self) -> dict[str, KeptVersion]:
         """Return the versions in the history, by slot."""
-        with StateFolder(self._folder, create=False) as state:
+        with StateView(self.folder) as state:
             return state.slots()
 
     def load(self, slot: str) -> Parameters | None:
         """Return the version in a slot of the history."""
-        with StateFolder(self._folder, create=False) as state:
+        with StateView(self.folder) as state:
             value = state.in_slot(slot)
         return None if value is None else decode_parameters(value)
 
     def order(self, event: Order) -> Parameters:
         """Append the order to the journal and execute it at once."""
-        with StateFolder(self._folder, create=False) as state:
-            newest = _versions(state)[-1]
+        newest = self.history()[-1]
+        with StateFolder(self.folder, create=False) as state:
             outcome = Embedded(newest.settings, newest.arms, state=state).order(event)
-            for refusal in outcome.refusals:
-                if refusal.order == event:
-                    raise FailedError(f"refused: {refusal.reason}")
-            return _versions(state)[-1]
-
-
-def _versions(state: StateFolder) -> list[Parameters]:
-    versions = [decode_parameters(value) for value in state.parameters()]
-    if not versions:
-        raise InputError(f"{state.path} holds no parameters yet")
-    return versions
+        for refusal in outcome.refusals:
+            if refusal.order == event:
+                raise FailedError(f"refused: {refusal.reason}")
+        return self.history()[-1]

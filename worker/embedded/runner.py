@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from worker.embedded.history import StateHistory
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.secret import Secret
@@ -85,7 +84,6 @@ class Embedded:
         self.time = 0  # the latest time given to `advance`
         self.tally = Tally()
         self._state = state
-        self._history = StateHistory(state) if state else None
         self._tap = tap
         self._observers = observers
         self._batch = batch
@@ -248,7 +246,7 @@ class Embedded:
                 observer.episode(episode)
         self._publish(outcome.versions)
         for _, tag in outcome.tags:
-            if self._history and not self._history.tag(tag, self.versions.history):
+            if self._state and not self._state.tag(tag):
                 outcome.refusals.append(Refusal(order=tag, reason=f"version {tag.version} is not kept"))
         return outcome
 
@@ -256,13 +254,10 @@ class Embedded:
         for parameters in versions:
             value = encode_parameters(parameters)
             self._emit(self.topics.parameters, version_key(parameters.version), value)
-            if self._state:
-                self._state.put_parameters(
-                    parameters.version, value, kept=KEPT, needed=min(parameters.resume_offset, self._journal_end)
-                )
             self.versions.learn(decode_parameters(value))
-            if self._history:
-                self._history.keep(self.versions.history)
+            if self._state:
+                self._state.put_parameters(parameters, value, kept=KEPT)
+                self._state.keep_history(self.versions.history)
             for observer in self._observers:
                 observer.version(parameters)
 

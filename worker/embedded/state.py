@@ -1,7 +1,11 @@
-"""The state folder of the embedded runner: sessions, journal, parameters and their history.
+"""The state folder: one SQLite database with sessions, journal, parameters and their history.
 
-One SQLite file and one transaction per step of the runner: after a `kill -9` the folder holds all of a step or nothing
-of it. A lock file keeps a second process out.
+Rules that hold in this file:
+
+- One process writes, in transactions: one for each step of the embedded runner, or each batch of `adcascade serve`.
+  After a `kill -9` the folder holds all of a step or nothing of it.
+- The folder itself is locked by the process that writes. The lock ends with the process.
+- Others read while it writes, in snapshots (WAL mode): the learner of `serve`, and commands.
 """
 
 from __future__ import annotations
@@ -9,80 +13,67 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Self
+from typing import Final, Self
 
 from worker.errors import FailedError, InputError
-from worker.stream.history import KeptVersion
+from worker.stream.events import Tag
+from worker.stream.history import KeptVersion, changes, first_time, tag_slot
+from worker.stream.parameters import Parameters
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS sessions (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS journal (offset INTEGER PRIMARY KEY, value BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS parameters (version INTEGER PRIMARY KEY, value BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS history
-    (slot TEXT PRIMARY KEY, version INTEGER NOT NULL, made_at INTEGER NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+_SCHEMA: Final = """
+CREATE TABLE sessions (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE journal (offset INTEGER PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE parameters (version INTEGER PRIMARY KEY, made_at INTEGER NOT NULL, value BLOB NOT NULL);
+CREATE TABLE history
+    (slot TEXT PRIMARY KEY, version INTEGER NOT NULL, made_at INTEGER NOT NULL, value BLOB NOT NULL);
+CREATE TABLE log (number INTEGER PRIMARY KEY, lines BLOB NOT NULL);
+CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
-FORMAT = b"1"
-FILE = "state.sqlite3"
-
-
-class FolderLock:
-    """The lock of a state folder, created if it does not exist; processes that are given `file` hold it too."""
-
-    def __init__(self, path: str | Path, *, wait: float = 0.0) -> None:
-        """Take the lock; wait so many seconds for another process to end."""
-        path = Path(path)
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has contexts of users
-            self.file = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise InputError(f"cannot use {path} as a state folder: {error.strerror or error}") from None
-        deadline = monotonic() + wait
-        while True:
-            try:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if monotonic() < deadline:
-                    sleep(0.02)
-                    continue
-                os.close(self.file)
-                raise FailedError(f"another process uses the state folder {path}; stop it first") from None
-            return
-
-    def release(self) -> None:
-        """Release the lock, once."""
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
-
-
-class InheritedLock(FolderLock):
-    """The lock of a folder that the process which started this one holds."""
-
-    def __init__(self, file: int) -> None:
-        self.file = file
+FORMAT: Final = b"2"
+FILE: Final = "state.sqlite3"
+#: Pages of the write-ahead log after which a commit moves them to the database, if the learner has not done so before.
+CHECKPOINT: Final = 4_000
 
 
 class StateView:
-    """Reads a state folder, also while a process uses it; a context manager."""
+    """Reads a state folder, also while a process writes to it; a context manager."""
 
-    path: Path
     _db: sqlite3.Connection
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        file = self.path / FILE
-        if not file.exists():
+        self._closing = ExitStack()
+        if not (self.path / FILE).exists():
             raise InputError(f"{self.path} holds no state; `adcascade demo` and `adcascade serve` create one (--state)")
-        try:
-            self._db = sqlite3.connect(file, isolation_level=None, timeout=10.0, check_same_thread=False)
+        with self._opening():
             self._db.execute("PRAGMA query_only=1")
-            self.meta("format")
-        except sqlite3.Error as error:
-            raise InputError(f"{file} is not a state file of adcascade: {error}") from None
+            self._check_format()
+
+    @contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Connect to the database; close everything again if what follows fails."""
+        file = self.path / FILE
+        with ExitStack() as failing:
+            failing.callback(self.close)
+            try:
+                self._db = sqlite3.connect(file, isolation_level=None, timeout=10.0, check_same_thread=False)
+                self._closing.callback(self._db.close)
+                yield
+            except sqlite3.Error as error:
+                raise InputError(f"{file} is not a state file of adcascade: {error}") from None
+            failing.pop_all()
+
+    def _check_format(self) -> None:
+        stored = self.meta("format")
+        if stored != FORMAT:
+            raise InputError(
+                f"{self.path} was written by another release of adcascade (format {(stored or b'?').decode()}): with "
+                "that release, `topics import` takes it to Kafka, and `parameters export` writes what it has learned "
+                "to a file for `parameters import`; a log of --record stays readable"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -91,19 +82,16 @@ class StateView:
         self.close()
 
     def close(self) -> None:
-        """End reading."""
-        self._db.close()
-
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+        """Drop uncommitted changes, and release the lock if there is one."""
+        self._closing.close()
 
     def sessions(self) -> Iterable[tuple[bytes, bytes]]:
         """Yield the session table."""
         yield from self._db.execute("SELECT key, value FROM sessions")
 
-    def parameters(self, after: int = -1) -> list[bytes]:
-        """Return the records of the versions kept, those after a version, oldest first."""
-        query = "SELECT value FROM parameters WHERE version > ? ORDER BY version"
-        return [value for (value,) in self._db.execute(query, (after,))]
+    def parameters(self) -> list[bytes]:
+        """Return the records of the versions kept, oldest first."""
+        return [value for (value,) in self._db.execute("SELECT value FROM parameters ORDER BY version")]
 
     def slots(self) -> dict[str, KeptVersion]:
         """Return the versions in the history, by slot."""
@@ -117,15 +105,23 @@ class StateView:
         row = self._db.execute("SELECT value FROM history WHERE slot = ?", (slot,)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def journal(self, start: int) -> Iterable[tuple[int, bytes]]:
-        """Yield the journal from an offset."""
-        yield from self._db.execute("SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset", (start,))
+    def journal(self, start: int, most: int = -1) -> list[tuple[int, bytes]]:
+        """Return the journal from an offset on, at most so many records if that is not negative."""
+        query = "SELECT offset, value FROM journal WHERE offset >= ? ORDER BY offset LIMIT ?"
+        return self._db.execute(query, (start, most)).fetchall()
 
     def journal_bounds(self) -> tuple[int, int]:
-        """Return the first offset kept and the next one to be written."""
+        """Return the first offset kept and the next one to be written. The last record is always kept."""
         first, last = self._db.execute("SELECT min(offset), max(offset) FROM journal").fetchone()
-        end = int(self.meta("journal_end") or b"0")
-        return (end, end) if first is None else (first, max(end, last + 1))
+        return (0, 0) if first is None else (first, last + 1)
+
+    def log(self) -> bytes:
+        """Return the lines that may be missing at the end of the log of `adcascade serve --record`."""
+        return b"".join(lines for (lines,) in self._db.execute("SELECT lines FROM log ORDER BY number"))
+
+    def checkpoint(self) -> None:
+        """Move what was committed from the write-ahead log to the database, while the writer goes on."""
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def meta(self, name: str) -> bytes | None:
         """Return a named value."""
@@ -136,46 +132,34 @@ class StateView:
 class StateFolder(StateView):
     """Opens or creates a state folder and locks it; a context manager.
 
-    Nothing is on disk before `commit`. With `lock`, the folder is not locked here: it is an open lock file of the
-    process that this one belongs to. With `durable`, what is committed survives a failure of power, too.
+    Nothing is on disk before `commit`. What is committed survives the process; with `durable`, a failure of power too,
+    without it from the next checkpoint on.
     """
 
-    def __init__(
-        self, path: str | Path, *, create: bool = True, lock: FolderLock | None = None, durable: bool = False
-    ) -> None:
+    def __init__(self, path: str | Path, *, create: bool = True, durable: bool = False) -> None:
         self.path = Path(path)
-        file = self.path / FILE
-        if not create and not file.exists():
+        self.durable = durable
+        if not create and not (self.path / FILE).exists():
             raise InputError(f"{self.path} holds no state; `adcascade demo --state {self.path}` creates one")
-        self._lock = lock or FolderLock(self.path)
-        try:
-            self._db = sqlite3.connect(file, isolation_level=None)
-            # Survives a kill of the process. A power failure may lose the last steps, but not the consistency.
+        self._closing = ExitStack()
+        self._closing.callback(os.close, _locked(self.path))
+        with self._opening():
             self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT}")
             self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            self._db.executescript(_SCHEMA)
-            stored = self.meta("format")
+            if not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                self._db.executescript(
+                    f"BEGIN; {_SCHEMA} INSERT INTO meta VALUES ('format', x'{FORMAT.hex()}'); COMMIT"
+                )
+            self._check_format()
             self._db.execute("BEGIN")
-        except sqlite3.Error as error:
-            self._lock.release()
-            raise InputError(f"{file} is not a state file of adcascade: {error}") from None
-        if stored is None:
-            self.set_meta("format", FORMAT)
-            self.commit()
-        elif stored != FORMAT:
-            self.close()
-            raise InputError(f"{self.path} was written by another version of adcascade (format {stored.decode()})")
 
-    def close(self) -> None:
-        """Drop uncommitted changes and release the lock."""
-        self._db.close()
-        self._lock.release()
-
-    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def set_meta(self, name: str, value: bytes) -> None:
-        """Set a named value."""
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+    def set_meta(self, name: str, value: bytes | None) -> None:
+        """Set a named value, or delete it."""
+        if value is None:
+            self._db.execute("DELETE FROM meta WHERE name = ?", (name,))
+        else:
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
 
     def change_sessions(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Apply a changelog; None deletes a session."""
@@ -187,29 +171,70 @@ class StateFolder(StateView):
     def append_journal(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Append records at their offsets."""
         self._db.executemany("INSERT INTO journal VALUES (?, ?)", records)
-        if records:
-            self.set_meta("journal_end", b"%d" % (records[-1][0] + 1))
 
-    def put_parameters(self, version: int, value: bytes, *, kept: int, needed: int) -> None:
-        """Keep a version; drop those older than the last `kept`, and the journal before offset `needed`."""
-        self._db.execute("INSERT OR REPLACE INTO parameters VALUES (?, ?)", (version, value))
-        self._db.execute("DELETE FROM parameters WHERE version <= ?", (version - kept,))
-        self._db.execute("DELETE FROM journal WHERE offset < ?", (needed,))
+    def put_parameters(self, parameters: Parameters, value: bytes, *, kept: int) -> None:
+        """Keep a version; drop those older than the last `kept`, and the part of the journal that it needs no more."""
+        row = (parameters.version, parameters.made_at, value)
+        self._db.execute("INSERT OR REPLACE INTO parameters VALUES (?, ?, ?)", row)
+        self._db.execute("DELETE FROM parameters WHERE version <= ?", (parameters.version - kept,))
+        self._db.execute(
+            "DELETE FROM journal WHERE offset < min(?, (SELECT max(offset) FROM journal))", (parameters.resume_offset,)
+        )
 
-    def put_slot(self, slot: str, kept: KeptVersion, value: bytes) -> None:
-        """Put a version into a slot of the history."""
-        row = (slot, kept.version, kept.made_at, value)
-        self._db.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?)", row)
+    def append_log(self, lines: bytes) -> None:
+        """Keep lines that are about to be written to the log."""
+        self._db.execute("INSERT INTO log (lines) VALUES (?)", (lines,))
 
-    def date_slots(self, made_at: int) -> None:
-        """Set the time of the versions in the history that have none."""
-        self._db.execute("UPDATE history SET made_at = ? WHERE made_at = 0", (made_at,))
+    def clear_log(self) -> None:
+        """Forget the lines, now that they are in the log."""
+        self._db.execute("DELETE FROM log")
 
-    def delete_slot(self, slot: str) -> None:
-        """Delete a slot of the history."""
-        self._db.execute("DELETE FROM history WHERE slot = ?", (slot,))
+    def commit(self, *, checkpoint: bool = False) -> None:
+        """Make all changes since the last commit durable. In any thread, one at a time.
 
-    def commit(self) -> None:
-        """Make all changes since the last commit durable."""
+        With `checkpoint`, they survive a failure of power also where the folder is not `durable`.
+        """
         self._db.execute("COMMIT")
+        if checkpoint:
+            self.checkpoint()
         self._db.execute("BEGIN")
+
+    # ── the history of the versions ──────────────────────────────────────────────────────────────────────────────────
+
+    def keep_history(self, versions: Sequence[Parameters]) -> None:
+        """Add the last versions to the history, where they are missing, and thin it (see `worker.stream.history`)."""
+        written, gone, kept = changes(self.slots(), versions)
+        for slot, parameters in written.items():
+            self._db.execute(
+                "INSERT OR REPLACE INTO history SELECT ?, version, ?, value FROM parameters WHERE version = ?",
+                (slot, kept[slot].made_at, parameters.version),
+            )
+        self._db.executemany("DELETE FROM history WHERE slot = ?", [(slot,) for slot in gone])
+        self._db.execute("UPDATE history SET made_at = ? WHERE made_at = 0", (first_time(versions),))
+
+    def tag(self, tag: Tag) -> bool:
+        """Give a version its name, or remove the name; return False if the version is not kept."""
+        slot = tag_slot(tag.name)
+        if tag.version is None:
+            self._db.execute("DELETE FROM history WHERE slot = ?", (slot,))
+            return True
+        known = "SELECT version, made_at, value FROM parameters UNION ALL SELECT version, made_at, value FROM history"
+        tagged = self._db.execute(
+            f"INSERT OR REPLACE INTO history SELECT ?, * FROM ({known}) WHERE version = ? LIMIT 1", (slot, tag.version)
+        )
+        return tagged.rowcount > 0
+
+
+def _locked(path: Path) -> int:
+    """Create a folder if it does not exist, and lock it; return the open file that holds the lock."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has contexts of users
+        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise InputError(f"cannot use {path} as a state folder: {error.strerror or error}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise FailedError(f"another process uses the state folder {path}; stop it first") from None
+    return file

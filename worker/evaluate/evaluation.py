@@ -27,12 +27,10 @@ from worker.evaluate.logged import LoggedSessions
 from worker.evaluate.model import CrossFit, ModelForm, cross_fit
 from worker.evaluate.planning import Assembled, assemble
 from worker.evaluate.sessions import Bools, Sessions
-from worker.evaluate.sufficiency import sufficient
-from worker.evaluate.support import LEAST_CLICKS, Unsupported
+from worker.evaluate.support import LEAST_CLICKS, Unsupported, sufficient
 from worker.evaluate.targets import Change, find_estimates
-from worker.logs.findings import Findings
+from worker.logs.findings import Findings, Stage, silent, ticking
 from worker.logs.ordered import OrderedLog
-from worker.logs.stages import Stage, silent, ticking
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import Topics
 
@@ -95,7 +93,7 @@ def evaluate_log(
         if not log.versions.known:
             others = f" (its topics are {', '.join(sorted(log.others)[:3])}; see --prefix)" if log.others else ""
             raise InputError(f"{reader.name}: has no parameters{others}, which evaluation needs to plan slates")
-        with stage("gathering sessions", len(log.traffic)) as bar:
+        with stage("gathering sessions", log.entry_count) as bar:
             logged = LoggedSessions(log, ticking(log.entries(), bar))
         if not logged.by_version:
             reasons = ", ".join(f"{count} {reason}" for reason, count in logged.left_out.items())

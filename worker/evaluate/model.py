@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from worker.bandit import MODELS
 from worker.bandit.answers import PRIOR_ANSWERS, PRIOR_DISPLAYS, AnswerCounts, AnswerRates
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.click_model import ClickModel, Displays, Observations
-from worker.bandit.models import MODELS
 from worker.errors import EstimationError
 from worker.evaluate.sessions import Bools, Sessions
 from worker.evaluate.support import LEAST_CLICKS, Unsupported

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -68,15 +68,15 @@ def assemble(
         _part(served, target, sessions, shape, seed)
         for served, target, sessions in _groups(logged, served_by, estimates, settings)
     ]
-    contexts = _common_scale(np.concatenate([part.contexts for part in parts]), served_by)
     fits = np.concatenate([part.fits for part in parts])
     if not fits.any():
         raise InputError("every session of the log contradicts the version that served it")
-    sessions = _joined(parts, shape, contexts).part(fits)
+    sessions = Sessions.joined([part.sessions for part in parts])
+    sessions = replace(sessions, contexts=_common_scale(sessions.contexts, served_by))
     return Assembled(
-        sessions=sessions.cut(max(part.settings.horizon for part in parts)),
+        sessions=sessions.part(fits).cut(max(part.settings.horizon for part in parts)),
         supported=np.concatenate([part.supported for part in parts])[fits],
-        warmup=np.concatenate([np.full(len(part.sessions), part.warmup) for part in parts])[fits],
+        warmup=np.concatenate([np.full(len(part.fits), part.warmup) for part in parts])[fits],
         left_out=+Counter({CONTRADICTS: int((~fits).sum())}),
         versions=len(served_by),
         target=parts[-1].settings,
@@ -124,22 +124,21 @@ class _Shape:
     arms: int
     horizon: int
     repeats: bool
-    periods: dict[tuple[Arm, ...], int] = field(default_factory=dict)
+    periods: dict[tuple[Arm, ...], int]
 
     @classmethod
     def of(cls, versions: Mapping[int, Parameters]) -> _Shape:
         widest = max(versions.values(), key=lambda version: len(version.arms))
         names = [arm.arm for arm in widest.arms]
+        periods: dict[tuple[Arm, ...], int] = {}
         for version in versions.values():
             if [arm.arm for arm in version.arms] != names[: len(version.arms)]:
                 raise InputError(f"versions {version.version} and {widest.version} have their arms in different orders")
             if version.settings.repeats != widest.settings.repeats:
                 raise InputError("the versions of the log differ in whether a session may show an arm twice")
+            periods.setdefault(version.arms, len(periods))
         horizon = max(version.settings.horizon for version in versions.values())
-        return cls(arms=len(names), horizon=horizon, repeats=widest.settings.repeats)
-
-    def period(self, arms: tuple[Arm, ...]) -> int:
-        return self.periods.setdefault(arms, len(self.periods))
+        return cls(arms=len(names), horizon=horizon, repeats=widest.settings.repeats, periods=periods)
 
     def table(self, field: str) -> Floats:
         """Return one field of every arm in every period: (g, K)."""
@@ -156,30 +155,22 @@ class _Shape:
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """The sessions of one version and one estimate."""
+    """The sessions of one version and one estimate, with the contexts as they were recorded."""
 
-    sessions: list[LoggedSession]
-    contexts: Floats
-    slates: Ints
-    excluded: list[list[int]]
-    period: int
-    served: Rule
-    target: Rule
-    target_slates: Ints
-    drawn: Bools
+    sessions: Sessions
     settings: LearningSettings
     warmup: bool
     supported: Bools
     fits: Bools
 
 
-def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession], shape: _Shape, seed: int) -> _Part:
+def _part(served: Parameters, target: Parameters, logged: list[LoggedSession], shape: _Shape, seed: int) -> _Part:
     indices = {arm.arm: index for index, arm in enumerate(served.arms)}
-    contexts = stack_packed([session.opening.context for session in sessions], served.settings.dim)
-    excluded = [sorted({indices[arm] for arm in s.opening.exclude if arm in indices}) for s in sessions]
-    slates = _slates(sessions, indices, shape)
-    names = [session.session_id for session in sessions]
-    drawn = np.array([session.opening.mode in ("warmup", "random") for session in sessions])
+    contexts = stack_packed([session.opening.context for session in logged], served.settings.dim)
+    excluded = [sorted({indices[arm] for arm in one.opening.exclude if arm in indices}) for one in logged]
+    slates = _slates(logged, indices, shape)
+    names = [session.session_id for session in logged]
+    drawn = np.array([session.opening.mode in ("warmup", "random") for session in logged])
     alone = with_settings(served, warmup=0, random_share=0.0)
     warmup = served.folds < served.settings.warmup
     whole = warmup or policy_named(served.settings.policy) is Random
@@ -192,23 +183,34 @@ def _part(served: Parameters, target: Parameters, sessions: list[LoggedSession],
     same = alone.settings == target.settings and alone.model is target.model
     if same:
         aim = replace(aim, best=rule.best)
-    part = _Part(
-        sessions=sessions,
+    displayed = np.array([session.displayed for session in logged], dtype=np.intp)
+    clicked = np.array([session.clicked for session in logged], dtype=bool)
+    prices, period = shape.table("reward"), shape.periods[served.arms]
+    last = slates[np.arange(len(slates)), np.maximum(displayed - 1, 0)]
+    sessions = Sessions(
         contexts=contexts,
         slates=slates,
-        excluded=excluded,
-        period=shape.period(served.arms),
+        displayed=displayed,
+        answered=np.array([session.answered for session in logged], dtype=np.intp),
+        clicked=clicked,
+        earned=np.where(clicked, prices[period, last], 0.0),
+        prices=prices,
+        active=shape.table("active").astype(bool),
+        period=np.full(len(logged), period),
+        excluded=tuple(map(tuple, excluded)),
         served=rule,
         target=aim,
         target_slates=planning.draws(aim, contexts, excluded, names, seed),
         drawn=drawn,
+        depth=shape.horizon,
+    )
+    return _Part(
+        sessions=sessions,
         settings=target.settings,
         warmup=warmup,
         supported=rule.explores | same,
-        fits=np.ones(len(sessions), dtype=bool),
+        fits=_fits(sessions, logged),
     )
-    part.fits = _fits(part, served)
-    return part
 
 
 def _slates(sessions: Sequence[LoggedSession], indices: Mapping[str, int], shape: _Shape) -> Ints:
@@ -219,19 +221,17 @@ def _slates(sessions: Sequence[LoggedSession], indices: Mapping[str, int], shape
     return slates
 
 
-def _fits(part: _Part, served: Parameters) -> Bools:
+def _fits(sessions: Sessions, logged: Sequence[LoggedSession]) -> Bools:
     """Return whether the records of each session are possible under its version."""
-    active = np.array([arm.active for arm in served.arms], dtype=bool)
-    eligible = np.array([max(1, int(active.sum()) - int(active[out].sum())) for out in part.excluded])
-    expected = np.where(part.drawn, 1 / eligible, part.served.steps(part.slates, eligible[:, None])[:, 0])
-    logged = np.array([session.propensity for session in part.sessions])
-    fits = np.isnan(logged) | (np.abs(logged - expected) <= CLOSE)
-    lengths = np.array([len(session.opening.slate) for session in part.sessions])
-    fits &= (part.slates != NO_ARM).sum(axis=1) == lengths
-    fits &= ~part.drawn | (part.served.uniform > 0)
-    fits &= np.append(active, True)[part.slates].all(axis=1)  # NO_ARM is the last index, and always fits
-    for row, out in enumerate(part.excluded):
-        if out and np.isin(part.slates[row], out).any():
+    slates, eligible = sessions.slates, sessions.eligible[:, :1]
+    expected = np.where(sessions.drawn, 1 / eligible[:, 0], sessions.served.steps(slates, eligible)[:, 0])
+    propensities = np.array([session.propensity for session in logged])
+    fits = np.isnan(propensities) | (np.abs(propensities - expected) <= CLOSE)
+    fits &= (slates != NO_ARM).sum(axis=1) == [len(session.opening.slate) for session in logged]
+    fits &= ~sessions.drawn | (sessions.served.uniform > 0)
+    fits &= (sessions.active[sessions.period[:, None], slates] | (slates == NO_ARM)).all(axis=1)
+    for row, arms in enumerate(sessions.excluded):
+        if arms and np.isin(slates[row], arms).any():
             fits[row] = False
     return np.asarray(fits)
 
@@ -248,46 +248,6 @@ def _common_scale(contexts: Floats, served_by: Mapping[int, Parameters]) -> Floa
         numbers = features.number_columns if features is not None and features.context else None
         return Standardisation.estimate(contexts, numbers).apply(contexts)
     return (known[-1] if known else newest).prepared(contexts)
-
-
-def _joined(parts: Sequence[_Part], shape: _Shape, contexts: Floats) -> Sessions:
-    sessions = [session for part in parts for session in part.sessions]
-    prices = shape.table("reward")
-    slates = np.concatenate([part.slates for part in parts])
-    period = np.concatenate([np.full(len(part.sessions), part.period) for part in parts])
-    displayed = np.array([session.displayed for session in sessions], dtype=np.intp)
-    clicked = np.array([session.clicked for session in sessions], dtype=bool)
-    last = slates[np.arange(len(slates)), np.maximum(displayed - 1, 0)]
-    draws = max(len(part.target_slates) for part in parts)
-    excluded = tuple(tuple(out) for part in parts for out in part.excluded)
-    return Sessions(
-        contexts=contexts,
-        slates=slates,
-        displayed=displayed,
-        answered=np.array([session.answered for session in sessions], dtype=np.intp),
-        clicked=clicked,
-        earned=np.where(clicked, prices[period, last], 0.0),
-        prices=prices,
-        active=shape.table("active").astype(bool),
-        period=period,
-        excluded=excluded if any(excluded) else (),
-        served=_rules([part.served for part in parts]),
-        target=_rules([part.target for part in parts]),
-        target_slates=np.concatenate(
-            [np.resize(part.target_slates, (draws, *part.target_slates.shape[1:])) for part in parts], axis=1
-        ),
-        drawn=np.concatenate([part.drawn for part in parts]),
-        depth=shape.horizon,
-    )
-
-
-def _rules(rules: Sequence[Rule]) -> Rule:
-    return Rule(
-        best=np.concatenate([rule.best for rule in rules]),
-        epsilon=np.concatenate([rule.epsilon for rule in rules]),
-        uniform=np.concatenate([rule.uniform for rule in rules]),
-        repeats=rules[0].repeats,
-    )
 
 
 class _Planning:

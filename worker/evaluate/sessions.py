@@ -11,7 +11,9 @@ with E_j the number of arms eligible at position j. Deterministic policies have 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,9 @@ from numpy.typing import NDArray
 from worker.bandit.arrays import NO_ARM, Floats, Ints
 
 Bools = NDArray[np.bool_]
+
+#: The arrays of `Sessions` with one row per session.
+_PER_SESSION: Final = ("contexts", "slates", "displayed", "answered", "clicked", "earned", "period", "drawn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,6 +84,14 @@ class Rule:
     def part(self, rows: Bools | Ints) -> Rule:
         """Return the rule for some of the sessions."""
         return replace(self, best=self.best[rows], epsilon=self.epsilon[rows], uniform=self.uniform[rows])
+
+    @classmethod
+    def joined(cls, rules: Sequence[Rule]) -> Rule:
+        """Return the rule for the sessions of all parts."""
+        best, epsilon, uniform = (
+            np.concatenate([getattr(rule, name) for rule in rules]) for name in ("best", "epsilon", "uniform")
+        )
+        return cls(best=best, epsilon=epsilon, uniform=uniform, repeats=rules[0].repeats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -173,21 +186,30 @@ class Sessions:
 
     def part(self, rows: Bools | Ints) -> Sessions:
         """Return some of the sessions."""
-        chosen = np.arange(len(self))[rows]
+        chosen = np.arange(len(self))[rows].tolist()
         return replace(
             self,
-            contexts=self.contexts[rows],
-            slates=self.slates[rows],
-            displayed=self.displayed[rows],
-            answered=self.answered[rows],
-            clicked=self.clicked[rows],
-            earned=self.earned[rows],
-            period=self.period[rows],
-            excluded=tuple(self.excluded[row] for row in chosen.tolist()) if self.excluded else (),
+            **{name: getattr(self, name)[rows] for name in _PER_SESSION},
+            excluded=tuple(self.excluded[row] for row in chosen) if self.excluded else (),
             served=self.served.part(rows),
             target=self.target.part(rows),
             target_slates=self.target_slates[:, rows],
-            drawn=self.drawn[rows],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sessions]) -> Sessions:
+        """Return the sessions of all parts, which have the same periods and the same depth."""
+        excluded = tuple(arms for part in parts for arms in part.excluded or ((),) * len(part))
+        draws = max(len(part.target_slates) for part in parts)
+        drawn = [np.resize(part.target_slates, (draws, *part.target_slates.shape[1:])) for part in parts]
+        rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _PER_SESSION}
+        return replace(
+            parts[0],
+            **rows,
+            excluded=excluded if any(excluded) else (),
+            served=Rule.joined([part.served for part in parts]),
+            target=Rule.joined([part.target for part in parts]),
+            target_slates=np.concatenate(drawn, axis=1),
         )
 
     def cut(self, depth: int) -> Sessions:

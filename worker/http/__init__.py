@@ -1,4 +1,4 @@
-"""The HTTP interface of `adcascade gateway` and `adcascade serve`: requests, answers, limits, keys, its description.
+"""The HTTP server, and the interface of `adcascade gateway` and `adcascade serve`: requests, limits, keys, description.
 
-Everything here is on one seam, `AdService`. What decides about ads is behind it, on Kafka or in this process.
+Requests for ads are on one seam, `AdService`. What decides about ads is behind it, on Kafka or in this process.
 """

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sized
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from worker.http.problems import PROBLEMS
 from worker.metrics import Histogram, MetricSpec
-from worker.metrics.histogram import DURATION_BOUNDS
+from worker.metrics.history import DURATION_BOUNDS
 
 #: The routes by which requests are counted; `other` has everything that needs no key.
 ROUTES: Final = ("arrive", "feedback", "session", "batch-arrive", "batch-feedback", "other")
@@ -34,13 +34,13 @@ HTTP_CATALOGUE: Final = (REQUESTS, FALLBACKS, DURATIONS, CONNECTIONS)
 
 
 class HttpMetrics:
-    """Counts requests; a collector for a registry of Prometheus."""
+    """Counts requests, and open connections; a collector for a registry of Prometheus."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Sized) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # route, status
         self.fallbacks = 0
         self.durations = Histogram(DURATION_BOUNDS)
-        self.connections: Callable[[], int] = lambda: 0
+        self._connections = connections
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -57,4 +57,4 @@ class HttpMetrics:
         yield requests
         yield CounterMetricFamily(FALLBACKS.name, FALLBACKS.help, value=self.fallbacks)
         yield durations
-        yield GaugeMetricFamily(CONNECTIONS.name, CONNECTIONS.help, value=self.connections())
+        yield GaugeMetricFamily(CONNECTIONS.name, CONNECTIONS.help, value=len(self._connections))

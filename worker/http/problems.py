@@ -38,6 +38,7 @@ PROBLEMS: Final = {
     "not-found": Problem(404, "There is no such page."),
     "method": Problem(405, "This page does not take such a request."),
     "encoding": Problem(415, "Bodies must not be compressed."),
+    "host": Problem(403, "This server is not reached by that name."),
     "origin": Problem(403, "A page of another website has sent this request."),
     "unauthorized": Problem(401, "A valid API key is missing."),
     "too-many-sessions": Problem(429, "This key has opened as many sessions as it may for now."),

@@ -1,29 +1,33 @@
-"""The HTTP server of an `AdService`: the interface, its description, the page to try it out, metrics and health."""
+"""The HTTP server, and the two ways to run it.
+
+`http_server` runs on the loop of `adcascade serve` and `adcascade gateway`: requests for ads, their description, the
+page to try it out, metrics and health. `WebServer` serves pages from a thread with a loop of its own: a worker answers
+health checks while its own loop is busy.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from threading import Thread
 from typing import Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from worker.errors import FailedError
-from worker.http.api import ApiSettings, HttpApi
-from worker.http.description import description_routes
+from worker.http.api import BATCH_SIZE, ApiSettings, HttpApi
+from worker.http.application import Gatekeeper, add_pages, is_loopback
+from worker.http.connections import ConnectionLimits, Connections, listening
 from worker.http.metrics import HttpMetrics
+from worker.http.pages import HEALTH, Route, description_routes, operations
 from worker.http.service import AdService
-from worker.web.connections import ConnectionLimits
-from worker.web.server import Route, operations
 
-#: File descriptors that are kept for everything but connections.
-_RESERVED_FILES: Final = 128
-#: Pages that need no key.
-HEALTH: Final = ("/livez", "/readyz")
+LOOPBACK: Final = "127.0.0.1"
+
+_WEB_LIMITS: Final = ConnectionLimits(max_connections=64, max_body_bytes=1_000, idle_timeout=10.0)
 
 
 @asynccontextmanager
@@ -39,46 +43,75 @@ async def http_server(
 ) -> AsyncIterator[str]:
     """Serve while the context is open; yield the URL. Port 0 is any free port.
 
-    `registry` is what /metrics shows, beside the metrics of this server; `troubles` is what /readyz lists.
+    `registry` is what /metrics shows, with the metrics of this server; `troubles` is what /readyz lists.
     """
-    metrics = HttpMetrics()
+    limits, described = settings.connections, description_routes()
+    connections = Connections(limits)
+    metrics = HttpMetrics(connections)
     registry.register(metrics)
-    described = description_routes()
-    api = HttpApi(
-        service,
-        replace(settings, connections=_that_fit(settings.connections)),
-        pages={**operations(registry, service.ready, troubles), **described, **(pages or {})},
-        open_pages=(*HEALTH, *described),
-        metrics=metrics,
+    gatekeeper = Gatekeeper(
+        settings.allowed_hosts, keys=settings.keys, open_pages=(*HEALTH, *described), metrics=metrics
     )
-    runner = web.ServerRunner(api.server, handle_signals=False, shutdown_timeout=5.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port, backlog=1024)
-        try:
-            await site.start()
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise FailedError(f"cannot listen on {host}:{port}: {reason}; choose another port, or 0 for any") from None
-        name = f"[{host}]" if ":" in host else host
-        sweeping = asyncio.create_task(api.server.cut_slow_clients())
-        try:
-            yield f"http://{name}:{runner.addresses[0][1]}"
-        finally:
-            sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
-    finally:
-        await runner.cleanup()
+    app = web.Application(middlewares=[gatekeeper.handle], client_max_size=BATCH_SIZE * limits.max_body_bytes)
+    HttpApi(service, settings, metrics).add_to(app)
+    add_pages(app, {**operations(registry, service.ready, troubles), **described, **(pages or {})})
+    async with listening(app, connections, limits, host=host, port=port) as bound:
+        yield _url(host, bound)
 
 
-def _that_fit(limits: ConnectionLimits) -> ConnectionLimits:
-    """Return the limits with no more connections than this process may have files; ask the system for more first."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections + _RESERVED_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return limits
-    return replace(limits, max_connections=max(1, soft - _RESERVED_FILES))
+class WebServer:
+    """Answer GET and HEAD requests while the context is open; port 0 is any free port.
+
+    There is no login. On loopback, requests must be for this machine.
+
+    >>> from urllib.request import urlopen
+    >>> from worker.http.pages import Page
+    >>> with WebServer({"/": lambda headers: Page(body=b"hello")}) as server, urlopen(server.url) as answer:
+    ...     answer.read()
+    b'hello'
+    """
+
+    def __init__(
+        self,
+        routes: Mapping[str, Route],
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        limits: ConnectionLimits = _WEB_LIMITS,
+    ) -> None:
+        self._routes, self._limits = dict(routes), limits
+        self.host, self.port = host, port
+        self._bound: Future[int] = Future()
+        self._thread = Thread(target=lambda: asyncio.run(self._serve()), name="web", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The base URL, without a final slash."""
+        return _url(self.host, self.port)
+
+    def __enter__(self) -> WebServer:
+        self._thread.start()
+        self.port = self._bound.result()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        gatekeeper = Gatekeeper(() if is_loopback(self.host) else None)
+        app = web.Application(middlewares=[gatekeeper.handle], client_max_size=self._limits.max_body_bytes)
+        add_pages(app, self._routes)
+        try:
+            connections = Connections(self._limits)
+            async with listening(app, connections, self._limits, host=self.host, port=self.port) as bound:
+                self._bound.set_result(bound)
+                await self._stop.wait()
+        except FailedError as error:
+            self._bound.set_exception(error)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -211,10 +211,6 @@ class TopicReader:
         """Return no further records of a partition."""
         self._consumer.pause([TopicPartition(topic, partition)])
 
-    def resume(self, topic: str, partition: int) -> None:
-        """Go on with a paused partition."""
-        self._consumer.resume([TopicPartition(topic, partition)])
-
     def poll(self, seconds: float, most: int = 10_000) -> list[Message]:
         """Return the next records; wait for the first of them.
 

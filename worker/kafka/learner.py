@@ -3,8 +3,8 @@
 The journal is not read through the consumer group, and no offset of it is committed: the newest version carries the
 offset to continue at (`resume_offset`), together with all that was learned up to there.
 
-`worker.runtime.learner_process` starts and kills this process. It reports on its standard output, and ends when its
-standard input does, that is with its worker, however that ends. It shares the worker's standard error for its log.
+`worker.runtime.learner_process` starts and kills this process, which reports to it (see `worker.runtime.child`). It
+shares the worker's standard error for its log.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Final
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from worker.errors import AdcascadeError, FailedError
+from worker.errors import FailedError
 from worker.kafka import parameters as parameters_topic
 from worker.kafka.clients import TopicReader, durable_producer, readable_errors, topic_reader, write
 from worker.kafka.connection import Connection, reason_of
 from worker.kafka.history import HistoryWriter
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.metrics import Metrics
-from worker.runtime.child import end_with_parent, report
+from worker.runtime.child import report
 from worker.runtime.learner_process import LearnerStatus
 from worker.runtime.memory import collect_garbage_rarely
 from worker.stream.encoding import encode_episode
@@ -57,24 +57,16 @@ BATCHING: Final = {"fetch_min_bytes": 256 << 10, "fetch_wait_max_ms": 80}
 
 def run_learner(
     connection: Connection, topics: Topics, *, learning: LearningSettings, dim: int | None, arms: tuple[Arm, ...]
-) -> int:
-    """Fold and publish until the standard input ends; return 1 after a failure. The arguments are the worker's."""
+) -> None:
+    """Fold and publish for ever. The arguments are the worker's."""
     logging.getLogger(parameters_topic.__name__).setLevel(logging.WARNING)  # the worker logs the versions
     os.nice(NICE)
-    end_with_parent()
     collect_garbage_rarely()
-    try:
-        history = published_versions(connection, topics)
-        learning = with_dimension(learning, dim, history)
-        published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
-        with readable_errors(connection):
-            _learn(connection, topics, published, lambda: Learner(learning, arms, published.history))
-    except AdcascadeError as error:
-        report(LearnerStatus(failure=str(error)))
-    except Exception as error:
-        log.exception("the learner failed")
-        report(LearnerStatus(failure=f"{type(error).__name__}: {error}"))
-    return 1
+    history = published_versions(connection, topics)
+    learning = with_dimension(learning, dim, history)
+    published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
+    with readable_errors(connection):
+        _learn(connection, topics, published, lambda: Learner(learning, arms, published.history))
 
 
 def _learn(

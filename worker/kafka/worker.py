@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from worker.http.pages import operations
+from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
-from worker.kafka.connection import Connection
 from worker.kafka.driver import DriverOptions
 from worker.kafka.monitor import WorkerMonitor
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.kafka.partitions import Partitions
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
+from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version
 from worker.kafka.versions import VersionReader
 from worker.metrics import Metrics
@@ -27,43 +28,12 @@ from worker.runtime.memory import (
 )
 from worker.runtime.supervision import supervised
 from worker.runtime.watch import CatalogueCheck, different
-from worker.secret import Secret
-from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
-from worker.stream.settings import Arm, LearningSettings, ignored_scale
-from worker.stream.topology import Topics
+from worker.stream.settings import LearningSettings, ignored_scale
 from worker.stream.version_records import check_size
-from worker.web.server import LOOPBACK, WebServer, operations
 from worker.web.status import status_routes
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """The settings of a worker; times are in seconds.
-
-    `learning` has everything but the dimension; that is `dim`, or that of the published parameters. `learner` is the
-    command line of the learner process (see `worker.kafka.learner`). `max_open_sessions` is by default what the memory
-    holds. `clock_file` is for tests (see `clock_of`).
-    """
-
-    connection: Connection
-    topics: Topics
-    learner: tuple[str, ...]
-    learning: LearningSettings
-    dim: int | None = None
-    arms: tuple[Arm, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-    secret: Secret | None = None
-    group: str = "adcascade"
-    member_timeout: float = 10.0
-    progress_interval: float = 1.0
-    changelog_replication: int = 1
-    max_open_sessions: int | None = None
-    web_host: str = LOOPBACK
-    web_port: int = 0
-    clock_file: str | None = None
 
 
 def run_worker(settings: WorkerSettings) -> int:

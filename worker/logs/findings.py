@@ -1,14 +1,27 @@
-"""Mismatches between a log and its replay."""
+"""What the reading of a log reports: mismatches, and the progress of its stages."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+from worker.console import ProgressBar
 
 #: Mismatches that are kept; all are counted.
-MOST_LISTED = 20
+MOST_LISTED: Final = 20
+
+_TICK: Final = 1000  # items between two updates of a progress bar
 
 Kind: TypeAlias = Literal["decision", "opened", "version", "line"]
+
+#: Opens a stage of long work, with a progress bar, by its title and the number of items (None: unknown).
+Stage: TypeAlias = Callable[[str, float | None], AbstractContextManager[ProgressBar]]
+
+Item = TypeVar("Item")
+
+# ── mismatches ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +78,23 @@ class Findings:
     def as_json(self) -> list[dict[str, Any]]:
         """Return the first mismatches in their JSON form."""
         return [{k: v for k, v in asdict(mismatch).items() if v is not None} for mismatch in self.first]
+
+
+# ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def silent(title: str, total: float | None) -> AbstractContextManager[ProgressBar]:
+    """Open a stage whose bar shows nothing."""
+    return nullcontext(ProgressBar())
+
+
+def ticking(items: Iterable[Item], bar: ProgressBar) -> Iterator[Item]:
+    """Yield the items and advance the bar now and then."""
+    count = 0
+    for item in items:
+        yield item
+        count += 1
+        if count == _TICK:
+            bar.advance(_TICK)
+            count = 0
+    bar.advance(count)

@@ -23,7 +23,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sqlite3
 import sys
+import zlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterator, Sequence
@@ -36,7 +38,6 @@ import orjson
 from msgspec import Meta, Raw
 
 from worker.errors import AdcascadeError, FailedError, InputError
-from worker.logs.gunzip import Gunzip
 from worker.stream.events import MOST
 from worker.stream.topology import CUT_BYTES, Record, whole_value
 
@@ -68,7 +69,7 @@ class _Envelope(msgspec.Struct, gc=False):
     topic: str
     partition: Annotated[int, Meta(ge=0, lt=2**31)]
     offset: Natural
-    ts: int = NO_TIMESTAMP
+    ts: Annotated[int, Meta(ge=-MOST, le=MOST)] = NO_TIMESTAMP
     key: Raw = Raw(b"null")
     payload: Raw = Raw(b"")
     headers: Raw = Raw(b"")
@@ -246,35 +247,22 @@ class LogReader:
             compressed = buffered.peek(2)[:2] == b"\x1f\x8b"
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from None
-        self._gunzip = Gunzip(self._raw) if compressed else None
-        self._file: io.BufferedReader = buffered if self._gunzip is None else io.BufferedReader(self._gunzip, 1 << 18)
+        self._file: BinaryIO = cast(BinaryIO, gzip.GzipFile(fileobj=self._raw, mode="rb")) if compressed else self._raw
 
     def __enter__(self) -> LogReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._gunzip is not None:
-            self._file.close()
         if not self._is_stdin:
             self._raw.close()
 
     def __iter__(self) -> Iterator[Line]:
-        readline = self._file.readline
-        while True:
-            try:
-                text = readline(MOST_LINE + 1)
-            except OSError as error:
-                raise FailedError(f"{self.name}: {error.strerror or error}") from None
-            if text[-1:] != b"\n" and self._gunzip is not None and self._gunzip.defect:
-                self._handle_defect(f"the gzip data breaks off after line {self.lines}: {self._gunzip.defect}")
-                return
-            if not text:
-                return
+        while text := self._readline():
             self.lines += 1
             if len(text) > MOST_LINE:
                 self._handle_defect(f"line {self.lines}: longer than {MOST_LINE} bytes")
                 while text and text[-1:] != b"\n":
-                    text = readline(MOST_LINE + 1)
+                    text = self._readline()
                 continue
             try:
                 line = decode_line(text, self.lines)
@@ -283,6 +271,16 @@ class LogReader:
                     self._handle_defect(str(error))
                 continue
             yield line
+
+    def _readline(self) -> bytes:
+        """Return the next line, or a part of one that is too long; nothing at the end, or where gzip data break off."""
+        try:
+            return self._file.readline(MOST_LINE + 1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            self._handle_defect(f"the gzip data breaks off after line {self.lines}: {error}")
+            return b""
+        except OSError as error:
+            raise FailedError(f"{self.name}: {error.strerror or error}") from None
 
     def _handle_defect(self, what: str) -> None:
         if not self._skip_bad:
@@ -294,7 +292,8 @@ class LogReader:
 class LogWriter:
     """Write a log; a context manager, and a `Tap` of the embedded runner.
 
-    The file is overwritten, and compressed if its name ends in ``.gz``; ``-`` is standard output.
+    A file that exists and is not empty is refused. The log is compressed if its name ends in ``.gz``; ``-`` is standard
+    output.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -310,13 +309,14 @@ class LogWriter:
         self._is_stdout = str(path) == "-"
         self.name = "standard output" if self._is_stdout else str(path)
         with self._failing_as(InputError):
+            if not self._is_stdout and Path(path).is_file() and Path(path).stat().st_size:
+                raise InputError(f"{path}: this file exists; a log is not written over it: name a new file")
             self._raw: BinaryIO = sys.stdout.buffer if self._is_stdout else Path(path).open("wb")  # noqa: SIM115 - see close
-        self._file: Any = self._raw
-        self._compressed: gzip.GzipFile | None = None
+        self._file: BinaryIO = self._raw
         if str(path).endswith(".gz"):
             # No name and no time in the header: the same records give the same file.
-            self._compressed = gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0)
-            self._file = io.BufferedWriter(cast(io.RawIOBase, self._compressed), 1 << 18)
+            compressed = gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0)
+            self._file = cast(BinaryIO, compressed)
 
     @contextmanager
     def _failing_as(self, kind: type[AdcascadeError]) -> Iterator[None]:
@@ -327,8 +327,12 @@ class LogWriter:
 
     def __call__(self, record: Record, headers: Headers = ()) -> None:
         """Write one record."""
+        self.write_line(encode_line(record, headers))
+
+    def write_line(self, line: bytes) -> None:
+        """Write a line that `encode_line` has made."""
         with self._failing_as(FailedError):
-            self._file.write(encode_line(record, headers))
+            self._file.write(line)
         self.lines += 1
 
     def __enter__(self) -> LogWriter:
@@ -341,8 +345,6 @@ class LogWriter:
         """Pass all lines so far to the operating system."""
         with self._failing_as(FailedError):
             self._file.flush()
-            if self._compressed is not None:
-                self._compressed.flush()  # the compressor holds data that the buffer has passed on
             self._raw.flush()
 
     def close(self) -> None:
@@ -354,3 +356,27 @@ class LogWriter:
                 self._raw.flush()
             else:
                 self._raw.close()
+
+
+# ── a temporary database ─────────────────────────────────────────────────────────────────────────────────────────────
+
+#: Settings of a temporary database: no safety of what is lost with this process anyway; the cache in KiB, negative.
+PRAGMAS: Final = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536;"
+
+
+def temporary_database(tables: str) -> sqlite3.Connection:
+    """Open a database that sorts records, with these tables; it is removed when it is closed.
+
+    A database that fits into its cache of 64 MB stays in memory. A larger one is a file in the folder for temporary
+    files (TMPDIR).
+    """
+    database = sqlite3.connect("")
+    database.executescript(PRAGMAS + tables)
+    return database
+
+
+def cannot_sort(error: sqlite3.Error) -> FailedError:
+    """Return the error for a temporary database that cannot be written or read: its disk is full, for example."""
+    return FailedError(
+        f"cannot sort the log: {error}; set TMPDIR to a folder with room for the whole log, uncompressed"
+    )

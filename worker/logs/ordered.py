@@ -6,25 +6,24 @@ Rules that hold in this file:
   different records at one offset are a mismatch, and the first of the file counts.
 - Traffic is sorted by the time that assigns it to a session: an arrival, its `opened` and its decisions by the arrival
   time, feedback by its own. All records of a session lie within its timeout, so a reader holds open sessions only.
-- The sorters bound the memory, whatever the length of the log.
+- The records are in a temporary SQLite database, in the folder for temporary files (TMPDIR), and are read in the order
+  of an index. Memory holds the database's cache, for a log of any length; a log that fits into it stays in memory.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from worker.errors import InputError
-from worker.logs.findings import Findings, Mismatch
-from worker.logs.format import NO_TIMESTAMP, Headers, Line, LogReader
-from worker.logs.sorting import MEMORY, Sorter
-from worker.logs.stages import Stage, silent, ticking
+from worker.logs.findings import Findings, Mismatch, Stage, silent, ticking
+from worker.logs.format import NO_TIMESTAMP, Headers, Line, LogReader, cannot_sort, temporary_database
 from worker.logs.versions import RecordedVersions
 from worker.stream.decoding import Limits
 from worker.stream.events import MOST, TOPICS
@@ -48,10 +47,10 @@ _JOURNALED: Final = frozenset([b"arm-mismatch", b"position", b"parked-overflow"]
 
 _LIMITS: Final = Limits()
 
-_HEAD: Final = Struct(">QBIQQq")  # time, kind, partition, offset | line, timestamp
-_KEY: Final = 21
-_JOURNAL_HEAD: Final = Struct(">QQq")  # offset | line, timestamp
-_JOURNAL_KEY: Final = 8
+_TABLES: Final = """
+    CREATE TABLE traffic (time, kind, partition, offset, line, timestamp, value);
+    CREATE TABLE journal (offset, line, timestamp, value);
+"""
 
 
 class Entry(NamedTuple):
@@ -79,14 +78,15 @@ _NEVER: Final = _Times()
 class OrderedLog:
     """Take the lines of a log in any order and yield its records in order; a context manager.
 
-    Lines of other topics are counted and ignored. `findings` receives contradictions within the log. Each of the two
-    sorters holds `memory` bytes.
+    Lines of other topics are counted and ignored. `findings` receives contradictions within the log. `entry_count` and
+    `journal_count` are the numbers of entries of the traffic and of records of the journal, with the repeated ones.
     """
 
-    def __init__(self, topics: Topics, findings: Findings, *, memory: int = MEMORY) -> None:
-        self.versions = RecordedVersions(findings)
-        self.traffic = Sorter(memory=memory)
-        self.journal = Sorter(memory=memory)
+    def __init__(self, topics: Topics, findings: Findings) -> None:
+        self._database = temporary_database(_TABLES)
+        self.versions = RecordedVersions(findings, self._database)
+        self.entry_count = 0
+        self.journal_count = 0
         self.duplicates = 0
         self.others: Counter[str] = Counter()  # topics outside `topics`
         self.first_time: int | None = None  # earliest arrival or click
@@ -111,8 +111,7 @@ class OrderedLog:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for part in (self.versions, self.traffic, self.journal):
-            part.__exit__(*exc)
+        self._database.close()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -133,12 +132,17 @@ class OrderedLog:
         handle = self._handlers.get(line.record.topic)
         if handle is None:
             self.others[line.record.topic if len(self.others) < 100 else "…"] += 1
-        else:
+            return
+        try:
             handle(line)
+        except sqlite3.Error as error:
+            raise cannot_sort(error) from None
 
     def _add(self, time: int, kind: int, line: Line, value: bytes) -> None:
         record = line.record
-        self.traffic.add(_HEAD.pack(time, kind, record.partition, record.offset, line.number, record.timestamp) + value)
+        entry = Entry(time, kind, record.partition, record.offset, line.number, record.timestamp, value)
+        self._database.execute("INSERT INTO traffic VALUES (?, ?, ?, ?, ?, ?, ?)", entry)
+        self.entry_count += 1
 
     def _count(self, topic: str, line: Line) -> None:
         self._add(0, _COUNTED + TOPICS.index(topic), line, b"")
@@ -179,7 +183,9 @@ class OrderedLog:
                 f"line {line.number}: {record.topic} has one partition, this record is of partition {record.partition}"
             )
         value = record.value or b""
-        self.journal.add(_JOURNAL_HEAD.pack(record.offset, line.number, record.timestamp) + value)
+        row = record.offset, line.number, record.timestamp, value
+        self._database.execute("INSERT INTO journal VALUES (?, ?, ?, ?)", row)
+        self.journal_count += 1
         event = _read(value)
         if event.kind == "opened":
             time = _time(event.arrived_at)
@@ -231,21 +237,21 @@ class OrderedLog:
 
     def entries(self) -> Iterator[Entry]:
         """Yield arrivals, clicks, decisions, and `opened` and feedback of the journal, by time; call it once."""
-        before = last = b""
+        first: Entry | None = None  # at the present offset
         dead: set[tuple[int, int, int]] = set()  # kind, partition, offset of records of this time
         dead_at = -1
-        unpack, counts = _HEAD.unpack_from, self._counts
-        for raw in self.traffic:
-            key = raw[:_KEY]
-            time, kind, partition, offset, line, timestamp = unpack(raw)
-            if key == before:
-                self._repeated(kind, raw[_HEAD.size :] != last[_HEAD.size :], line)
+        counts = self._counts
+        for entry in map(Entry._make, self._sorted("traffic", "time, kind, partition, offset, line")):
+            time, kind, partition, offset = key = entry[:4]
+            if first is not None and key == first[:4]:
+                if kind in _KINDS or _COUNTED <= kind < UNREADABLE:  # those of the journal are counted there
+                    self._count_repeated(entry.line, differs=entry.value != first.value)
                 continue
-            before, last = key, raw
+            first = entry
             if kind == DEAD:
                 if time != dead_at:
                     dead, dead_at = set(), time
-                dead.add((raw[_HEAD.size], partition, offset))
+                dead.add((entry.value[0], partition, offset))
                 continue
             if _COUNTED <= kind < UNREADABLE:
                 counts[TOPICS[kind - _COUNTED]] += 1
@@ -255,32 +261,32 @@ class OrderedLog:
                 counts[name] += 1
             if dead and time == dead_at and (kind, partition, offset) in dead:
                 continue
-            yield Entry(time, kind, partition, offset, line, timestamp, raw[_HEAD.size :])
+            yield entry
 
     def journal_records(self) -> Iterator[tuple[int, bytes, int]]:
         """Yield the journal, (offset, value, timestamp), by offset; call it once."""
-        before = last = b""
-        for raw in self.journal:
-            key = raw[:_JOURNAL_KEY]
-            offset, line, timestamp = _JOURNAL_HEAD.unpack_from(raw)
-            if key == before:
-                self.duplicates += 1
-                if raw[_JOURNAL_HEAD.size :] != last[_JOURNAL_HEAD.size :]:
-                    self._contradict(line)
+        before, first = -1, b""
+        for offset, line, timestamp, value in self._sorted("journal", "offset, line"):
+            if offset == before:
+                self._count_repeated(line, differs=value != first)
                 continue
-            before, last = key, raw
+            before, first = offset, value
             self._counts["journal"] += 1
-            yield offset, raw[_JOURNAL_HEAD.size :], timestamp
+            yield offset, value, timestamp
 
-    def _repeated(self, kind: int, differs: bool, line: int) -> None:
-        if kind in _KINDS or _COUNTED <= kind < UNREADABLE:  # not an entry of the journal, which is counted there
-            self.duplicates += 1
-            if differs:
-                self._contradict(line)
+    def _sorted(self, table: str, key: str) -> Iterator[Any]:
+        try:
+            self._database.execute(f"CREATE INDEX IF NOT EXISTS {table}_order ON {table} ({key})")
+            for row in self._database.execute(f"SELECT * FROM {table} ORDER BY {key}"):  # noqa: UP028 - or it is closed twice
+                yield row
+        except sqlite3.Error as error:
+            raise cannot_sort(error) from None
 
-    def _contradict(self, line: int) -> None:
-        expected, found = "one record at one offset", "another record at the offset of an earlier line"
-        self._findings.add(Mismatch("line", "topic, partition and offset", expected, found, line=line))
+    def _count_repeated(self, line: int, *, differs: bool) -> None:
+        self.duplicates += 1
+        if differs:
+            expected, found = "one record at one offset", "another record at the offset of an earlier line"
+            self._findings.add(Mismatch("line", "topic, partition and offset", expected, found, line=line))
 
 
 def _read(value: bytes | None) -> _Times:

@@ -5,13 +5,16 @@ Rules that hold in this file:
 - A recording ends at offsets. End offsets are requested for the output of the workers first, and for their input last.
   So the log contains the causes of every record in it, although traffic continues.
 - Parameters and their history are always read from the beginning of their topics: they have the versions that served.
-- Memory is bounded: a partition that is far ahead of the others is paused.
+- Memory is bounded: records wait in a temporary database for earlier ones of other partitions.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
+from math import inf
 from typing import Final, TypeAlias
 
 from confluent_kafka import TopicPartition
@@ -29,28 +32,81 @@ from worker.kafka.clients import (
     topic_reader,
 )
 from worker.kafka.connection import Connection
-from worker.logs.format import NO_TIMESTAMP, Headers
-from worker.logs.merge import TimeMerge
+from worker.logs.format import NO_TIMESTAMP, Headers, cannot_sort, encode_line, temporary_database
 from worker.logs.recording import Recorded, Span, full_names
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 
 HOLD: Final = 500  # milliseconds that a live record waits for earlier records of other partitions
 PATIENCE: Final = 30.0  # seconds without a record before the end offsets, after which recording fails
-MEMORY: Final = 256 << 20  # bytes of records held for sorting
-_LEAST_SHARE: Final = 2 << 20
-_OVERHEAD: Final = 400  # bytes of a record in memory without key and value
 _POLL: Final = 0.1  # seconds
 
-Write: TypeAlias = Callable[[Record, Headers], None]
 #: A partition: topic and number.
 Place: TypeAlias = tuple[str, int]
+
+_TABLES: Final = """
+    CREATE TABLE held (time, place, offset, timestamp, line, PRIMARY KEY (time, place, offset)) WITHOUT ROWID;
+"""
+
+
+class TimeOrder:
+    """Hold the records of several partitions until no other partition can still deliver an earlier one.
+
+    A partition keeps its order: a record with an earlier timestamp than its predecessor gets the predecessor's time.
+
+    >>> order = TimeOrder([("clicks", 0), ("clicks", 1)])
+    >>> for partition, offset, time in (0, 1, 10), (0, 2, 50), (1, 1, 40), (1, 2, 20):
+    ...     order.add(Record("clicks", partition, offset, time, None, None))
+    >>> [(place, offset) for place, offset, _, _ in order.drain()]
+    [(('clicks', 0), 1)]
+    >>> [(place, offset) for place, offset, _, _ in order.drain(exhausted=[("clicks", 0), ("clicks", 1)])]
+    [(('clicks', 1), 1), (('clicks', 1), 2), (('clicks', 0), 2)]
+    >>> order.close()
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._indices = {place: index for index, place in enumerate(places)}
+        self._latest: dict[Place, float] = dict.fromkeys(places, -inf)
+        self._database = temporary_database(_TABLES)
+
+    def close(self) -> None:
+        """Remove the database."""
+        self._database.close()
+
+    def add(self, record: Record, headers: Headers = ()) -> None:
+        """Add the next record of its partition."""
+        place = record.topic, record.partition
+        time = self._latest[place] = max(self._latest[place], record.timestamp)
+        row = time, self._indices[place], record.offset, record.timestamp, encode_line(record, headers)
+        try:
+            self._database.execute("INSERT OR IGNORE INTO held VALUES (?, ?, ?, ?, ?)", row)
+        except sqlite3.Error as error:
+            raise cannot_sort(error) from None
+
+    def drain(self, exhausted: Collection[Place] = (), before: float = inf) -> Iterator[tuple[Place, int, int, bytes]]:
+        """Yield partition, offset, timestamp and line of the records whose order is certain, and remove them.
+
+        `exhausted` partitions have no more records for the time being, so no record waits for them. Records with a
+        time at or after `before` stay.
+        """
+        bound = min((time for place, time in self._latest.items() if place not in exhausted), default=inf)
+        bound = min(bound, before)
+        columns, rows = "place, offset, timestamp, line", "FROM held WHERE time < ?"
+        try:
+            for place, *rest in self._database.execute(
+                f"SELECT {columns} {rows} ORDER BY time, place, offset", [bound]
+            ):
+                yield self._places[place], *rest
+            self._database.execute(f"DELETE {rows}", [bound])
+        except sqlite3.Error as error:
+            raise cannot_sort(error) from None
 
 
 class Recorder:
     """One recording, of the topics with these names (without prefix).
 
-    `write` receives every record, in order. `report` receives the number of records of the recording (None: unknown)
-    and the number just written. `flush` is called about once a second in a live recording.
+    `write` receives the line of every record, in order. `report` receives the number of records of the recording
+    (None: unknown) and the number just written. `flush` is called about once a second in a live recording.
     """
 
     def __init__(
@@ -60,7 +116,7 @@ class Recorder:
         names: Sequence[str],
         span: Span,
         *,
-        write: Write,
+        write: Callable[[bytes], None],
         report: Callable[[int | None, int], None] = lambda total, written: None,
         flush: Callable[[], None] = lambda: None,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -75,7 +131,6 @@ class Recorder:
         self._starts: dict[Place, int] = {}
         self._limits: dict[Place, int] | None = None
         self._ended: set[Place] = set()
-        self._paused: set[Place] = set()
         self._total: int | None = None
         self.result = Recorded()
 
@@ -86,8 +141,9 @@ class Recorder:
         with (
             readable_errors(self._connection),
             topic_reader(self._connection, fetch_message_max_bytes=1 << 20) as reader,
+            closing(TimeOrder(self._places)) as order,
         ):
-            self._record(reader, stopped)
+            self._record(reader, order, stopped)
         return self.result
 
     # ── offsets ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -121,23 +177,20 @@ class Recorder:
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _record(self, reader: TopicReader, stopped: Callable[[], bool]) -> None:
+    def _record(self, reader: TopicReader, order: TimeOrder, stopped: Callable[[], bool]) -> None:
         self._starts = self._find_starts(reader.admin)
         reader.read_from(self._starts)
-        merge = TimeMerge[Place, tuple[Record, Headers]](self._places)
         moved = flushed = time.monotonic()
         while True:
             if self._limits is None and ((stop := stopped()) or self._is_due()):
                 self._set_limits(self._find_limits(reader.admin, stop))
-            self._write_ordered(merge, self._exhausted(reader))
+            self._write_ordered(order, self._exhausted(reader))
             if len(self._ended) == len(self._places):
                 break
-            self._pause(reader, merge)
             messages = reader.poll(_POLL)
             now = time.monotonic()
             for message in messages:
-                record, headers = record_of(message), tuple(message.headers() or ())
-                merge.put((record.topic, record.partition), [(record.timestamp, _size(record), (record, headers))])
+                order.add(record_of(message), tuple(message.headers() or ()))
             if messages:
                 moved = now
             elif self._limits is not None and now - moved > PATIENCE:
@@ -146,16 +199,6 @@ class Recorder:
                 self._flush()
                 flushed = now
         self._count_gone()
-
-    def _pause(self, reader: TopicReader, merge: TimeMerge[Place, tuple[Record, Headers]]) -> None:
-        """Pause the partitions that are far ahead, and those that have ended."""
-        share = max(_LEAST_SHARE, MEMORY // len(self._places))
-        paused = {place for place in self._places if merge.weights[place] > share} | self._ended
-        for place in paused - self._paused:
-            reader.pause(*place)
-        for place in self._paused - paused:
-            reader.resume(*place)
-        self._paused = paused
 
     def _set_limits(self, limits: dict[Place, int]) -> None:
         """Set the offsets at which to end."""
@@ -167,20 +210,23 @@ class Recorder:
         """Return the partitions without further records; with limits, mark those that have reached theirs."""
         if self._limits is None:
             return reader.at_end
-        self._ended |= {place for place, position in reader.positions.items() if position >= self._limits[place]}
+        for place, position in reader.positions.items():
+            if position >= self._limits[place] and place not in self._ended:
+                self._ended.add(place)
+                reader.pause(*place)
         return self._ended
 
-    def _write_ordered(self, merge: TimeMerge[Place, tuple[Record, Headers]], exhausted: set[Place]) -> None:
+    def _write_ordered(self, order: TimeOrder, exhausted: set[Place]) -> None:
         """Write the records whose order is certain."""
         result, limits, write = self.result, self._limits, self._write
         written = 0
-        before = float("inf") if limits is not None else float(self._clock() - HOLD)
-        for record, headers in merge.take(exhausted, before):
-            if limits is not None and record.offset >= limits[record.topic, record.partition]:
+        before = inf if limits is not None else self._clock() - HOLD
+        for place, offset, stamp, line in order.drain(exhausted, before):
+            if limits is not None and offset >= limits[place]:
                 continue
-            write(record, headers)
-            result.counts[record.topic] += 1
-            if (stamp := record.timestamp) != NO_TIMESTAMP:
+            write(line)
+            result.counts[place[0]] += 1
+            if stamp != NO_TIMESTAMP:
                 result.first = stamp if result.first is None else min(result.first, stamp)
                 result.last = stamp if result.last is None else max(result.last, stamp)
             written += 1
@@ -211,7 +257,3 @@ def _offsets_at(admin: AdminClient, places: Collection[Place], moment: int) -> d
     ends = _offsets(admin, places, END)
     offsets = _offsets(admin, places, OffsetSpec.for_timestamp(moment))
     return {place: ends[place] if offset < 0 else offset for place, offset in offsets.items()}
-
-
-def _size(record: Record) -> int:
-    return len(record.value or b"") + len(record.key or b"") + _OVERHEAD

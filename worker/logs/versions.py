@@ -2,7 +2,7 @@
 
 Rules that hold in this file:
 
-- A log may hold thousands of versions of half a megabyte each, so many versions are kept in a temporary file.
+- A log may hold thousands of versions of half a megabyte each, so their bytes are in the temporary database of the log.
 - A version may be recorded several times: by repeated lines, or published again from a newer position in the journal.
   Its hash must be the same.
 - Versions that only the history has, which is thinned, are checked and plan decisions. Learning does not start from
@@ -14,34 +14,33 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-import tempfile
+import sqlite3
 from bisect import bisect_right
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
-from typing import IO, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import orjson
 
 from worker.errors import ParametersError
 from worker.logs.findings import Findings, Mismatch
+from worker.logs.format import cannot_sort
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
 from worker.stream.versions import KEPT
 
 PLANNERS: Final = 16  # planners kept in memory
-_IN_MEMORY: Final = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedVersion:
-    """One record of a version: its position in the journal, and its bytes in the temporary file."""
+    """One record of a version: its position in the journal, and its row in the database."""
 
     journal_offset: int
     resume_offset: int
-    start: int
-    length: int
+    row: int
 
 
 @dataclass(slots=True)
@@ -59,22 +58,17 @@ class RecordedVersion:
 
 
 class RecordedVersions:
-    """All versions of a log; a context manager."""
+    """All versions of a log, whose bytes are in a table of this database."""
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, findings: Findings, database: sqlite3.Connection) -> None:
         self.known: dict[int, RecordedVersion] = {}
         self._findings = findings
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - see __exit__
-        self._planners: OrderedDict[int, SlatePlanner] = OrderedDict()
+        self._database = database
+        self._database.execute("CREATE TABLE versions (id INTEGER PRIMARY KEY, value)")
+        self._planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
         self._seen: set[tuple[bool, int, int]] = set()
         self._starts: list[int] = []
         self._newest: list[int] = []
-
-    def __enter__(self) -> RecordedVersions:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._file.close()
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -100,7 +94,7 @@ class RecordedVersions:
                 parameters.parent_sha256,
                 parameters.effective_at,
                 parameters.window_end,
-                self._shared(parameters.settings),
+                parameters.settings,
                 [],
                 published,
             )
@@ -114,34 +108,24 @@ class RecordedVersions:
     def _keep(self, version: RecordedVersion, parameters: Parameters, value: bytes) -> None:
         if any(kept.journal_offset == parameters.journal_offset for kept in version.records):
             return
-        start = self._file.seek(0, 2)
-        self._file.write(value)
-        version.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, start, len(value)))
+        row = self._database.execute("INSERT INTO versions (value) VALUES (?)", [value]).lastrowid or 0
+        version.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, row))
         version.records.sort(key=lambda kept: kept.journal_offset)
-
-    def _shared(self, settings: LearningSettings) -> LearningSettings:
-        """Return one object for equal settings, since nearly all versions have the same."""
-        last = next(reversed(self.known.values()), None)
-        return last.settings if last is not None and last.settings == settings else settings
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read(self, version: int, record: PublishedVersion | None = None) -> Parameters:
         """Return a version from one of its records, by default the first."""
         record = record or self.known[version].records[0]
-        self._file.seek(record.start)
-        return decode_parameters(self._file.read(record.length))
+        try:
+            (value,) = self._database.execute("SELECT value FROM versions WHERE id = ?", [record.row]).fetchone()
+        except sqlite3.Error as error:
+            raise cannot_sort(error) from None
+        return decode_parameters(value)
 
     def planner(self, version: int) -> SlatePlanner:
         """Return the planner of a version."""
-        planner = self._planners.get(version)
-        if planner is None:
-            planner = self._planners[version] = SlatePlanner(self.read(version))
-            if len(self._planners) > PLANNERS:
-                self._planners.popitem(last=False)
-        else:
-            self._planners.move_to_end(version)
-        return planner
+        return self._planner(version)
 
     @property
     def published(self) -> list[int]:

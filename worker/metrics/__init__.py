@@ -6,10 +6,9 @@ No HTTP here, and nothing that changes a decision.
 
 from __future__ import annotations
 
-from worker.metrics.accounts import imbalances
 from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES, POSITIONS, MetricSpec
-from worker.metrics.histogram import Histogram
-from worker.metrics.history import Snapshot, Window
+from worker.metrics.exposition import imbalances
+from worker.metrics.history import Histogram, Snapshot, Window
 from worker.metrics.observer import Metrics
 
 __all__ = [

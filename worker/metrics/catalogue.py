@@ -27,6 +27,8 @@ MOST_POSITIONS: Final = 20
 POSITIONS: Final = (*map(str, range(1, MOST_POSITIONS + 1)), "more")
 IDENTITIES: Final = ("arrivals", "sessions", "feedback")
 CONSUMED: Final = ("arrivals", "clicks", "journal", "parameters")
+#: Counters that need the true model: absent where the traffic is not simulated.
+SIMULATED: Final = ("adcascade_pseudo_regret_total", "adcascade_oracle_reward_total", "adcascade_served_value_total")
 #: The way of a record through a worker on Kafka: to be fetched, to be handled, handling, to be acknowledged.
 STAGES: Final = ("fetch", "queue", "handle", "write")
 

@@ -1,4 +1,4 @@
-"""The series for Prometheus, made from a snapshot."""
+"""The series for Prometheus, made from a snapshot, and the accounts that must balance in it (docs/design.md §7)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from worker import __version__
-from worker.metrics.accounts import open_sessions, parked_records
 from worker.metrics.catalogue import CATALOGUE, MOST_POSITIONS, POSITIONS
 from worker.metrics.history import Snapshot
 from worker.stream.events import DEAD_LETTER_REASONS, MODES
@@ -18,6 +17,32 @@ from worker.stream.topology import Tally
 from worker.stream.troubles import TROUBLES
 
 Series: TypeAlias = Mapping[tuple[str, ...], float]  # values by those of the labels
+
+
+# ── accounts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def open_sessions(tally: Tally) -> int:
+    """Return how many sessions the table holds by the accounts."""
+    return tally.opened + tally.recovered - tally.ended.total() - tally.handed_over
+
+
+def parked_records(tally: Tally) -> int:
+    """Return how many feedback records wait for their arrival by the accounts."""
+    settled = tally.applied + tally.redundant + tally.late + tally.outside + tally.unparked + tally.dead_feedback
+    return tally.feedback + tally.recovered_parked - settled - tally.handed_over_parked
+
+
+def imbalances(tally: Tally, sessions: int, parked: int) -> dict[str, int]:
+    """Return the left minus the right side of each identity, given the sessions and parked records in the tables."""
+    return {
+        "arrivals": tally.arrivals - tally.opened - tally.repeated - tally.unremembered - tally.dead_arrivals,
+        "sessions": open_sessions(tally) - sessions,
+        "feedback": parked_records(tally) - parked,
+    }
+
+
+# ── series ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Recent history for the status page, of bounded size: the last closed windows, and marks of the counts.
+"""Recent history for the status page, of bounded size: closed windows, marks of the counts, contexts of users.
 
 A mark holds all counts at one time; "lately" is the difference between now and the oldest mark. Time is event time, so
 a simulated run of a few seconds shows the hours it stands for. Prometheus keeps the long history.
@@ -6,14 +6,17 @@ a simulated run of a few seconds shows the hours it stands for. Prometheus keeps
 
 from __future__ import annotations
 
+import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from worker.bandit.policies import policy_named
-from worker.metrics.histogram import Histogram
 from worker.metrics.troubles import ActiveTrouble
 from worker.stream.episodes import Answering
 from worker.stream.events import Episode
@@ -24,6 +27,60 @@ from worker.stream.versions import KEPT
 MOST_WINDOWS: Final = 240
 MOST_MARKS: Final = 16
 BETWEEN_MARKS: Final = 60_000  # milliseconds of event time
+#: Contexts that are kept.
+MOST_CONTEXTS: Final = 256
+#: Seconds between two contexts, once so many are kept: together they cover at least a minute.
+BETWEEN_CONTEXTS: Final = 0.25
+#: Absolute value above which a feature is too large, and norm below which a context is too small. A context of zeros is
+#: a user without features.
+LARGEST_FEATURE: Final = 10.0
+SMALLEST_NORM: Final = 0.01
+#: Upper bounds in seconds of the time to handle a batch, in records of its size, in seconds from arrival to decision.
+DURATION_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+SIZE_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
+DELAY_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+# ── histograms ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Histogram:
+    """Count observations by upper bound; unlike the Prometheus client's, it takes many equal ones in one call."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value that was observed `times` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return the counts at or below each bound."""
+        total, buckets = 0, []
+        for bound, count in zip((*map(str, map(float, self.bounds)), "+Inf"), self.counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return buckets
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """Return the bound at or below which a share of the observations lies; None without any, or beyond the last bound.
+
+    >>> quantile((0.1, 1.0), (98, 2, 0), 0.5), quantile((0.1, 1.0), (98, 2, 0), 0.99)
+    (0.1, 1.0)
+    """
+    wanted, seen = share * sum(counts), 0
+    for bound, count in zip(bounds, counts, strict=False):
+        seen += count
+        if seen and seen >= wanted:
+            return float(bound)
+    return None
+
+
+# ── windows and marks ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +197,50 @@ def mean_share(shares: Iterable[tuple[int, float | None]], start: int, end: int)
     times = [min(max(time, start), end) for time in (start, *(begin for begin, _ in served[1:]), end)]
     spans = [until - since for since, until in pairwise(times)]
     return sum(span * (share or 0.0) for span, (_, share) in zip(spans, served, strict=True)) / (end - start)
+
+
+# ── contexts of recent users ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RecentContexts:
+    """A sample of packed contexts, the oldest first, for averages over users and the check of the features' scale.
+
+    Not thread-safe, the owner holds a lock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: deque[bytes] = deque(maxlen=MOST_CONTEXTS)
+        self._taken = float("-inf")
+
+    def offer(self, context: bytes) -> bool:
+        """Keep a context if one is due; return whether it was kept."""
+        now = self._clock()
+        if len(self._kept) == MOST_CONTEXTS and now - self._taken < BETWEEN_CONTEXTS:
+            return False
+        self._taken = now
+        self._kept.append(context)
+        return True
+
+    def newest(self) -> tuple[bytes, ...]:
+        """Return the contexts that are as long as the newest."""
+        return tuple(one for one in self._kept if len(one) == len(self._kept[-1]))
+
+
+def wrong_scale(context: bytes) -> str | None:
+    """Return what is wrong with the scale of a packed context, or None.
+
+    >>> from worker.stream.contexts import pack_context
+    >>> wrong_scale(pack_context((0.5, -52_000.0)))
+    'feature 2 of 2 is about -50,000'
+    >>> wrong_scale(pack_context((0.0, 1.0)))
+    """
+    features = np.frombuffer(context, "<f8")
+    if not len(features):
+        return None
+    largest = int(np.argmax(np.abs(features)))
+    if abs(features[largest]) > LARGEST_FEATURE:
+        return f"feature {largest + 1} of {len(features)} is about {float(f'{features[largest]:.0e}'):,.0f}"
+    if 0.0 < (norm := float(np.linalg.norm(features))) < SMALLEST_NORM:
+        return f"the norm of a context is {norm:.0e}"
+    return None

@@ -12,30 +12,31 @@ from threading import Lock
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from worker.metrics.accounts import imbalances
-from worker.metrics.catalogue import CONSUMED, IDENTITIES, STAGES
-from worker.metrics.contexts import RecentContexts, wrong_scale
-from worker.metrics.exposition import families
-from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, SIZE_BOUNDS, Histogram
-from worker.metrics.history import Mark, MetricsHistory, Snapshot
+from worker.metrics.catalogue import CATALOGUE, CONSUMED, IDENTITIES, SIMULATED, STAGES
+from worker.metrics.exposition import families, imbalances
+from worker.metrics.history import (
+    DELAY_BOUNDS,
+    DURATION_BOUNDS,
+    SIZE_BOUNDS,
+    Histogram,
+    Mark,
+    MetricsHistory,
+    RecentContexts,
+    Snapshot,
+    wrong_scale,
+)
 from worker.metrics.troubles import TroubleLog
 from worker.stream.episodes import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally
 
-#: Counters that are 0 before the first window closes; the others come from `Tally`, or from simulated traffic.
-_FROM_ZERO = (
-    "regret_bound_total",
-    "regret_posterior_total",
-    "explored_sessions_total",
-    "episodes_closed_total",
-    "episode_sessions_total",
-    "rejected_folds_total",
-    "refused_versions_total",
-    "rounded_versions_total",
-    "late_records_total",
-)
+#: Counters that are 0 before anything happens; in the series, those of `Tally` come in their place.
+_FROM_ZERO = [
+    spec.name.removeprefix("adcascade_")
+    for spec in CATALOGUE
+    if spec.kind == "counter" and not spec.labels and spec.name not in SIMULATED
+]
 
 
 class Metrics:

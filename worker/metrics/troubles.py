@@ -164,7 +164,7 @@ class TroubleLog:
         kind = self._kinds[name]
         kind.total += times
         kind.since_line += times
-        # Parts of it come from clients, and it goes into a line of the log.
+        # Names of arms and errors of the system may be part of it, and it goes into a line of the log.
         kind.example = "".join(one if one.isprintable() else "?" for one in example[:LONGEST_EXAMPLE])
         return kind
 

@@ -7,7 +7,7 @@ Rules that hold in this file:
   is one. An order takes effect after the windows that were closed when it was given.
 - The slate of a session is the recorded one: that of `opened` in the journal, else that of the decision for its first
   position. Without a record, the slate is planned by the versions learned here. A session that the journal lacks and
-  that was answered in mode `fallback` was not remembered, for want of room. It is left out.
+  that was answered in mode `fallback` was not remembered, because the table was full. It is left out.
 - The learner takes the sessions that the recorded journal has, and the number of all sessions from its progress. If it
   is to differ from the recorded one (other settings or arms), or if the log has no journal, sessions are chosen anew,
   by the shares of the versions made here.
@@ -27,15 +27,12 @@ from typing import Any, Final
 
 import msgspec
 
-from worker.logs.findings import Mismatch
+from worker.logs.findings import Stage, silent, ticking
 from worker.logs.format import NO_TIMESTAMP
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, OrderedLog
-from worker.logs.sorting import MEMORY
-from worker.logs.stages import Stage, silent, ticking
 from worker.logs.traces import UNLIMITED
-from worker.replay.origin import Origin, Timetable, find_origin, read_timetable
 from worker.replay.report import ReplayReport, Status, VersionResult, read_traffic
-from worker.replay.versions import hash_differs, is_lost
+from worker.replay.versions import Origin, Timetable, compare, find_origin, is_lost, read_timetable
 from worker.stream.chance import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
@@ -46,9 +43,9 @@ from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
 from worker.stream.topology import Topics
-from worker.stream.versions import Versions, difference
+from worker.stream.versions import Versions
 
-CHUNK: Final = 4096  # facts handed to the learner at once
+CHUNK: Final = 4096  # facts per call of the learner
 
 
 def relearn(
@@ -59,7 +56,6 @@ def relearn(
     tolerance: float = 0.0,
     changes: Mapping[str, Any] | None = None,
     arms: Sequence[Arm] | None = None,
-    memory: int = MEMORY,
     stage: Stage = silent,
 ) -> ReplayReport:
     """Learn again from the arrivals and clicks of a log.
@@ -67,11 +63,11 @@ def relearn(
     `changes` replace recorded settings, or the defaults if there are none; `arms` replace the first recorded arms.
     """
     report = ReplayReport(mode="relearn")
-    with OrderedLog(topics or Topics(), report.findings, memory=memory) as log:
+    with OrderedLog(topics or Topics(), report.findings) as log:
         reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
         origin = find_origin(log, changes=dict(changes or {}), arms=arms)
         learner = Relearner(log, origin, read_timetable(log), report, tolerance=tolerance)
-        with stage("learning again", len(log.traffic)) as bar:
+        with stage("learning again", log.entry_count) as bar:
             for entry in ticking(log.entries(), bar):
                 learner.add(entry)
             learner.finish()
@@ -334,12 +330,7 @@ class Relearner:
         recorded = self._log.versions.known.get(made.version)
         if not self._compared or recorded is None or recorded.sha256 == made.sha256:
             return "folded"
-        name, by = difference(made, self._log.versions.read(made.version))
-        if by <= self._tolerance:
-            return "rounded"
-        detail = hash_differs(name, by)
-        self._report.findings.add(Mismatch("version", detail, made.sha256, recorded.sha256, version=made.version))
-        return "differs"
+        return compare(made, self._log.versions.read(made.version), self._report.findings, self._tolerance)
 
 
 def _limits(entry: Entry) -> Limits:

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from worker.errors import InputError
-from worker.logs.findings import Findings
+from worker.logs.findings import Findings, Stage
 from worker.logs.format import LogReader
 from worker.logs.ordered import OrderedLog
-from worker.logs.stages import Stage
 
 Status: TypeAlias = Literal["folded", "rounded", "recorded", "differs"]
 
@@ -130,7 +129,7 @@ class ReplayReport:
 def read_traffic(path: str, log: OrderedLog, *, skip_bad: bool, stage: Stage) -> LogReader:
     """Read a log; raise `InputError` if it has neither traffic nor a journal."""
     reader = log.read(path, skip_bad=skip_bad, stage=stage)
-    if not len(log.traffic) and not len(log.journal):
+    if not log.entry_count and not log.journal_count:
         topic = next(iter(log.others), None)
         if topic is None:
             raise InputError(f"{reader.name}: it has no records")

@@ -1,4 +1,4 @@
-"""Fold every version of a log again from its journal.
+"""Recorded versions: fold them again from the journal of a log, and start learning from one of them.
 
 Rules that hold in this file:
 
@@ -12,23 +12,26 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
 from typing import Final
 
-from worker.logs.findings import Mismatch
+from worker.errors import InputError
+from worker.logs.findings import Findings, Mismatch
+from worker.logs.ordered import OrderedLog
 from worker.logs.versions import PublishedVersion, RecordedVersion, RecordedVersions
-from worker.replay.report import ReplayReport, VersionResult
-from worker.stream.events import Command
+from worker.replay.report import ReplayReport, Status, VersionResult
+from worker.stream.decoding import Rejected, decode_journal
+from worker.stream.events import Command, Order, Progress
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LearningSettings
-from worker.stream.versions import KEPT, difference, keep
+from worker.stream.settings import Arm, LearningSettings
+from worker.stream.versions import KEPT, difference, keep, other_kernels
 
-CHUNK: Final = 1024  # journal records at once
+CHUNK: Final = 1024  # journal records per call of the learner
 
 
 class FoldAudit:
@@ -163,12 +166,9 @@ class FoldAudit:
             self._results[number] = VersionResult(version=number, sha256=sha256, status="folded")
             return True
         there = self._versions.read(number)
-        name, by = difference(made, there)
-        if by <= self._tolerance:
-            self._results[number] = VersionResult(version=number, sha256=recorded.sha256, status="rounded")
-        else:
-            self._add_mismatch(number, hash_differs(name, by), sha256, recorded.sha256)
-            self._results[number] = VersionResult(version=number, sha256=sha256, status="differs")
+        status = compare(made, there, self._report.findings, self._tolerance)
+        found = recorded.sha256 if status == "rounded" else sha256
+        self._results[number] = VersionResult(version=number, sha256=found, status=status)
         following = self._versions.known.get(number + 1)
         if following is not None and following.parent_sha256 == sha256:
             return True
@@ -222,10 +222,115 @@ def _made_under(versions: RecordedVersions) -> dict[int, LearningSettings]:
     return settings
 
 
-def hash_differs(name: str, by: float) -> str:
-    """Return the name of a mismatch of hashes: the field that differs most.
+def compare(made: Parameters, recorded: Parameters, findings: Findings, tolerance: float) -> Status:
+    """Compare a version with a recorded one of another hash; the mismatch names the field that differs most."""
+    name, by = difference(made, recorded)
+    if by <= tolerance:
+        return "rounded"
+    detail = f"sha256 ({name} by up to {by:.1e})" if by < inf else f"sha256 ({name})"
+    detail += other_kernels(made.kernels, recorded.kernels)
+    findings.add(Mismatch("version", detail, made.sha256, recorded.sha256, version=made.version))
+    return "differs"
 
-    >>> hash_differs("radius", 2e-16), hash_differs("folds", inf)
-    ('sha256 (radius by up to 2.0e-16)', 'sha256 (folds)')
+
+# ── the start of learning ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The start of learning.
+
+    loaded : versions to continue from, the newest last; empty to start from version 0
+    made_at : offset in the recorded journal at which the newest of these was made; it contains the orders up to there
+    compared : whether learning must reproduce the recorded versions
     """
-    return f"sha256 ({name} by up to {by:.1e})" if by < inf else f"sha256 ({name})"
+
+    settings: LearningSettings
+    arms: tuple[Arm, ...]
+    loaded: Sequence[Parameters] = ()
+    made_at: int = -1
+    compared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """The orders of the recorded journal (watermark, offset, order), and its last watermark, if it has progress.
+
+    `opened` is the number of sessions by the start of their window, where not all were journaled.
+    """
+
+    orders: Sequence[tuple[int, int, Order]]
+    end: int | None
+    opened: Mapping[int, int] = field(default_factory=dict)
+
+
+def read_timetable(log: OrderedLog) -> Timetable:
+    """Read orders and progress from the recorded journal."""
+    progress: dict[int, int] = {}
+    counts: dict[tuple[int, int], int] = {}  # by start of the window and partition
+    orders: list[tuple[int, int, Order]] = []
+    for offset, value, timestamp in log.journal_records():
+        try:
+            event = decode_journal(value, timestamp)
+        except Rejected:
+            continue
+        if isinstance(event, Progress):
+            for partition in range(len(progress), event.partitions):
+                progress[partition] = 0
+            progress[event.partition] = max(progress[event.partition], event.time)
+            for start, sessions in event.opened or ():
+                key = start, event.partition
+                counts[key] = max(counts.get(key, 0), sessions)
+        elif isinstance(event, Order):
+            orders.append((min(progress.values(), default=0), offset, event))
+    end = min(progress.values(), default=0) or max(progress.values(), default=0)
+    opened: Counter[int] = Counter()
+    for (start, _), sessions in counts.items():
+        opened[start] += sessions
+    return Timetable(orders, end or None, opened)
+
+
+def find_origin(log: OrderedLog, *, changes: dict[str, object], arms: Sequence[Arm] | None) -> Origin:
+    """Return the start of learning: the oldest version of the log with `changes` to its settings.
+
+    Learning starts from version 0 if the log has it, or if arms are given. Otherwise it continues from the oldest
+    version after which all windows are complete in the log.
+    """
+    oldest = log.versions.oldest
+    if oldest is None:
+        if "dim" not in changes or arms is None:
+            missing = [name for name, lacks in (("--dim", "dim" not in changes), ("--catalog", arms is None)) if lacks]
+            raise InputError(
+                f"the log has no parameters: give {' and '.join(missing)} "
+                "(and --horizon and other settings that differ from the defaults)"
+            )
+        return Origin(settings=_settings(None, changes), arms=tuple(arms))
+    settings = _settings(oldest.settings, changes)
+    same = settings == oldest.settings
+    if oldest.version == 0 or arms is not None:
+        first = log.versions.read(oldest.version)
+        given = first.arms if arms is None else tuple(arms)
+        compared = same and oldest.version == 0 and given == first.arms
+        return Origin(settings=settings, arms=given, compared=compared)
+    base = _first_complete(log)
+    loaded = log.versions.read(base)
+    if settings.dim != loaded.settings.dim:
+        raise InputError(f"--dim {settings.dim}: version {base} of the log has dim {loaded.settings.dim}")
+    # The new journal begins at offset 0 and has the progress of one partition.
+    reached = {0: min(loaded.progress.values())} if loaded.progress else {}
+    history = [replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
+    while len(history) < KEPT and (before := history[0].version - 1) in log.versions.known:
+        history.insert(0, log.versions.read(before))
+    return Origin(settings=settings, arms=loaded.arms, loaded=history, made_at=loaded.journal_offset, compared=same)
+
+
+def _settings(base: LearningSettings | None, changes: dict[str, object]) -> LearningSettings:
+    return LearningSettings(**changes) if base is None else replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _first_complete(log: OrderedLog) -> int:
+    first = log.first_time or 0
+    for number in log.versions.published:
+        if (log.versions.known[number].window_end or 0) >= first:
+            return number
+    return log.versions.published[-1]

@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
+from typing import TypeAlias
 
 import msgspec
 
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.child import environment
-from worker.runtime.supervision import Pauses, end_process, keep_running
+from worker.runtime.child import LONGEST, Child, ChildError, Report
+from worker.runtime.supervision import Pauses, keep_running
+from worker.stream.events import Tag
 
 log = logging.getLogger(__name__)
 
 
-class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A report of the learner process to its worker, as a line of JSON.
+class LearnerStatus(Report, frozen=True, kw_only=True, omit_defaults=True):
+    """A report of the learner process.
 
-    `position` is the journal offset to be folded next. `slowest` is the partition that holds the watermark back. After
-    a `failure` the process has ended.
+    `position` is the journal offset to be folded next. `slowest` is the partition that holds the watermark back.
     """
 
     position: int = -1
@@ -39,16 +40,16 @@ class LearnerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     slowest: int = -1
     late: int = 0  # records for closed windows, since the last report
     episodes: tuple[msgspec.Raw, ...] = ()
-    failure: str = ""
     rounded: int = 0  # versions published by another kind of machine, equal except for rounding
     troubles: tuple[tuple[str, int, str], ...] = ()  # kind, number of reports, last example
-    # Of a state folder (see `worker.serve.learner`): the newest version, the steps that are kept, orders refused.
-    version: int = -1
-    kept: int = -1
-    refused: tuple[tuple[int, str], ...] = ()  # offset in the journal, reason
+    # On a state folder the parent is the only writer (see `worker.serve.learner`); offsets are those of the journal.
+    versions: tuple[msgspec.Raw, ...] = ()
+    tags: tuple[tuple[int, Tag], ...] = ()
+    refused: tuple[tuple[int, str], ...] = ()  # orders, with the reason
 
 
-_decode = msgspec.json.Decoder(LearnerStatus).decode
+#: Called with every report; the next one is not read, and no other process started, before it has returned.
+OnStatus: TypeAlias = Callable[[LearnerStatus], Awaitable[None] | None]
 
 
 class LearnerProcess:
@@ -57,13 +58,11 @@ class LearnerProcess:
     Parameters
     ----------
     command
-        Its command line. It must end when its standard input does (see `worker.kafka.learner`).
+        Its command line (see `worker.runtime.child`).
     on_status
         Called with every report.
     troubles
         Where `learner-down` is active while the process should run and does not.
-    files
-        Open files that it inherits.
     """
 
     #: Between the end of the process and its next start.
@@ -71,19 +70,12 @@ class LearnerProcess:
     #: Seconds without a report after which the process counts as down. It reports every few seconds.
     silence = 60.0
     #: Bytes of the longest line that it may write.
-    longest = 16 << 20
+    longest = LONGEST
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        on_status: Callable[[LearnerStatus], None],
-        troubles: TroubleLog,
-        files: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, command: Sequence[str], on_status: OnStatus, troubles: TroubleLog) -> None:
         self._command = tuple(command)
         self._on_status = on_status
         self._troubles = troubles
-        self._files = tuple(files)
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._heard = 0.0  # when the process was started, or reported last
@@ -144,49 +136,32 @@ class LearnerProcess:
 
     async def _on_end(self, error: Exception | None, pause: float) -> None:
         # A learner that fails must not end the serving, which continues with the versions it has.
-        unexpected = None if isinstance(error, LearnerEndedError | OSError) else error
-        self.failure = f"{type(error).__name__}: {error}" if unexpected else str(error)
+        unexpected = None if isinstance(error, ChildError | OSError) else error
+        self.failure = f"{type(error).__name__}: {error}" if unexpected else f"the learner process {error}"
         log.error("the learner is down, and starts again in %g s: %s", pause, self.failure, exc_info=unexpected)
         self.check()
         await asyncio.sleep(pause)
 
     async def _run_once(self) -> None:
-        pipe = asyncio.subprocess.PIPE
         self._heard = monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=environment(),
-            stdin=pipe,
-            stdout=pipe,
-            limit=self.longest,
-            pass_fds=self._files,
-        )
-        assert process.stdout is not None
+        child = Child(self._command, LearnerStatus, longest=self.longest)
         try:
-            async for line in process.stdout:
-                if line.endswith(b"\n"):  # else it died while it wrote
-                    self._handle(line)
-            raise LearnerEndedError(f"the learner process ended with code {await process.wait()}")
+            while True:
+                await child.readable()
+                for status in child.receive():
+                    await self._handle(status)
         finally:
             self.position, self._reports = -1, False
             # At once: whatever it was about to publish, the next one publishes the same.
-            await end_process(process)
+            await child.end_soon()
 
-    def _handle(self, line: bytes) -> None:
-        try:
-            status = _decode(line)
-        except msgspec.MsgspecError as error:
-            raise LearnerEndedError(f"the learner process wrote a report that cannot be read: {error}") from None
+    async def _handle(self, status: LearnerStatus) -> None:
         self._heard = monotonic()
-        self._on_status(status)
-        if status.failure:
-            raise LearnerEndedError(status.failure)
+        handling = self._on_status(status)
+        if handling is not None:
+            await handling
         if status.position >= 0:
             if not self._reports:
                 log.info("the learner runs, from journal offset %d on", status.position)
             self.position, self.watermark, self.slowest = status.position, status.watermark, status.slowest
             self._reports, self.failure = True, ""
-
-
-class LearnerEndedError(Exception):
-    """The learner process ended, or has to be ended; the text is the reason."""

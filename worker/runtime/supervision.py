@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -54,18 +53,6 @@ async def keep_running(
         await on_end(error, pause)
 
 
-async def end_process(process: asyncio.subprocess.Process) -> None:
-    """Kill a process and wait until it has ended, also if that is cancelled meanwhile."""
-    with suppress(ProcessLookupError):
-        process.kill()
-    waiting = asyncio.ensure_future(process.communicate())
-    try:
-        await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        await waiting
-        raise
-
-
 def supervised(
     work: Background, troubles: TroubleLog, pauses: Pauses | None = None, name: str | None = None
 ) -> Background:
@@ -81,6 +68,6 @@ def supervised(
         # Reported after the pause: a worker that stops takes the clients away from its tasks, and cancels them here.
         await asyncio.sleep(pause)
         log.error("%s ended unexpectedly and runs again", name, exc_info=error)
-        troubles.add("task-failed", f"{name}: {error!r}" if error else f"{name} returned")
+        troubles.add("task-failed", f"{name}: {type(error).__name__}" if error else f"{name} returned")
 
     return lambda: keep_running(work, pauses or Pauses(), on_end)

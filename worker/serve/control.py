@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
+from worker.embedded.control import StateFolderControl
 from worker.embedded.state import StateView
 from worker.errors import AdcascadeError, FailedError, InputError
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.encoding import encode_journal
 from worker.stream.events import FeedbackFact, Opened, Order, Progress
-from worker.stream.history import KeptVersion
-from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.parameters import Parameters
 
 SOCKET: Final = "control"
 #: Bytes of the largest order: one with the record of a version.
@@ -86,31 +86,12 @@ async def _reply(reader: asyncio.StreamReader, order: Callable[[Order], Awaitabl
 # ── a command ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ServeControl:
-    """Controls the learner of a running `adcascade serve`, a `LearnerControl`; `patience` is in seconds."""
+class ServeControl(StateFolderControl):
+    """Controls the learner of a running `adcascade serve`; `patience` is in seconds."""
 
     def __init__(self, folder: str, *, patience: float = 30.0) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._patience = patience
-
-    def history(self) -> list[Parameters]:
-        """Return the versions kept, oldest first."""
-        with StateView(self._folder) as state:
-            versions = [decode_parameters(value) for value in state.parameters()]
-        if not versions:
-            raise InputError(f"{self._folder} holds no parameters yet")
-        return versions
-
-    def slots(self) -> dict[str, KeptVersion]:
-        """Return the versions in the history, by slot."""
-        with StateView(self._folder) as state:
-            return state.slots()
-
-    def load(self, slot: str) -> Parameters | None:
-        """Return the version in a slot of the history."""
-        with StateView(self._folder) as state:
-            value = state.in_slot(slot)
-        return None if value is None else decode_parameters(value)
 
     def order(self, event: Order) -> Parameters:
         """Send the order to the running process; return the version after it."""
@@ -121,13 +102,13 @@ class ServeControl:
         return next((one for one in newest if one.version == reply.version), newest[-1])
 
     def _ask(self, order: bytes) -> Reply:
-        with socket.socket(socket.AF_UNIX) as connection, _short_path(Path(self._folder)) as path:
+        with socket.socket(socket.AF_UNIX) as connection, _short_path(Path(self.folder)) as path:
             connection.settimeout(self._patience + 5.0)
             try:
                 connection.connect(path)
             except OSError:
                 raise FailedError(
-                    f"{self._folder} belongs to `adcascade serve`, which does not run: start it, then give the order"
+                    f"{self.folder} belongs to `adcascade serve`, which does not run: start it, then give the order"
                 ) from None
             try:
                 connection.sendall(order + b"\n")

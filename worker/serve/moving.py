@@ -13,16 +13,14 @@ Rules that hold in this file:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from worker.embedded.state import FolderLock, StateFolder, StateView
-from worker.embedded.steps import StepReader
-from worker.errors import FailedError, InputError
+from worker.embedded.state import StateFolder
+from worker.errors import AdcascadeError, FailedError, InputError
 from worker.kafka.clients import (
     END,
     admin_client,
@@ -33,16 +31,14 @@ from worker.kafka.clients import (
     write,
 )
 from worker.kafka.connection import Connection
-from worker.serve.learner import MOVED, RUNNER, SERVE, STEPS, StateKeeper
+from worker.serve.recording import complete
+from worker.serve.store import MOVED, RUNNER, SERVE
 from worker.stream.history import INDEX_KEY, HistoryIndex, KeptVersion, encode_index
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.partitioning import murmur2_partition
 from worker.stream.topology import ONLY_PARTITION, Topics
 from worker.stream.version_records import encode_parameters
 from worker.stream.versions import version_key
-
-#: Seconds to wait for the processes of a server that was killed.
-_LOCK_PATIENCE: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,33 +53,20 @@ class Moved:
 
 def move(folder: Path, connection: Connection, topics: Topics) -> Moved:
     """Take a state folder to topics that are new; nothing serves it meanwhile."""
-    StateView(folder).close()  # raises if there is none; a lock would create it
-    with StateFolder(folder, lock=FolderLock(folder, wait=_LOCK_PATIENCE), durable=True) as state:
+    with StateFolder(folder, create=False, durable=True) as state:
         runner = state.meta(RUNNER)
         if runner == MOVED:
             raise InputError(f"{folder} was taken to Kafka before")
         if runner != SERVE:
             raise InputError(f"{folder} does not hold the state of `adcascade serve`")
-        newest = _finish(folder, state)
+        newest = decode_parameters(state.parameters()[-1])
         with readable_errors(connection):
             moved = _write(state, newest, connection, topics)
+        with suppress(AdcascadeError):  # a log that was moved or compressed is not needed for this
+            complete(state)
         state.set_meta(RUNNER, MOVED)
         state.commit()
     return moved
-
-
-def _finish(folder: Path, state: StateFolder) -> Parameters:
-    """Keep and fold the steps that the learner process had not come to; return the newest version."""
-    newest = decode_parameters(state.parameters()[-1])
-    path = state.meta("record.path")
-    record = None if path is None else Path(path.decode())
-    keeper = StateKeeper(state, newest.settings, newest.arms, topics=Topics(), record=record)
-    keeper.begin()
-    reader = StepReader(folder / STEPS, keeper.position)
-    while steps := reader.read():
-        keeper.take(steps, reader.position)
-    keeper.close()
-    return decode_parameters(state.parameters()[-1])
 
 
 def _write(state: StateFolder, newest: Parameters, connection: Connection, topics: Topics) -> Moved:

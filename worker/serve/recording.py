@@ -1,103 +1,136 @@
 """The log of `adcascade serve --record`: it has every record once, whatever ended the process.
 
-The state folder knows how long the log is, in the same transaction that keeps what the log tells. Whatever is beyond
-that length when the process starts again was not kept, and is cut off.
+Rules that hold in this file:
+
+- Lines are kept in the state folder, in the transaction of their batch, before they are appended to the log. They are
+  deleted there when the log is on disk, about once a second.
+- A log is continued only if it provably is the log of the folder: it is as long as the folder knows and ends alike, and
+  what follows is a beginning of the lines that the folder still keeps. The rest of these is appended.
+- Nothing in an existing file is ever changed or cut off. Any other file that is not empty is refused: another log, a
+  catalogue, a log that is ahead because an older copy of the folder was restored.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from worker.embedded.state import StateFolder
-from worker.embedded.steps import Recorded, Step
-from worker.errors import FailedError
-from worker.logs.format import encode_line
-from worker.stream.parameters import decode_parameters
-from worker.stream.topology import ONLY_PARTITION, Record, Topics
-from worker.stream.versions import version_key
+from worker.errors import FailedError, InputError
+from worker.logs.format import Headers, encode_line
+from worker.stream.topology import Record
 
-_PATH: Final = "record.path"
-_LENGTH: Final = "record.length"
-_OFFSETS: Final = ("parameters", "episodes")
+#: Name in the state folder.
+RECORD: Final = "record"
+#: Bytes at the end of a log that are compared by their hash: many lines, with offsets, times and ids of sessions.
+_TAIL: Final = 1 << 16
 
 
-class StateRecording:
-    """Appends to the log of a state folder; nothing counts before `finish` and the commit of the folder."""
+class LogOnDisk(msgspec.Struct, frozen=True):
+    """What of a log is on disk for certain: its length, and the hash of its last bytes."""
 
-    def __init__(self, path: Path, state: StateFolder, topics: Topics) -> None:
+    path: str
+    length: int
+    tail: str
+
+
+class Recording:
+    """Appends to the log of a state folder, or begins one."""
+
+    def __init__(self, path: Path, state: StateFolder) -> None:
         self._state = state
-        self._topics = topics
         self._path = path.absolute()
-        self._offsets = {name: int(state.meta(f"record.{name}") or b"0") for name in _OFFSETS}
-        known = state.meta(_PATH) == os.fsencode(self._path)
-        self._length = int(state.meta(_LENGTH) or b"0") if known else 0
-        try:
-            continues = self._length and self._path.exists() and self._path.stat().st_size >= self._length
-            self._file = self._path.open("r+b" if continues else "wb")
-            self._file.truncate(self._length if continues else 0)
-            self._file.seek(0, os.SEEK_END)
-        except OSError as error:
-            raise FailedError(f"--record {self._path}: {error.strerror or error}") from None
-        if not continues:
-            self._begin()
+        self._lines: list[bytes] = []
+        self._unwritten = b""
+        with self._failing():
+            self._file = self._path.open("a+b")
+            self._length = os.fstat(self._file.fileno()).st_size
+        #: Whether the log is empty, so that it has to begin with what the folder has of the past.
+        self.is_new = not self._length
+        if self.is_new:
+            state.clear_log()
+        else:
+            self._continue()
+        with self._failing():
+            self._on_disk: LogOnDisk | None = self._synchronised()  # which the folder does not know yet
 
-    def _begin(self) -> None:
-        """Begin a log with what the folder has of the past: versions, and the journal that they still need."""
-        time = int(self._state.meta("time") or b"0")
-        for value in self._state.parameters():
-            self.add_version(decode_parameters(value).version, value, time)
-        for offset, value in self._state.journal(0):
-            self._add(self._topics.journal, offset, time, None, value)
+    def _continue(self) -> None:
+        """Append the lines that the last process had kept but not written; raise `InputError` if they do not fit."""
+        stored = self._state.meta(RECORD)
+        known = None if stored is None else msgspec.json.decode(stored, type=LogOnDisk)
+        rest = self._state.log()
+        if known is not None and known.length <= self._length <= known.length + len(rest):
+            written = self._read(known.length, self._length)
+            if self._tail(known.length) == known.tail and rest.startswith(written):
+                self._unwritten = rest[len(written) :]
+                return self.write(synchronise=False)
+        self._file.close()
+        raise InputError(
+            f"--record {self._path}: this file exists, and is not the log that the state folder continues; "
+            "name a new file"
+        )
 
-    def _add(
-        self,
-        topic: str,
-        offset: int,
-        time: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: tuple[tuple[str, bytes], ...] = (),
-    ) -> None:
-        record = Record(topic, ONLY_PARTITION, offset, time, key, value)
-        self._file.write(encode_line(record, headers))
+    def add(self, record: Record, headers: Headers = ()) -> None:
+        """Add a record to the next transaction."""
+        self._lines.append(encode_line(record, headers))
 
-    def add_step(self, step: Step) -> None:
-        """Add the records of a step."""
-        self._add_all(step.inputs, step.time)
-        for index, (key, value) in enumerate(step.journal):
-            self._add(self._topics.journal, step.journal_start + index, step.time, key, value)
-        self._add_all(step.outputs, step.time)
+    def keep(self) -> None:
+        """Put the lines that were added into the transaction of the folder."""
+        if self._on_disk is not None:
+            self._state.set_meta(RECORD, msgspec.json.encode(self._on_disk))
+            self._state.clear_log()
+            self._on_disk = None
+        self._unwritten, self._lines = b"".join(self._lines), []
+        if self._unwritten:
+            self._state.append_log(self._unwritten)
 
-    def _add_all(self, records: tuple[Recorded, ...], time: int) -> None:
-        for one in records:
-            self._add(one.topic, one.offset, time, one.key, one.value, one.headers)
-
-    def add_version(self, version: int, value: bytes, time: int) -> None:
-        """Add the record of a version."""
-        self._add(self._topics.parameters, self._next("parameters"), time, version_key(version), value)
-
-    def add_episode(self, version: int, value: bytes, time: int) -> None:
-        """Add the record of a closed window."""
-        self._add(self._topics.episodes, self._next("episodes"), time, b"%d" % version, value)
-
-    def _next(self, name: str) -> int:
-        self._offsets[name] += 1
-        return self._offsets[name] - 1
-
-    def finish(self) -> None:
-        """Write all of it to disk, and note the length in the folder; the caller commits."""
-        try:
+    def write(self, *, synchronise: bool) -> None:
+        """Append the lines to the log, after the commit; wait for the disk if `synchronise`. In any thread."""
+        with self._failing():
+            self._file.write(self._unwritten)
             self._file.flush()
-            os.fdatasync(self._file.fileno())
-        except OSError as error:
-            raise FailedError(f"--record {self._path}: {error.strerror or error}") from None
-        self._state.set_meta(_PATH, os.fsencode(self._path))
-        self._state.set_meta(_LENGTH, b"%d" % self._file.tell())
-        for name, offset in self._offsets.items():
-            self._state.set_meta(f"record.{name}", b"%d" % offset)
+            self._length += len(self._unwritten)
+            self._unwritten = b""
+            if synchronise:
+                self._on_disk = self._synchronised()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _synchronised(self) -> LogOnDisk:
+        os.fdatasync(self._file.fileno())
+        return LogOnDisk(os.fsdecode(self._path), self._length, self._tail(self._length))
+
+    def _tail(self, length: int) -> str:
+        return sha256(self._read(max(0, length - _TAIL), length)).hexdigest()
+
+    def _read(self, start: int, end: int) -> bytes:
+        return os.pread(self._file.fileno(), end - start, start)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FailedError(f"--record {self._path}: {error.strerror or error}") from None
+
+
+def complete(state: StateFolder) -> None:
+    """Append what a kill has kept from the log of a folder that is not served any more, if the log is still there."""
+    stored = state.meta(RECORD)
+    path = None if stored is None else Path(msgspec.json.decode(stored, type=LogOnDisk).path)
+    if path is not None and path.exists() and path.stat().st_size:
+        Recording(path, state).close()
+
+
+def forget(state: StateFolder) -> None:
+    """Forget the log: what is served without one would be missing in it."""
+    state.set_meta(RECORD, None)
+    state.clear_log()

@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Final
 
-from worker.embedded.state import FolderLock, StateFolder
-from worker.embedded.steps import remaining
-from worker.errors import FailedError, InputError
+from worker.embedded.state import StateFolder
+from worker.errors import AdcascadeError, FailedError
 from worker.http.server import http_server
 from worker.metrics import Metrics
 from worker.runtime.learner_process import LearnerProcess, LearnerStatus
@@ -23,22 +22,20 @@ from worker.runtime.memory import (
 )
 from worker.runtime.watch import CatalogueCheck, different
 from worker.serve.control import SOCKET, take_orders
-from worker.serve.learner import MOVED, POSITION, RUNNER, SERVE, STEPS
-from worker.serve.runner import RunnerStart, ServeRunner
+from worker.serve.runner import ServeRunner, Waiting
 from worker.serve.service import EmbeddedService, OrderDesk
 from worker.serve.settings import ServeSettings, dimension
-from worker.serve.versions import StoredVersions
+from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.version_records import check_size, encode_parameters
-from worker.stream.versions import KEPT, Versions
+from worker.stream.slates import prepared
+from worker.stream.version_records import check_size
+from worker.stream.versions import Versions
 from worker.web.status import status_routes
 
 log = logging.getLogger(__name__)
 
-#: Seconds to wait for the processes of a server that was killed.
-_LOCK_PATIENCE: Final = 5.0
-#: Seconds for the learner to keep what was served, at the end.
+#: Seconds for the learner to fold what was served, at the end.
 _END_PATIENCE: Final = 10.0
 #: Seconds between two checks of the accounts and of the learner.
 _WATCH_INTERVAL: Final = 2.0
@@ -46,73 +43,32 @@ _WATCH_INTERVAL: Final = 2.0
 
 def run_server(settings: ServeSettings) -> int:
     """Serve until SIGTERM or SIGINT; raise `FailedError` or `InputError` if that is not possible."""
-    lock = FolderLock(settings.folder, wait=_LOCK_PATIENCE)
-    try:
-        history, start = _read_folder(settings, lock)
+    with StateFolder(settings.folder, durable=settings.sync) as state:
+        check_runner(state)
+        history = [decode_parameters(value) for value in state.parameters()]
+        if not history:
+            history = [_first_version(settings)]
+            first_version(state, history[0])
+        dimension(settings.dim, history[-1])  # raises if it is another one
+        store = ServeStore(state, settings.topics, settings.record)
         collect_garbage_rarely()
         let_the_loop_go_first()
-        asyncio.run(_serve(settings, lock, history, start))
-    finally:
-        lock.release()
+        try:
+            asyncio.run(_serve(settings, store, history))
+        finally:
+            store.close()
     return 0
 
 
-def _read_folder(settings: ServeSettings, lock: FolderLock) -> tuple[list[Parameters], RunnerStart]:
-    """Read what the last process left: what the learner has kept, and the steps after it."""
-    with StateFolder(settings.folder, lock=_Borrowed(lock)) as state:
-        history = [decode_parameters(value) for value in state.parameters()]
-        if state.meta(RUNNER) == MOVED:
-            raise InputError(f"{settings.folder} was taken to Kafka (adcascade topics import), and goes on there")
-        if history and state.meta(RUNNER) != SERVE:
-            raise InputError(f"{settings.folder} does not hold the state of `adcascade serve`; choose another folder")
-        if not history:
-            history = [_first_version(settings, state)]
-        sessions = dict(state.sessions())
-        _, journal_end = state.journal_bounds()
-        topics = settings.topics
-        offsets = {
-            topic: int(state.meta(f"offset.{topic}") or b"0")
-            for topic in (topics.arrivals, topics.clicks, topics.decisions, topics.dead_letters)
-        }
-        position = int(state.meta(POSITION) or b"0")
-        time = progress = int(state.meta("time") or b"0")
-    for step in remaining(settings.folder / STEPS, position):
-        for key, value in step.sessions:
-            if value is None:
-                sessions.pop(key, None)
-            else:
-                sessions[key] = value
-        journal_end = step.journal_start + len(step.journal)
-        offsets.update(step.offsets)
-        time, progress = max(time, step.time), step.progress or progress
-    return history, RunnerStart(
-        sessions=sessions, journal_end=journal_end, offsets=offsets, time=time, progress=progress, position=position
-    )
-
-
-def _first_version(settings: ServeSettings, state: StateFolder) -> Parameters:
-    """Make version 0 and keep it, so that there is an answer before the learner process runs."""
+def _first_version(settings: ServeSettings) -> Parameters:
     learning = replace(settings.learning, dim=dimension(settings.dim, None))
     first = Parameters.first(learning, settings.arms)
     check_size(first.arms, first.model)
-    state.set_meta(RUNNER, SERVE)
-    state.put_parameters(first.version, encode_parameters(first), kept=KEPT, needed=0)
-    state.commit()
     return first
 
 
-class _Borrowed(FolderLock):
-    """A lock that somebody else holds and releases."""
-
-    def __init__(self, lock: FolderLock) -> None:
-        self.file = lock.file
-
-    def release(self) -> None:
-        """Leave it."""
-
-
-async def _serve(settings: ServeSettings, lock: FolderLock, history: list[Parameters], start: RunnerStart) -> None:
-    server = Server(settings, lock, history, start)
+async def _serve(settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
+    server = Server(settings, store, history)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -123,14 +79,11 @@ async def _serve(settings: ServeSettings, lock: FolderLock, history: list[Parame
 class Server:
     """The parts of a server."""
 
-    def __init__(
-        self, settings: ServeSettings, lock: FolderLock, history: list[Parameters], start: RunnerStart
-    ) -> None:
+    def __init__(self, settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
         self._settings = settings
         dim = dimension(settings.dim, history[-1])
         self._metrics = Metrics()
         versions = Versions(history[0])
-        self._versions = StoredVersions(settings.folder, versions, self._metrics)
         for parameters in history[1:]:
             versions.learn(parameters)
         self._metrics.version(versions.newest)
@@ -150,37 +103,30 @@ class Server:
         horizon = versions.newest.settings.horizon
         most = settings.max_open_sessions or sessions_that_fit(dim, horizon, available_memory())
         self._runner = ServeRunner(
-            settings.folder / STEPS,
+            store,
             versions,
-            start,
             self._metrics,
             clock=settings.clock,
             topics=settings.topics,
             limits=settings.limits,
             secret=settings.secret,
             max_open_sessions=most,
-            record=settings.record is not None,
             progress_interval=settings.progress_interval,
-            sync=settings.sync,
         )
-        self._desk = OrderDesk(self._runner, self._versions.load)
-        self._kept = start.position
-        self._reported = asyncio.Event()
-        self._learner = LearnerProcess(
-            (*settings.learner, str(lock.file)), self._on_status, self._metrics.troubles, files=(lock.file,)
-        )
-        self._service = EmbeddedService(self._runner, settings.limits)
+        self._desk = OrderDesk(self._runner)
+        self._learner = LearnerProcess(settings.learner, self._on_status, self._metrics.troubles)
+        self._service = EmbeddedService(self._runner, settings.limits, secret=settings.secret)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; raise if a part fails for good."""
         settings, metrics = self._settings, self._metrics
         pages = status_routes(metrics, runner="serve", unready=self._service.ready, clock=settings.clock)
         async with AsyncExitStack() as stack:
+            running = asyncio.create_task(self._runner.run())
+            stack.push_async_callback(_cancel, running)
             self._learner.assign(True)
             stack.push_async_callback(self._learner.stop)
             stack.push_async_callback(self._wait_for_learner)
-            running = asyncio.create_task(self._runner.run())
-            stack.push_async_callback(_cancel, running)
             orders = await take_orders(settings.folder, self._desk.order)
             stack.callback((settings.folder / SOCKET).unlink, missing_ok=True)
             stack.callback(orders.close)
@@ -205,31 +151,47 @@ class Server:
         log.info("serve: stopped")
 
     async def _wait_for_learner(self) -> None:
-        """Let the learner keep all that was served, and the log have it."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_END_PATIENCE):
-                while self._kept < self._runner.writer.position:
-                    self._reported.clear()
-                    await self._reported.wait()
+        """Let the learner fold all that was served, so that the log has what came of it."""
+        if self._runner.failure is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_END_PATIENCE):
+                    await self._desk.learned(self._runner.journal_end)
 
     # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _on_status(self, status: LearnerStatus) -> None:
+    async def _on_status(self, status: LearnerStatus) -> None:
+        """Keep what was learned, then serve by it."""
         metrics = self._metrics
         if status.late:
             metrics.late(status.late)
         for kind, times, example in status.troubles:
             metrics.troubles.add(kind, example, times)
-        for episode in status.episodes:
-            metrics.episode(decode_episode(bytes(episode)))
         if status.watermark:
             metrics.watermark(status.watermark)
-        if status.kept >= 0:
-            self._kept = status.kept
-            self._reported.set()
-            self._runner.writer.delete_before(status.kept)
-            self._versions.load_soon(status.version)
-            self._desk.on_status(status)
+        refused = list(status.refused)
+        if status.versions or status.episodes or status.tags:
+            lesson = await asyncio.to_thread(decoded_lesson, status)  # a large version takes a while
+            future = asyncio.get_running_loop().create_future()
+            waiting = Waiting(kind="lesson", lesson=lesson, future=future)
+            await self._runner.submit(waiting)
+            refused += waiting.refused
+            for episode, _ in lesson.episodes:
+                metrics.episode(episode)
+            for version in lesson.versions:
+                self._learn(version)
+        self._desk.report(status.position, refused)
+
+    def _learn(self, version: Version) -> None:
+        versions, parameters = self._runner.versions, version.parameters
+        try:
+            is_new = versions.learn(parameters, version.planner)
+        except AdcascadeError as error:
+            self._metrics.refused()
+            log.error("version %d is refused: %s", parameters.version, error)
+            return
+        self._metrics.version(versions.newest)
+        if is_new:
+            log.info("parameters version %d (%s…)", parameters.version, parameters.sha256[:12])
 
     async def _watch(self) -> None:
         serving = self._runner.serving
@@ -241,6 +203,16 @@ class Server:
             self._catalogue.again(self._runner.versions.history)
             self._metrics.learning(self._learner.running)
             await asyncio.sleep(_WATCH_INTERVAL)
+
+
+def decoded_lesson(status: LearnerStatus) -> Lesson:
+    """Decode what the learner has made, and prepare its versions for serving."""
+    versions = []
+    for value in map(bytes, status.versions):
+        parameters = decode_parameters(value)
+        versions.append(Version(parameters, prepared(parameters), value))
+    episodes = [(decode_episode(value), value) for value in map(bytes, status.episodes)]
+    return Lesson(versions, episodes, status.tags)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple, cast
 
 import msgspec
 import orjson
 
 from worker.errors import FailedError
-from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
-from worker.runtime.learner_process import LearnerStatus
-from worker.serve.runner import ServeRunner, Waiting
-from worker.stream.decoding import Limits, Rejected, decode_feedback
-from worker.stream.events import Arrival, Order
+from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
+from worker.secret import Secret
+from worker.serve.runner import NEVER_OPENED, ServeRunner, Waiting
+from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.events import Order
+from worker.stream.features import context_encoder
+from worker.stream.feedback import check_token
 from worker.stream.session import Session
 
 #: Refusals that are kept for whoever gave the order.
@@ -35,9 +37,17 @@ class EmbeddedService:
     unready : why requests cannot be taken, or None; the runner's own failures come first
     """
 
-    def __init__(self, runner: ServeRunner, limits: Limits, unready: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        runner: ServeRunner,
+        limits: Limits,
+        unready: Callable[[], str | None] = lambda: None,
+        *,
+        secret: Secret | None = None,
+    ) -> None:
         self._runner = runner
         self._limits = limits
+        self._secret = secret
         self._unready = unready
         self._loop = asyncio.get_running_loop()
         # All requests have the same time, so the deadlines come in the order of the requests.
@@ -100,8 +110,8 @@ class EmbeddedService:
                 answer = self._fallback_arrival(request)
             elif isinstance(request, FeedbackRequest):
                 answer = self._fallback_feedback(request)
-        except Rejected as rejected:
-            waiting.future.set_exception(rejected)
+        except (Rejected, UnknownSessionError) as error:  # the client's mistakes are the same at any time
+            waiting.future.set_exception(error)
         else:
             if answer is None:
                 waiting.future.set_exception(UnavailableError("the deadline has come; send the request again"))
@@ -110,8 +120,16 @@ class EmbeddedService:
 
     def _fallback_arrival(self, request: ArriveRequest) -> Answer:
         now = self._runner.now()
-        planner = self._runner.versions.at(now)
-        arrival = Arrival(session_id=request.session_id, occurred_at=now, context=(), exclude=_names(request.exclude))
+        planner, settings = self._runner.versions.at(now), self._runner.versions.newest.settings
+        arrival = decode_arrival(
+            request.record(now),
+            limits=self._limits,
+            dim=settings.dim,
+            timestamp=now,
+            grace=settings.grace,
+            encoder=context_encoder(settings.features),
+            standardise=settings.standardise,
+        )
         slate, version = planner.fallback(arrival), planner.parameters.version
         session = Session(now, now, b"", (), version, *slate)
         return Answer(request.session_id, orjson.dumps(session.decision(request.session_id, None)), fallback=True)
@@ -119,6 +137,8 @@ class EmbeddedService:
     def _fallback_feedback(self, request: FeedbackRequest) -> Answer | None:
         """Return what is next if the feedback counts: later ads of the same slate."""
         session = self._runner.serving.table.get(request.session_id)
+        if session is None and not self._runner.is_arriving(request.session_id):
+            raise UnknownSessionError(NEVER_OPENED)
         if type(session) is not Session:
             return None
         now = self._runner.now()
@@ -129,18 +149,18 @@ class EmbeddedService:
             timestamp=now,
             grace=self._runner.versions.newest.settings.grace,
         )
+        position, arm = feedback.position, feedback.arm
+        if self._secret is not None and session.arrived_at != check_token(
+            self._secret, feedback.token, session_id=request.session_id, position=position, arm=arm
+        ):
+            raise Rejected("token", "$.token is missing or does not belong to this display")
         expected = msgspec.structs.replace(session)
-        expected.apply(feedback)
+        verdict = expected.apply(feedback)
+        if verdict == "position":
+            raise Rejected(verdict, f"$.position is beyond the slate of {len(session.slate)}")
+        if verdict == "arm-mismatch":
+            raise Rejected(verdict, "$.arm is not what was shown at that position")
         return self._runner.answer_from(request.session_id, expected)._replace(fallback=True)
-
-
-def _names(exclude: bytes) -> tuple[str, ...]:
-    """Return the excluded arms of a request that was not checked yet."""
-    try:
-        given = orjson.loads(exclude)
-    except orjson.JSONDecodeError:
-        return ()
-    return tuple(arm for arm in given if isinstance(arm, str)) if isinstance(given, list) else ()
 
 
 class OrderDesk:
@@ -148,11 +168,10 @@ class OrderDesk:
 
     patience = 30.0
 
-    def __init__(self, runner: ServeRunner, load_versions: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, runner: ServeRunner) -> None:
         self._runner = runner
-        self._load_versions = load_versions
         self._loop = asyncio.get_running_loop()
-        self._position = self._version = -1
+        self._position = -1
         self._reported: asyncio.Future[None] = self._loop.create_future()
         self._refused: dict[int, str] = {}  # by offset in the journal, the last ones
 
@@ -162,8 +181,7 @@ class OrderDesk:
         await self._runner.submit(waiting)
         try:
             async with asyncio.timeout(self.patience):
-                while self._position <= waiting.offset:
-                    await asyncio.shield(self._reported)
+                await self.learned(waiting.offset + 1)
         except TimeoutError:
             raise FailedError(
                 f"the learner has not answered within {self.patience:g} s; the order is in the journal and will be "
@@ -171,15 +189,18 @@ class OrderDesk:
             ) from None
         if (reason := self._refused.pop(waiting.offset, None)) is not None:
             raise FailedError(f"refused: {reason}")
-        version = self._version
-        await self._load_versions(version)
-        return version
+        return self._runner.versions.newest.version
 
-    def on_status(self, status: LearnerStatus) -> None:
-        """Take a report of the learner process."""
-        self._refused.update(status.refused)
+    async def learned(self, position: int) -> None:
+        """Wait until the learner has folded the journal up to an offset, and what it made is kept."""
+        while self._position < position:
+            await asyncio.shield(self._reported)
+
+    def report(self, position: int, refused: Iterable[tuple[int, str]]) -> None:
+        """Note how far the learner has come, and the orders that were refused."""
+        self._refused.update(refused)
         while len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
-        self._position, self._version = status.position, status.version
+        self._position = position
         reported, self._reported = self._reported, self._loop.create_future()
         reported.set_result(None)

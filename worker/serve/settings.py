@@ -20,7 +20,7 @@ class ServeSettings:
     """The settings of a server.
 
     `learning` has everything but the dimension: that is `dim`, or that of the folder. `learner` is the command line of
-    the learner process; the number of the open lock file is added to it.
+    the learner process.
     """
 
     folder: Path

@@ -2,23 +2,28 @@
 
 Worlds with standard normal contexts and context effects ~ N(0, I)/√d that all arms share:
 
-- `opposite`: the dearer an ad, the less likely its click, so that order matters;
+- `opposite`: the more an ad pays, the less likely its click, so that order matters;
 - `uniform`: revenues are independent of the probabilities;
 - `rare`: clicks are rare and revenues differ by a factor of ten;
-- `tastes`: as `opposite`, and each ad has context effects δ_k ~ N(0, I)/√d of its own: users differ in what they like;
+- `tastes`: as `opposite`, and each ad has context effects δ_k ~ N(0, I)/√d as well: users differ in what they like;
 - `leaving`: as `tastes`, and users leave: a display of ad k is answered with probability ρ_k ~ U(0.3, 1), and of one ad
   never.
 
-`digits` has contexts that nobody here made: images of digits (`digits.py`).
+`digits` has contexts that nobody here made: scikit-learn's images of digits. Each of the ten classes is an ad, all of
+the same revenue. A user has an image as context, and clicks the ad of its class with probability 0.9 and any other with
+0.05. 64 pixels say which class it is, and no pixel says it alone.
 
 Randomness comes in four independent streams of one seed. The environment, the contexts and the users' moods are
-therefore the same for every policy compared on that seed, whatever randomness the policy itself uses. The numbers of a
+therefore the same for every policy compared on that seed, for any randomness of the policy itself. The numbers of a
 world that builds on another are drawn after the other's, so that the common part is the same for a seed.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +33,7 @@ from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import NO_ARM, Floats, Ints, check_rewards, sigmoid
 from worker.bandit.click_model import Truth
 from worker.bandit.personal import PersonalModel
-from worker.errors import InputError
-from worker.simulation.digits import DigitsTruth
+from worker.errors import FailedError, InputError
 from worker.stream.contexts import Standardisation
 from worker.stream.settings import Arm
 
@@ -41,6 +45,7 @@ WITHOUT_TASTES = ("opposite", "uniform", "rare")
 WITH_TASTES = ("tastes", "leaving")
 ENVIRONMENTS = (*WITHOUT_TASTES, *WITH_TASTES, "digits")
 
+OWN, OTHER = 0.9, 0.05  # digits: click probability on the ad of the own class, and on any other
 EXPLAINED = 0.9  # share of the variance of tastes that features of arms explain, where there are features
 
 
@@ -137,6 +142,14 @@ def first_clicks(clicks: Bools, shown: Bools) -> tuple[Ints, Ints]:
     return np.where(any_click, first, -1), np.where(any_click, first + 1, shown.sum(axis=1))
 
 
+def true_heads(truth: Truth) -> Floats:
+    """Return the coefficients of [1; x] in the true log-odds of each arm, which are linear in x: (K, d+1)."""
+    corners = np.vstack([np.zeros(truth.dim), np.eye(truth.dim)])
+    log_odds = truth.log_odds(corners).T
+    log_odds[:, 1:] -= log_odds[:, :1]
+    return log_odds
+
+
 def seeded_environment(
     name: str, *, dim: int, arms: int, seed: int, features: int = 0, stay: float = 1.0
 ) -> Environment:
@@ -150,7 +163,7 @@ def make_environment(
 ) -> Environment:
     """Draw the world called `name`.
 
-    With `features`, each arm has so many, and they explain most of the tastes. Every display is answered with
+    With `features` above 0, each arm has as many, and they explain most of the tastes. Every display is answered with
     probability `stay`, times the rate of the arm where arms have one.
 
     >>> world = make_environment("opposite", dim=3, arms=5, generator=np.random.default_rng(1))
@@ -219,3 +232,83 @@ def _with_tastes(name: str, *, dim: int, arms: int, generator: np.random.Generat
     heads = PersonalModel.certain(np.column_stack([biases, tastes]))
     truth = replace(heads, shared=np.concatenate([[0.0], effects])[:, None])
     return Environment(truth=truth, rewards=check_rewards(rewards), stay=stay, features=described)
+
+
+# ── digits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DigitsTruth:
+    """The true click model: images (rows, 64), standardised, and the class of each, (rows,).
+
+    A context is one of the images, to the bit.
+    """
+
+    PIXELS: ClassVar[int] = 64
+    CLASSES: ClassVar[int] = 10
+
+    images: Floats
+    classes: Ints
+    rows: dict[bytes, int]
+
+    @classmethod
+    def load(cls) -> DigitsTruth:
+        """Return the data of scikit-learn; they come with the package."""
+        return _loaded()
+
+    @property
+    def dim(self) -> int:
+        """The number of pixels."""
+        return self.PIXELS
+
+    @property
+    def arms(self) -> int:
+        """The number of classes."""
+        return self.CLASSES
+
+    @property
+    def biases(self) -> Floats:
+        """The log-odds of the mean click probability of each arm, (K,)."""
+        shares = np.bincount(self.classes, minlength=self.CLASSES) / len(self.classes)
+        chances = OTHER + shares * (OWN - OTHER)
+        return np.asarray(np.log(chances / (1 - chances)))
+
+    @property
+    def effects(self) -> Floats:
+        """Zeros, (d,): no pixel makes users click more on all arms."""
+        return np.zeros(self.PIXELS)
+
+    def log_odds(self, contexts: Floats) -> Floats:
+        """Return the log-odds of a click: (n, d) → (n, K)."""
+        return _log_odds(self.classes_of(contexts)[:, None] == np.arange(self.CLASSES))
+
+    def log_odds_of(self, contexts: Floats, arms: Ints) -> Floats:
+        """Return the log-odds of chosen arms, −inf for NO_ARM and for K: (n, d), (n, h) → (n, h)."""
+        odds = _log_odds(self.classes_of(contexts)[:, None] == arms)
+        return np.where((arms >= 0) & (arms < self.CLASSES), odds, -np.inf)
+
+    def classes_of(self, contexts: Floats) -> Ints:
+        """Return the class of each image, (n, d) → (n,)."""
+        rows = [self.rows.get(np.ascontiguousarray(context).tobytes(), -1) for context in contexts]
+        if -1 in rows:
+            raise InputError("a context of the environment digits must be one of its images")
+        return np.asarray(self.classes[rows])
+
+
+def _log_odds(own: NDArray[np.bool_]) -> Floats:
+    return np.asarray(np.where(own, math.log(OWN / (1 - OWN)), math.log(OTHER / (1 - OTHER))), dtype=np.float64)
+
+
+@cache
+def _loaded() -> DigitsTruth:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise FailedError("the environment digits needs scikit-learn: pip install scikit-learn") from None
+    pixels, classes = load_digits(return_X_y=True)
+    images = np.asarray(pixels, dtype=np.float64)
+    deviations = images.std(axis=0)
+    # A pixel that is the same in all images stays 0. Adding 0 turns −0.0 into 0.0.
+    images = (images - images.mean(axis=0)) / np.where(deviations > 0, deviations, 1.0) + 0.0
+    rows = {image.tobytes(): row for row, image in enumerate(images)}
+    return DigitsTruth(images=images, classes=np.asarray(classes, dtype=np.intp), rows=rows)

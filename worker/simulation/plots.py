@@ -20,8 +20,7 @@ from worker.bandit.arrays import Floats, sigmoid
 from worker.bandit.planning import optimal_values
 from worker.errors import FailedError, InputError
 from worker.simulation.environments import WITHOUT_TASTES, seeded_environment
-from worker.simulation.experiment.results import Run
-from worker.simulation.experiment.settings import ExperimentSettings
+from worker.simulation.experiment import ExperimentSettings, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,7 +177,7 @@ def plot_structure(settings: ExperimentSettings, path: str) -> bytes:
         _draw_path(figure.add_subplot(grid[1, 1]), surface)
         _head(
             figure,
-            "Dear, unlikely ads first, likely ones last",
+            "High-paying, unlikely ads first, likely ones last",
             f"Q of the true model, “{settings.environment}” environment, seed {settings.seed}, at context x = 0 · "
             f"d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}",
         )
@@ -197,13 +196,13 @@ def q_surface(chances: Floats, rewards: Floats, horizon: int) -> Floats:
 
 
 def frontier_of(chances: Floats) -> NDArray[np.bool_]:
-    """Mark the arms, by rising revenue, that are likelier than every dearer arm: only they can be best.
+    """Mark the arms, by rising revenue, that are likelier than every higher-paying arm: only they can be best.
 
     >>> frontier_of(np.array([0.1, 0.3, 0.2]))
     array([False,  True,  True])
     """
-    dearer = np.maximum.accumulate(chances[::-1])[::-1]
-    return np.asarray(chances > np.append(dearer[1:], -np.inf))
+    best_above = np.maximum.accumulate(chances[::-1])[::-1]
+    return np.asarray(chances > np.append(best_above[1:], -np.inf))
 
 
 def _draw_surface(axes: Any, surface: Floats) -> None:
@@ -240,7 +239,7 @@ def _draw_slices(axes: Axes, surface: Floats, frontier: NDArray[np.bool_]) -> No
         axes.scatter(x[frontier], relative[frontier], color=colour, s=14, zorder=3)
         axes.scatter([relative.argmax() + 1], [1.0], s=60, facecolor="none", edgecolor=BEST, linewidth=1.8, zorder=4)
     axes.set(title="Q as a share of the step’s best", ylabel="Q / V")
-    axes.set_xlabel("arm k (dots: no other is both dearer and likelier)")
+    axes.set_xlabel("arm k (dots: no other pays more and is likelier)")
     axes.legend(loc="best", fontsize=8)
     _whole_numbers(axes.xaxis)
 

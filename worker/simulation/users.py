@@ -1,6 +1,6 @@
 """Simulated users: they arrive, look at displays, click or pass, and are as untidy as real users.
 
-The users of a period (a cohort) are drawn at once from the seed and the number of the period: arrival times, contexts,
+The users of a period (a cohort) are drawn together from the seed and the number of the period: arrival times, contexts,
 patience, and their answer to every arm at every position. A user's behaviour is therefore a function of the seed and of
 the slates, never of the course of the run. After a restart the same users go on, and every policy meets the same users.
 

@@ -6,14 +6,14 @@ clicks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from worker.bandit.answers import AnswerRates
-from worker.bandit.arrays import Floats, Ints, sigmoid
+from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
 from worker.bandit.ordering import best_values
 from worker.bandit.planning import optimal_values, values_of_slates
 from worker.simulation.environments import Environment
@@ -66,28 +66,35 @@ def tenths(rows: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     return rows[:count], rows[-count:]
 
 
-def first_of_distinct(chances: Floats, rewards: Floats, rates: AnswerRates) -> Ints:
-    """Return the first arm of the best slates without repeats: (n, K) → (n,).
+def best_distinct(chances: Floats, rewards: Floats, rates: AnswerRates) -> Ints:
+    """Return the best slates without repeats: (n, K) → (n, H).
 
-    The dynamic programme of docs/math.md §7: a slate takes its arms by falling worth, so its first arm is the earliest
-    in that order that is worth a place.
+    The dynamic programme of docs/math.md §7: a slate takes its arms by falling worth, so each arm in that order is
+    either shown next or left out.
 
     >>> everybody = AnswerRates.everybody(arms=3, horizon=2)
-    >>> first_of_distinct(np.array([[0.5, 0.1, 0.9]]), np.array([1.0, 2.0, 1.1]), everybody)
-    array([1])
+    >>> best_distinct(np.array([[0.5, 0.1, 0.9]]), np.array([1.0, 2.0, 1.1]), everybody)
+    array([[1, 2]])
     """
     kept = rates.arms * (1 - chances)
     worth = rates.arms * chances * rewards / np.maximum(1 - kept, np.finfo(np.float64).tiny)
     order = np.argsort(-worth, axis=1, kind="stable")
     rows, left = np.arange(len(chances)), rates.positions[::-1, None]  # with 1 … H displays left
     values = np.zeros((len(left) + 1, len(chances)))
-    first = order[:, 0].copy()
+    shown = []
     for arm in order.T[::-1]:
         f = chances[rows, arm]
         with_it = np.minimum(1.0, left * rates.arms[arm]) * (f * rewards[arm] + (1 - f) * values[:-1])
-        first = np.where(with_it[-1] > values[-1], arm, first)
+        shown.append(with_it > values[1:])
         values[1:] = np.maximum(values[1:], with_it)
-    return first
+    slates = np.full((len(chances), len(left)), NO_ARM)
+    places = np.zeros(len(chances), dtype=np.intp)
+    for arm, wanted in zip(order.T, reversed(shown), strict=True):
+        next_rows = rows[places < len(left)]
+        next_rows = next_rows[wanted[len(left) - 1 - places[next_rows], next_rows]]
+        slates[next_rows, places[next_rows]] = arm[next_rows]
+        places[next_rows] += 1
+    return slates
 
 
 class Valuer:
@@ -115,21 +122,57 @@ class Valuer:
         rates = None if self._rates is None else self._rates.of_arms(np.arange(self._known))
         return optimal_values(chances, rewards, self._horizon, rates)[:, 0]
 
-    def first_arms(self, contexts: Floats) -> Ints:
-        """Return the first arm of the best slates: (n, d) → (n,)."""
+    def best_slates(self, contexts: Floats) -> Ints:
+        """Return the best slates: (n, d) → (n, H)."""
         chances = sigmoid(self._truth.log_odds(contexts)[:, : self._known])
         rewards = self.rewards[:-1]
         rates = self._rates or AnswerRates.everybody(arms=self._known, horizon=self._horizon)
         if not self._repeats:
-            return first_of_distinct(chances, rewards, rates)
+            return best_distinct(chances, rewards, rates)
         by_position = rates.of_arms(np.arange(self._known))
-        ahead = np.zeros((len(contexts), 1))
-        if self._horizon > 1:
-            ahead = optimal_values(chances, rewards, self._horizon - 1, by_position[1:])[:, :1]
-        return np.asarray((by_position[0] * (ahead + chances * (rewards - ahead))).argmax(axis=1))
+        ahead = np.column_stack([optimal_values(chances, rewards, self._horizon, by_position), np.zeros(len(chances))])
+        return np.column_stack(
+            [
+                (by_position[h] * (ahead[:, h + 1 : h + 2] * (1 - chances) + chances * rewards)).argmax(axis=1)
+                for h in range(self._horizon)
+            ]
+        )
 
     def served(self, contexts: Floats, slates: Ints) -> Floats:
         """Return the expected revenue of slates: (n, d), (n, H) → (n,)."""
         chances = sigmoid(self._truth.log_odds_of(contexts, slates))
         rates = None if self._rates is None else self._rates.of_slates(slates)
         return values_of_slates(chances, self.rewards[slates], rates)[:, 0]
+
+
+# ── summaries of demo and traffic ────────────────────────────────────────────────────────────────────────────────────
+
+
+def worth_numbers(first: Worth, last: Worth, whole: Worth) -> dict[str, Any]:
+    """Return expected revenue, pseudo-regret and share of the oracle, in the tenths and overall."""
+    return {
+        "oracle_reward": whole.oracle,
+        "served_reward": whole.served,
+        "pseudo_regret": {
+            "first_tenth": first.regret_per_session,
+            "last_tenth": last.regret_per_session,
+            "per_session": whole.regret_per_session,
+            "total": whole.regret,
+        },
+        "revenue_share": {"first_tenth": first.share, "last_tenth": last.share, "overall": whole.share},
+    }
+
+
+def worth_rows(numbers: Mapping[str, Any], *, earned: str) -> list[list[str]]:
+    """Return the rows of clicks, revenue and regret; `earned` explains the revenue earned."""
+    regret, share = numbers["pseudo_regret"], numbers["revenue_share"]
+    oracle = f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}"
+    tenths = f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first"
+    return [
+        ["clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"],
+        ["revenue served", f"{numbers['served_reward']:,.1f}", oracle],
+        ["  first tenth", f"{share['first_tenth']:.1%}", "of the oracle's"],
+        ["  last tenth", f"{share['last_tenth']:.1%}", "of the oracle's"],
+        ["revenue earned", f"{numbers['reward']:,.1f}", earned],
+        ["regret/session", f"{regret['last_tenth']:.5f}", tenths],
+    ]

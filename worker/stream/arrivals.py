@@ -144,7 +144,7 @@ class Arrivals:
         session.share = None if uncertain else _share(session_id, slate, parameters)
         parked = self.sessions.open(session_id, session)
         if (over := self.sessions.progress - deadline - parameters.settings.lateness) >= 0:
-            emits.tally.troubles.add("late-arrivals", f"session {session_id!r}, over for {over / 1000:,.0f} s")
+            emits.tally.troubles.add("late-arrivals", f"a session was over for {over / 1000:,.0f} s")
         emits.tally.opened += 1
         emits.tally.unjournaled += session.share == 0
         if session.values:

@@ -36,6 +36,7 @@ class Refusal:
 
     order: Order
     reason: str
+    offset: int = -1  # of its record in the journal
 
 
 def carry_out(current: Parameters, order: Order, history: Mapping[int, Parameters]) -> Parameters | Refusal | None:

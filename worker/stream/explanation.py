@@ -26,11 +26,10 @@ from typing import TypeAlias
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM, Floats, Ints, sigmoid
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import bonus_named, theory_radius
 from worker.bandit.ordering import by_worth
 from worker.bandit.planning import Masked, Planner, optimal_values
 from worker.bandit.policies import Greedy, MyopicUcb, Random, policy_named
-from worker.bandit.schedule import theory_radius
 from worker.errors import InputError
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import Contribution, context_columns, contributions
@@ -310,13 +309,11 @@ def _in_order(parameters: Parameters, planner: Planner, context: Floats, eligibl
     """Return the arms in the order in which a slate without repeats shows them, as serving computes it."""
     columns = planner.by_falling_revenue
     if planner.answers is not None and parameters.settings.policy != MyopicUcb.name:
-        everything = slice(0, len(planner.shown))
-        batch = planner.batch(context[None, :])
-        chances = batch.probabilities(0, 1, everything)
+        heads, contexts = planner.heads, context[None, :]
+        chances = heads.probabilities(contexts)
         if explores:
             bonus = bonus_named(parameters.settings.bonus)
-            odds = batch.log_odds(0, 1, everything)
-            chances = bonus.optimistic(odds, parameters.beta * batch.widths(0, 1, everything))
+            chances = bonus.optimistic(heads.log_odds(contexts), parameters.beta * heads.widths(contexts))
         rewards = planner.rewards[planner.shown][columns].astype(planner.dtype)
         rates = planner.answers.arms[planner.shown][columns].astype(planner.dtype)
         columns = columns[by_worth(chances.T[columns], rewards, rates, planner.answers.positions)[:, 0]]

@@ -191,7 +191,7 @@ class FeedbackJoin:
             tally.outside += 1
             early, late = session.arrived_at - feedback.occurred_at, feedback.occurred_at - session.deadline
             when = f"{early / 1000:,.0f} s before its arrival" if early > 0 else f"{late / 1000:,.0f} s after its end"
-            tally.troubles.add("late-feedback", f"session {feedback.session_id!r}, {when}")
+            tally.troubles.add("late-feedback", when)
         else:
             if verdict == "position":
                 error = f"$.position is beyond the slate of {len(session.slate)}"
@@ -209,7 +209,7 @@ class FeedbackJoin:
             over = sessions.progress - sessions.parked_until(latest) - self._versions.newest.settings.lateness
             if over >= 0:
                 emits.tally.late += 1  # its session is deleted
-                emits.tally.troubles.add("late-feedback", f"session {session_id!r}, {over / 1000:,.0f} s too late")
+                emits.tally.troubles.add("late-feedback", f"{over / 1000:,.0f} s too late")
                 return
             if sessions.room.is_full:
                 emits.tally.unparked += 1

@@ -32,11 +32,10 @@ from threadpoolctl import ThreadpoolController
 
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.arrays import Floats
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import bonus_named, explore_budget, theory_radius
 from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
-from worker.bandit.schedule import explore_budget, theory_radius
 from worker.errors import AdcascadeError, EstimationError
 from worker.stream.chance import Shares
 from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation, stack_packed

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from worker.errors import EstimationError, FailedError
+from worker.kernels import fingerprint
 from worker.stream.catalogue import Refusal, carry_out, under
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.episodes import episode_of
@@ -209,7 +210,7 @@ class Learner:
             except Rejected as rejected:
                 if self._live:
                     kind = "far-future" if rejected.reason == "future" else "fold-passed-over"
-                    outcome.troubles.add(kind, f"journal offset {offset}: {rejected.error}")
+                    outcome.troubles.add(kind, f"journal offset {offset}: {rejected.reason}")
             except Exception as error:
                 _pass_over(offset, error, outcome)
         if not self._live and self._next_offset >= self._live_from:
@@ -246,7 +247,7 @@ class Learner:
         current = under(self.settings, self._current)
         changed = carry_out(current, event, self._kept)
         if isinstance(changed, Refusal):
-            outcome.refusals.append(changed)
+            outcome.refusals.append(replace(changed, offset=offset))
             outcome.troubles.add("order-refused", changed.reason)
         elif changed is not None:
             reached = self._watermark.reached
@@ -303,6 +304,7 @@ class Learner:
             parent_sha256=self._current.sha256,
             effective_at=effective_at,
             made_at=self._watermark.reached,
+            kernels=fingerprint(),
         )
         made.sha256  # noqa: B018 - raises for what cannot be written as a record, before anything is changed
         known = self._known.get(made.version)
@@ -338,4 +340,4 @@ class Learner:
 
 
 def _pass_over(offset: int, error: Exception, outcome: Outcome) -> None:
-    outcome.troubles.add("fold-passed-over", f"journal offset {offset}: {type(error).__name__}: {error}")
+    outcome.troubles.add("fold-passed-over", f"journal offset {offset}: {type(error).__name__}")

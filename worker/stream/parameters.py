@@ -18,14 +18,13 @@ import orjson
 from msgspec import UNSET
 from numpy.typing import DTypeLike
 
+from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts, AnswerRates
 from worker.bandit.arrays import Floats
-from worker.bandit.bonuses import bonus_named
+from worker.bandit.bonuses import bonus_named, theory_radius
 from worker.bandit.click_model import ClickModel
-from worker.bandit.models import MODELS
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
-from worker.bandit.schedule import theory_radius
 from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares
@@ -40,7 +39,8 @@ class Parameters:
 
     `ties` is, per step, the share of the sessions with exactly the score of the threshold that explore; empty: all.
     `standardisation` is known from the first fold on. Until then `pending` has the sessions that wait for it.
-    `shares` are those of the sessions that serving journals.
+    `shares` are those of the sessions that serving journals. `kernels` is the fingerprint of the process that made the
+    version (`worker.kernels`): with another one, its numbers come out again up to rounding, not to the bit.
     """
 
     version: int
@@ -66,6 +66,7 @@ class Parameters:
     standardisation: Standardisation | None = field(default=None, repr=False)
     pending: ObservedSessions | None = field(default=None, repr=False)
     shares: Shares = ALL
+    kernels: str = field(default="", compare=False)
     known_sha256: str = field(default="", init=False, repr=False, compare=False)  # once it is computed
 
     def __post_init__(self) -> None:
@@ -329,6 +330,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         answers=counts,
         standardisation=standardisation,
         pending=pending,
+        kernels=record.kernels,
         shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
         **{name: getattr(record, name) for name in PLAIN},
     )

@@ -91,7 +91,7 @@ class OutputBounds:
             return written
         for key, value in written:
             if not fits(key, value):
-                emits.tally.troubles.add("too-large-output", f"{topic}: {len(value)} bytes for {key!r}")
+                emits.tally.troubles.add("too-large-output", f"{topic}: {len(value)} bytes, more than {self._room}")
         return [pair for pair in written if fits(*pair)]
 
 
@@ -162,7 +162,7 @@ class RecordReader:
         """Add a dead letter, and count it."""
         emits.dead_letters.append(dead_letter(record, reason, error, self._bounds.most_bytes))
         emits.tally.dead[reason] += 1
-        emits.tally.troubles.add("dead-letters", f"{record.where}: {reason}, {error}")
+        emits.tally.troubles.add("dead-letters", f"{record.where}: {reason}")
         if record.topic == self._arrivals:
             emits.tally.dead_arrivals += 1
         else:

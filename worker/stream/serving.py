@@ -214,10 +214,10 @@ class Serving:
             if isinstance(state, Session):
                 emits.tally.ended[state.ending] += 1
                 if self._lacks_feedback(state):
-                    emits.tally.troubles.add("unanswered", f"session {session_id!r}")
+                    emits.tally.troubles.add("unanswered", "")
             else:
                 emits.tally.late += len(state.records)
-                emits.tally.troubles.add("late-feedback", f"session {session_id!r}, no arrival", len(state.records))
+                emits.tally.troubles.add("late-feedback", "no arrival came", len(state.records))
                 if self._survey is not None:
                     self._survey.check_late(session_id, self._partition, emits.tally.troubles)
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.models import MODELS
 from worker.bandit.policies import POLICIES, check_combination
 from worker.errors import InputError
 from worker.stream.features import LONGEST_NAME, TAKEN, Features
@@ -90,7 +90,7 @@ class LearningSettings:
 
     dim: int
     horizon: int = 5
-    repeats: bool = True
+    repeats: bool = False
     policy: str = "aucbbp"
     epsilon: float = 0.1
     bonus: str = "curve"

@@ -132,7 +132,7 @@ class SlatePlanner:
         shown = slates.arms != NO_ARM
         bits = slates.explored.dot(_powers(horizon)).tolist() if mode is None else [0] * len(values)
         names = self.names.__getitem__
-        certain = slates.is_certain or bool((slates.propensities == 1).all())
+        certain = bool((slates.propensities == 1).all())
         if certain and shown.all():
             return [
                 Slate(tuple(map(names, arms)), _modes(mode, explored, horizon), None, tuple(worth))

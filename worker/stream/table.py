@@ -155,7 +155,7 @@ class SessionTable:
         return tally
 
     def _skip_damaged(self, record: Record, error: ValueError, tally: Tally) -> None:
-        tally.troubles.add("damaged-state", f"{record.where}, key {record.key!r}: {error}")
+        tally.troubles.add("damaged-state", f"{record.where}: {type(error).__name__}")
         if record.key is not None:
             self._damaged.append(record.key)
 

@@ -2,7 +2,10 @@
 
 All parts of a worker report through this list. `worker.metrics.troubles` counts the reports and writes them to the log;
 /metrics, /readyz, the status page and the alert `AdcascadeTrouble` show the kinds that are active. docs/operations.md
-has a section for each kind.
+explains each kind.
+
+An example says where something happened, how often or by how much. It has nothing that a client has sent, such as a
+session id or the name of a field: the log is kept, and /readyz needs no key.
 """
 
 from __future__ import annotations

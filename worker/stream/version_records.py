@@ -21,11 +21,11 @@ import numpy as np
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from worker.bandit import MODELS
 from worker.bandit.arrays import Floats
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.click_model import ClickModel
 from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.models import MODELS
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError, ParametersError
 from worker.stream.chance import ALL
@@ -146,8 +146,8 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     sha256: Annotated[
         str,
         described(
-            "SHA-256, in hexadecimal, of all fields except itself, made_at, effective_at, window_end, the offsets and "
-            "progress.",
+            "SHA-256, in hexadecimal, of all fields except itself, made_at, effective_at, window_end, the offsets, "
+            "progress and kernels.",
             pattern="^[0-9a-f]{64}$",
         ),
     ]
@@ -218,6 +218,14 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
             "Share of the sessions with exactly the score of the threshold that explore, per position; missing: all."
         ),
     ] = ()
+    kernels: Annotated[
+        str,
+        described(
+            "Fingerprint of numpy, BLAS, their kernels and threads that made the version: with the same one its "
+            "numbers come out again to the bit, with another one up to 1e-9. Absent in a version that nothing was "
+            "computed for."
+        ),
+    ] = ""
     learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
     answer_counts: AnswerRecord | UnsetType = UNSET
     standardisation: ScaleRecord | UnsetType = UNSET
@@ -243,7 +251,7 @@ PLAIN: Final = (
 )
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
-    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress"]
+    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
 )
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,6 +284,8 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
             document[name] = value.document() if isinstance(value, Features) else value
     if parameters.ties:
         document["ties"] = parameters.ties
+    if parameters.kernels:
+        document["kernels"] = parameters.kernels
     if parameters.shares != ALL:
         document["learn_shares"] = parameters.shares._asdict()
     for name, array in arrays_of(parameters).items():

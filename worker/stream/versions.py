@@ -8,7 +8,8 @@ Rules that hold in this file:
   alike. Version 0, the prior over the configured arms, is known and in force from the beginning until a version ≥ 8 is
   seen. After that the oldest known version serves earlier arrivals.
 - The same version with another hash is refused: two learners disagree. If only the last digits of its numbers differ,
-  by `ROUNDING` at most, it is the same version from another kind of machine, and the content that came first holds.
+  by `ROUNDING` at most, it is the same version made with other kernels (`worker.kernels`), and the content that came
+  first holds.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def check_same(came: Parameters, known: Parameters) -> None:
     if came.sha256 != known.sha256:
         name, by = difference(came, known)
         kind, cause = (
-            (RoundedError, f"only by rounding ({by:.1e})")
+            (RoundedError, f"only by rounding ({by:.1e}){other_kernels(came.kernels, known.kernels)}")
             if by <= ROUNDING
             else (FailedError, f"in {name}: two learners disagree, check their settings")
         )
@@ -62,6 +63,15 @@ def check_same(came: Parameters, known: Parameters) -> None:
             f"parameters version {came.version} with sha256 {came.sha256[:12]}… differs from the published one with "
             f"{known.sha256[:12]}… {cause}"
         )
+
+
+def other_kernels(here: str, there: str) -> str:
+    """Return why the last bits of two versions may differ, as the end of a sentence; empty if it is not known.
+
+    >>> other_kernels("numpy 2.4.6", "numpy 2.3.0")
+    '; made with numpy 2.4.6, the other with numpy 2.3.0'
+    """
+    return f"; made with {here}, the other with {there}" if here and there and here != there else ""
 
 
 def difference(one: Parameters, other: Parameters) -> tuple[str, float]:

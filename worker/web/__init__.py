@@ -1,4 +1,4 @@
-"""The HTTP server of a worker: /metrics, the health checks and the status page.
+"""The status page: its document, its figures, and the files of the page.
 
 It reads snapshots of the metrics and changes nothing.
 """

@@ -14,8 +14,7 @@ from worker.bandit.click_model import ClickModel
 from worker.bandit.personal import PersonalModel
 from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
-from worker.metrics.histogram import DELAY_BOUNDS, DURATION_BOUNDS, quantile
-from worker.metrics.history import exploration_share
+from worker.metrics.history import DELAY_BOUNDS, DURATION_BOUNDS, exploration_share, quantile
 from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters

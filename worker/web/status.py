@@ -7,8 +7,7 @@ half a second. The page loads nothing from elsewhere, and its headers forbid tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from importlib.resources import files
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from time import monotonic
 from typing import Any, Final
@@ -16,28 +15,18 @@ from typing import Any, Final
 import orjson
 
 from worker import __version__
-from worker.metrics import Metrics
-from worker.metrics.accounts import open_sessions
+from worker.http.pages import BROWSER_HEADERS, Page, Route, page_of_file
+from worker.metrics import Metrics, Snapshot
+from worker.metrics.exposition import open_sessions
 from worker.stream.parameters import Parameters
 from worker.web.figures import columns, lately, least_answered, positions, recent, recent_users, top_arms, version
-from worker.web.problems import problems
-from worker.web.server import Page, Route
 
 FRESH: Final = 0.5  # seconds for which an answer is reused
 RECENT_WINDOWS: Final = 10
 MOST_USERS: Final = 64  # recent contexts that the figures of the arms are averaged over
+MOST_LAG: Final = 10_000  # records of one topic that may be unread
 ARMS_FRESH: Final = 60.0  # seconds for which these figures are reused, unless there is a new version
 
-POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS: Final = (
-    ("Content-Security-Policy", POLICY),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cross-Origin-Resource-Policy", "same-origin"),
-    ("X-Frame-Options", "DENY"),
-)
 FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/status.css": ("status.css", "text/css; charset=utf-8"),
@@ -64,14 +53,9 @@ def status_routes(
     """
     status = StatusDocument(metrics, runner, unready, clock)
     return {
-        **{path: _file(*found) for path, found in FILES.items()},
-        "/status.json": lambda _: Page(body=status.json(), kind="application/json", headers=HEADERS),
+        **{path: page_of_file("worker.web", *found) for path, found in FILES.items()},
+        "/status.json": lambda _: Page(body=status.json(), kind="application/json", headers=BROWSER_HEADERS),
     }
-
-
-def _file(name: str, kind: str) -> Route:
-    page = Page(body=(files("worker.web") / "page" / name).read_bytes(), kind=kind, headers=HEADERS)
-    return lambda _: page
 
 
 class StatusDocument:
@@ -149,3 +133,48 @@ class StatusDocument:
             self._arms = [] if parameters is None else top_arms(parameters, users)
             self._arms_made = (parameters, len(users), now)
         return self._arms
+
+
+# ── problems ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def problems(snapshot: Snapshot, unready: str | None) -> list[dict[str, str]]:
+    """Return what is wrong, in sentences, the worst first; troubles also have `kind`, `detail` and `do`."""
+    found = [
+        *({"level": "bad", "text": text} for text in _failures(snapshot, unready)),
+        *(
+            {
+                "level": one.kind.level,
+                "kind": one.name,
+                "text": one.kind.meaning,
+                "detail": one.detail,
+                "do": one.kind.remedy,
+            }
+            for one in snapshot.troubles
+        ),
+        *({"level": "warn", "text": text} for text in _warnings(snapshot)),
+    ]
+    return sorted(found, key=lambda problem: problem["level"] != "bad")
+
+
+def _failures(snapshot: Snapshot, unready: str | None) -> Iterator[str]:
+    if unready is not None:
+        yield f"Not ready: {unready}."
+    broken = [f"{name} {value:+.0f}" for name, value in snapshot.imbalance.items() if value]
+    if broken:
+        yield f"The accounts do not balance ({', '.join(broken)}). This is a defect of the worker."
+    if refused := int(snapshot.numbers["refused_versions_total"]):
+        yield f"Parameter versions refused: {refused}. They are unreadable, or two learners disagree."
+    if snapshot.windows and snapshot.windows[-1].episode.rejected is not None:
+        yield "The last window gave no usable estimate. The previous version still serves."
+
+
+def _warnings(snapshot: Snapshot) -> Iterator[str]:
+    behind = [f"{records:,.0f} records of {topic}" for topic, records in snapshot.lag.items() if records > MOST_LAG]
+    if behind:
+        yield f"Consumer lag: {', '.join(behind)} not read yet."
+    parameters = snapshot.parameters
+    if parameters is None:
+        yield "No parameters have been received yet."
+    elif parameters.frozen:
+        yield "Learning is frozen by command."

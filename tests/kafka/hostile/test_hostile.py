@@ -67,7 +67,7 @@ def stop(fleet: HostileFleet) -> list[str]:
     wrong = []
     for worker in [one for one in fleet.workers if one.running]:
         try:
-            code, _ = worker.terminate()
+            code = worker.terminate()
         except subprocess.TimeoutExpired:
             wrong.append(f"{fleet.name(worker)} does not end after SIGTERM")
             continue

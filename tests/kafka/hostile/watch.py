@@ -73,7 +73,7 @@ class Watch:
         self._fleet, self._driver = fleet, driver
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._alive_since: float | None = None
+        self._ready_since: dict[Running, float] = {}  # workers that were ready in every sample since
         self._version, self._version_since = -1, time.monotonic()
         #: Stalls that nobody announced; and all kinds of trouble that were seen.
         self.silent: list[str] = []
@@ -96,22 +96,20 @@ class Watch:
     def _sample(self) -> None:
         now, fleet = time.monotonic(), self._fleet
         running = fleet.running
-        if not running:
-            self._alive_since = None
-        elif self._alive_since is None:
-            self._alive_since = now
         if self._driver.version != self._version:
             self._version, self._version_since = self._driver.version, now
         reports = [ask(fleet.name(worker), worker) for worker in running]
-        fleet.ready_once.update(worker for worker, report in zip(running, reports, strict=True) if report.ready)
+        ready = [worker for worker, report in zip(running, reports, strict=True) if report.ready]
+        fleet.ready_once.update(ready)
+        self._ready_since = {worker: self._ready_since.get(worker, now) for worker in ready}
         self.troubles.update(kind for report in reports for kind in report.troubles)
         self.imbalances += [f"{report.worker}: {line}" for report in reports for line in report.imbalances]
         self.most_memory = max([self.most_memory, *(resident(worker.process.pid) for worker in running)])
         up = fleet.broker_up_since
-        if self._alive_since is None or up is None:
-            return
-        # Nobody can serve without a broker or without a worker: time counts from when both are there.
-        able = max(self._alive_since, up)
+        if not ready or up is None:
+            return  # that says enough
+        # Nobody can announce what began before its time: it counts from when a broker and a worker were ready.
+        able = max(min(self._ready_since.values()), up)
         oldest = min(self._driver.waiting.values(), default=0) / 1000
         unanswered = time.time() - oldest if oldest else 0.0
         for what, seconds in (("serving", unanswered), ("learning", now - self._version_since)):

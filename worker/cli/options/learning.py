@@ -1,4 +1,7 @@
-"""Options of serving and learning: every field of `LearningSettings`, and the limits on input records."""
+"""Options of serving and learning, of the limits on input records, and of simulated worlds.
+
+Every field of `LearningSettings` is an option, and has its default there.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import argparse
 from dataclasses import fields, replace
 from typing import Any
 
+from worker.bandit import MODELS
 from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
-from worker.bandit.models import MODELS
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
 from worker.cli.options.times import Duration, time_option
 from worker.errors import InputError
+from worker.simulation.environments import ENVIRONMENTS
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
 from worker.stream.features import Feature, Features
 from worker.stream.settings import ANSWERS, UNANSWERED, LearningSettings
@@ -118,6 +122,25 @@ def setting(name: str, **changes: Any) -> Option:
 def with_defaults(defaults: object, *names: str) -> tuple[Option, ...]:
     """Return the options of settings, with the defaults of another command."""
     return tuple(setting(name, default=getattr(defaults, name.replace("-", "_"))) for name in names)
+
+
+SEED = count("seed", "random seed of the world and its users", 0, least=0)
+
+
+def world(defaults: Any) -> tuple[Option, ...]:
+    """Return the options of a world, with the defaults of a command."""
+    return (
+        Option("environment", "simulated world", choices=ENVIRONMENTS, default=defaults.environment),
+        count("dim", "number d of context features", defaults.dim),
+        count("arms", "number K of arms", defaults.arms),
+        Option(
+            "stay",
+            "probability that a display is answered, times the rate of its arm",
+            parse=number(above=0, most=1),
+            default=defaults.stay,
+        ),
+        *with_defaults(defaults, "horizon", "repeats"),
+    )
 
 
 def context_dim(options: argparse.Namespace) -> int | None:

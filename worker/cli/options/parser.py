@@ -79,7 +79,7 @@ class CommandSpec:
     """A command: its options, its function, and examples of its use.
 
     `run` receives one attribute per option and returns the exit code. A command with `actions` (``parameters show``)
-    has no `run` of its own.
+    has no `run`.
     """
 
     name: str

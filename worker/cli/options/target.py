@@ -1,16 +1,26 @@
-"""The target of `parameters` and `arms`: the state folder of an embedded runner, or the workers of a Kafka cluster."""
+"""The target of `parameters`, `arms` and `explain`: a state folder, or the workers of a Kafka cluster.
+
+Also what all of them need of it: a version by number, tag or file, and the version after an order.
+"""
 
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
 from worker.cli.options.parser import Option, grouped
 from worker.cli.options.times import time_option
+from worker.console import read_file
 from worker.embedded.control import LearnerControl, StateFolderControl
-from worker.errors import InputError
+from worker.errors import InputError, ParametersError
 from worker.serve.control import ServeControl, is_served
+from worker.stream.history import not_kept, slot_of, tag_slot, tags
+from worker.stream.parameters import Parameters, decode_parameters
 
 TARGET = (
     *grouped(
@@ -36,3 +46,75 @@ def control(options: argparse.Namespace) -> LearnerControl:
     from worker.kafka.control import KafkaControl
 
     return KafkaControl(connection(options), topic_names(options), timeout=options.wait / 1000)
+
+
+# ── versions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pick(target: LearnerControl, reference: str | None, noun: str = "tag") -> Parameters:
+    """Return the version with this number or tag, the newest without one; the last 8 and the history are searched."""
+    history = target.history()
+    if reference is None:
+        return history[-1]
+    number = int(reference) if reference.isdecimal() else None
+    for parameters in history:
+        if parameters.version == number:
+            return parameters
+    held = target.slots()
+    slot = tag_slot(reference) if number is None else slot_of(held, number)
+    found = target.load(slot) if slot is not None and slot in held else None
+    if found is not None:
+        return found
+    if number is not None:
+        kept = {kept.version for kept in held.values()} | {parameters.version for parameters in history}
+        raise not_kept(number, kept - {number})
+    names = ", ".join(tags(held))
+    raise InputError(
+        f"there is no {noun} {reference!r}; " + (f"the tags are {names}" if names else "there are no tags")
+    )
+
+
+def pick_or_read(target: LearnerControl, reference: str) -> Parameters:
+    """Return the version with this number or tag, or the one in the file of this name."""
+    is_file = not reference.isdecimal() and Path(reference).is_file()
+    if is_file and reference not in tags(target.slots()):
+        return read_version(reference)
+    return pick(target, reference, "tag or file")
+
+
+def read_version(path: str, where: str = "FILE", *, complete: bool = True) -> Parameters:
+    """Return the version in a file that `parameters export` wrote; one written by hand need not be `complete`."""
+    return decoded_version(read_file(path, where), path if where == "FILE" else f"{where} {path}", complete=complete)
+
+
+def decoded_version(record: bytes, where: str, *, complete: bool) -> Parameters:
+    """Return the version of a record; an error names its place."""
+    try:
+        return decode_parameters(record, complete=complete)
+    except ParametersError as error:
+        raise ParametersError(f"{where}: {error}") from None
+
+
+# ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def version_facts(after: Parameters) -> dict[str, Any]:
+    """Return what the JSON of a command has of the version after an order."""
+    return {"version": after.version, "sha256": after.sha256, "effective_at": after.effective_at}
+
+
+def in_force(after: Parameters, now: float | None = None) -> str:
+    """Return from when a version serves, for people; `now` in milliseconds.
+
+    >>> from worker.stream.settings import LearningSettings
+    >>> in_force(Parameters.first(LearningSettings(dim=1), ()), now=5)
+    'version 0 serves sessions that arrive from now on; open sessions keep their slates'
+    """
+    now = time.time() * 1000 if now is None else now
+    wait, start = after.effective_at - now, datetime.fromtimestamp(after.effective_at / 1000).astimezone()
+    today = datetime.fromtimestamp(now / 1000).astimezone().date()
+    moment = (
+        f"{start:%H:%M:%S}.{start.microsecond // 100_000}" if start.date() == today else f"{start:%Y-%m-%d %H:%M:%S}"
+    )
+    when = "now" if wait <= 0 else f"{moment}" + (f" (in {wait / 1000:.1f} s)" if wait < 86_400_000 else "")
+    return f"version {after.version} serves sessions that arrive from {when} on; open sessions keep their slates"

@@ -1,69 +1,110 @@
 """The run beside a demo: the same users are served by the additive model, to compare with.
 
-It has a process of its own (`worker.simulation.demo.beside_process` starts and ends it). That process runs to its end
-at its own pace, and reports every closed window on its standard output.
+It has a separate process, because Python runs one thread at a time: on two cores both runs together take as long as
+one. The process runs to its end at its own pace, and sends every closed window through a pipe.
+
+Rules that hold in this file:
+
+- Nothing is shown of the run beside that is later than the demo.
+- The demo never waits for the run beside, except at its own end.
+- The run beside may be ahead by as many windows as the pipe holds, and then waits for the demo to take them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import multiprocessing
+import signal
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
-import msgspec
-
-from worker.errors import AdcascadeError
-from worker.runtime.child import end_with_parent, report
+from worker.errors import FailedError
 from worker.simulation.demo.ledger import Row
 from worker.simulation.demo.run import Demo, DemoSettings
 
+WITHOUT = "; --no-beside leaves it out"
 
-@dataclass(slots=True, kw_only=True)
+
+class Advance(NamedTuple):
+    """A step of the run beside: the event time, the windows closed since the last step, the newest version."""
+
+    time: int
+    rows: tuple[Row, ...]
+    sha256: str
+
+
 class Beside:
-    """The run beside up to the time of the demo: closed windows, and the hash of the newest version."""
+    """The run beside up to the time of the demo; its process runs during a `with` block.
 
-    settings: DemoSettings
-    rows: list[Row] = field(default_factory=list)
-    sha256: str = ""
-
-    def add(self, progress: Progress) -> None:
-        """Add what has happened since the last report."""
-        self.rows += progress.rows
-        self.sha256 = progress.sha256
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A report of the run beside: the event time, the windows closed since the last report, the newest version.
-
-    After a `failure` the process has ended.
+    `rows` are its closed windows, `sha256` is the hash of its newest version.
     """
 
-    time: int = 0
-    rows: tuple[Row, ...] = ()
-    sha256: str = ""
-    failure: str = ""
+    def __init__(self, settings: DemoSettings) -> None:
+        self.settings = settings
+        self.rows: list[Row] = []
+        self.sha256 = ""
+        self._time = -1  # of the last advance that is part of the figures
+        self._later: deque[Advance] = deque()  # later than the demo
+
+    def __enter__(self) -> Beside:
+        # Spawned, not forked: a fork would copy locked locks of other threads.
+        context = multiprocessing.get_context("spawn")
+        self._reports, sending = context.Pipe(duplex=False)
+        self._process = context.Process(target=_run, args=(self.settings, sending), daemon=True)
+        self._process.start()
+        sending.close()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.kill()
+        self._process.join()
+        self._reports.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process."""
+        return self._process.pid
+
+    def follow(self, time: int, *, wait: float = 0.0) -> bool:
+        """Take over what has happened up to an event time; return whether the run beside has come that far.
+
+        If it has not, wait at most `wait` seconds for the next window. Raise `FailedError` if there will be none.
+        """
+        if not self._advance(time) and self._reports.poll(wait):
+            try:
+                received = self._reports.recv()
+            except EOFError:
+                raise FailedError(f"the additive run beside {self._ending()}{WITHOUT}") from None
+            if isinstance(received, str):
+                raise FailedError(f"the additive run beside failed: {received}{WITHOUT}")
+            self._later.append(received)
+        return self._advance(time)
+
+    def _advance(self, time: int) -> bool:
+        while self._later and self._later[0].time <= time:
+            self._time, rows, self.sha256 = self._later.popleft()
+            self.rows += rows
+        return bool(self._later) or self._time >= time
+
+    def _ending(self) -> str:
+        self._process.join()
+        code = self._process.exitcode or 0
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended early with code {code}"
 
 
-def progress_of(settings: DemoSettings) -> Iterator[Progress]:
-    """Run a demo; yield a report at the start, after every closed window, and at the end."""
-    demo, reported = Demo(settings), 0
-    yield Progress(time=demo.time, sha256=demo.parameters.sha256)
-    while not demo.finished:
-        demo.step()
-        if len(demo.rows) > reported or demo.finished:
-            yield Progress(time=demo.time, rows=tuple(demo.rows[reported:]), sha256=demo.parameters.sha256)
-            reported = len(demo.rows)
-
-
-def run_beside(settings: DemoSettings) -> int:
-    """Run to the end and report; return 1 after a failure."""
-    end_with_parent()
+def _run(settings: DemoSettings, reports: Connection[Any, Any]) -> None:
+    """Run to the end in the other process; send an `Advance` after every closed window, or the text of a failure."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # signals to all processes are for the demo, which ends this one
+        signal.signal(ignored, signal.SIG_IGN)
     try:
-        for progress in progress_of(settings):
-            report(progress)
-    except AdcascadeError as error:
-        report(Progress(failure=str(error)))
-        return 1
+        demo, sent = Demo(settings), 0
+        reports.send(Advance(demo.time, (), demo.parameters.sha256))
+        while not demo.finished:
+            demo.step()
+            if len(demo.rows) > sent or demo.finished:
+                reports.send(Advance(demo.time, tuple(demo.rows[sent:]), demo.parameters.sha256))
+                sent = len(demo.rows)
+    except BrokenPipeError:
+        pass  # the demo has ended
     except Exception as error:
-        report(Progress(failure=f"{type(error).__name__}: {error}"))
-        return 1
-    return 0
+        reports.send(f"{type(error).__name__}: {error}")

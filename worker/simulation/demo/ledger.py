@@ -1,19 +1,22 @@
-"""The accounts of a demo by window: the learner's own figures, and the value of the slates under the truth."""
+"""The accounts of a demo by window: the learner's own figures, and the value of the slates under the truth.
+
+Who gets which ad is counted by a few kinds of users.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.arrays import Floats, Ints
+from worker.bandit.click_model import Truth
 from worker.embedded.state import StateFolder
 from worker.metrics.history import exploration_share
-from worker.simulation.demo.kinds import Kinds
+from worker.simulation.environments import Bools, DigitsTruth, true_heads
 from worker.simulation.users import Users
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
@@ -21,22 +24,58 @@ from worker.stream.events import Episode, Opened
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Emits
 
-#: Counts of sessions by their kind and the arm of their first position: (kind, arm, sessions).
-Firsts: TypeAlias = tuple[tuple[int, int, int], ...]
+MOST_FEATURES = 5  # by which users are grouped
+
+#: Sessions by kind of user and arm: of each kind, the sessions with each arm in their slate.
+ByKind: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Kinds:
+    """The kinds of users of a world: by the digit of their image, else by their most pronounced feature.
+
+    Of many features, those count by which the arms differ most.
+
+    >>> from worker.simulation.environments import seeded_environment
+    >>> kinds = Kinds(seeded_environment("tastes", dim=2, arms=3, seed=0).truth)
+    >>> kinds.names, kinds.of(np.array([[0.1, -3.0], [2.0, 1.0]])).tolist()
+    (('x1 high', 'x1 low', 'x2 high', 'x2 low'), [3, 0])
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, truth: Truth) -> None:
+        self._digits = truth if isinstance(truth, DigitsTruth) else None
+        if self._digits is not None:
+            self.names = tuple(f"digit {digit}" for digit in range(truth.arms))
+            return
+        tastes = true_heads(truth)[:, 1:]
+        strongest = np.argsort(-tastes.std(axis=0), kind="stable")[:MOST_FEATURES]
+        self._features = np.sort(strongest)
+        self.names = tuple(f"x{feature + 1} {end}" for feature in self._features for end in ("high", "low"))
+
+    def of(self, contexts: Floats) -> Ints:
+        """Return the kind of each context, (n, d) → (n,)."""
+        if self._digits is not None:
+            return self._digits.classes_of(contexts)
+        values = contexts[:, self._features]
+        strongest = np.abs(values).argmax(axis=1)
+        return np.asarray(2 * strongest + (values[np.arange(len(values)), strongest] < 0), dtype=np.intp)
 
 
 class Score(Worth, frozen=True, kw_only=True):
     """The worth of a period's sessions, the revenue `earned` by their clicks, and counts of displays by position.
 
-    `shown` and `best` are the arms of the first position by kind of user, as served and as the oracle has them; `right`
-    is the number of sessions in which both are the same.
+    `kinds` are the sessions of each kind of user, `shown` and `best` those with each arm in their slate, as served and
+    as the oracle has it. `wanted` is the number of arms in the oracle's slates, `right` how many of them were served.
     """
 
     earned: float
     answered: tuple[int, ...]
     clicked: tuple[int, ...]
-    shown: Firsts
-    best: Firsts
+    kinds: tuple[int, ...]
+    shown: ByKind
+    best: ByKind
+    wanted: int
     right: int
 
 
@@ -45,7 +84,8 @@ def score(users: Users, valuer: Valuer, kinds: Kinds, period: int, served: Mappi
     indices, slates = users.slates(period, served)
     contexts = users.cohort(period).contexts[indices]
     worth = valuer.worth(contexts, slates)
-    kind, first, best = kinds.of(contexts), slates[:, 0], valuer.first_arms(contexts)
+    kind, arms = kinds.of(contexts), len(valuer.rewards) - 1
+    shown, best = _members(slates, arms), _members(valuer.best_slates(contexts), arms)
     clicked, answered = users.outcomes(period, indices, slates)
     buyers = np.flatnonzero(clicked >= 0)
     return Score(
@@ -55,24 +95,25 @@ def score(users: Users, valuer: Valuer, kinds: Kinds, period: int, served: Mappi
         earned=float(valuer.rewards[slates[buyers, clicked[buyers]]].sum()),
         answered=tuple(int((answered > h).sum()) for h in range(users.horizon)),
         clicked=tuple(np.bincount(clicked[buyers], minlength=users.horizon).tolist()),
-        shown=_counted(kind, first),
-        best=_counted(kind, best),
-        right=int((first == best).sum()),
+        kinds=tuple(np.bincount(kind, minlength=len(kinds.names)).tolist()),
+        shown=_by_kind(shown, kind, len(kinds.names)),
+        best=_by_kind(best, kind, len(kinds.names)),
+        wanted=int(best.sum()),
+        right=int((shown & best).sum()),
     )
 
 
-def _counted(kinds: Ints, arms: Ints) -> Firsts:
-    pairs = Counter(zip(kinds.tolist(), arms.tolist(), strict=True))
-    return tuple((kind, arm, count) for (kind, arm), count in sorted(pairs.items()) if arm != NO_ARM)
+def _members(slates: Ints, arms: int) -> Bools:
+    """Return whether each arm is in each slate: (n, H) → (n, K)."""
+    members = np.zeros((len(slates), arms + 1), dtype=np.bool_)
+    members[np.arange(len(slates))[:, None], slates] = True
+    return members[:, :arms]  # the last column is of unknown arms, and of NO_ARM
 
 
-def share_by_kind(counts: Iterable[Firsts], *, kinds: int, arms: int) -> Floats:
-    """Return the share of each arm in the first positions of each kind of user: (kinds, arms), rows add up to 1."""
-    shares = np.zeros((kinds, arms))
-    for kind, arm, count in (one for window in counts for one in window):
-        if arm < arms:
-            shares[kind, arm] += count
-    return np.asarray(shares / np.maximum(1.0, shares.sum(axis=1, keepdims=True)))
+def _by_kind(members: Bools, kind: Ints, kinds: int) -> ByKind:
+    counts = np.zeros((kinds, members.shape[1]), dtype=np.intp)
+    np.add.at(counts, kind, members)
+    return tuple(map(tuple, counts.tolist()))
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,12 +132,13 @@ class Totals(Worth, frozen=True, kw_only=True):
     earned: float
     explored: float
     allowed: float
+    wanted: int
     right: int
 
     @property
     def right_share(self) -> float:
-        """The share of the sessions whose first arm is the oracle's."""
-        return self.right / max(1, self.sessions)
+        """The share of the arms in the oracle's slates that were served."""
+        return self.right / max(1, self.wanted)
 
     @property
     def earned_share(self) -> float:
@@ -119,6 +161,7 @@ def totals(rows: Sequence[Row]) -> Totals:
         earned=math.fsum(row.episode.reward for row in rows),
         explored=math.fsum(row.episode.explored for row in rows),
         allowed=math.fsum(row.allowed for row in rows),
+        wanted=sum(row.score.wanted for row in rows),
         right=sum(row.score.right for row in rows),
     )
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from worker.bandit.arrays import Floats
 from worker.simulation.demo.beside import Beside
-from worker.simulation.demo.kinds import true_heads
-from worker.simulation.demo.ledger import Firsts, Row, share_by_kind, totals
+from worker.simulation.demo.ledger import Row, totals
 from worker.simulation.demo.run import Demo
 from worker.simulation.demo.summary import has_budget, heads
-from worker.simulation.digits import DigitsTruth
+from worker.simulation.environments import DigitsTruth, true_heads
 from worker.simulation.plots import LOOKS, drawing, rendered
 from worker.simulation.worth import tenths
 
@@ -172,18 +171,17 @@ def _at_the_end(axes: Axes, height: float, text: str, colour: str) -> None:
 
 
 def tastes(demo: Demo, beside: Beside | None) -> bytes:
-    """Draw which kinds of users get which ads first: early, late, as the truth would have it, and beside it."""
+    """Draw which kinds of users get which ads: early, late, as the truth would have it, and beside it."""
     early, late = tenths(demo.rows)
     panels = [
-        (f"{_name(demo)}: first tenth", _firsts(demo, [row.score.shown for row in early]), totals(early).right_share),
-        (f"{_name(demo)}: last tenth", _firsts(demo, [row.score.shown for row in late]), totals(late).right_share),
-        ("what the truth would show", _firsts(demo, [row.score.best for row in demo.rows]), None),
+        (f"{_name(demo)}: first tenth", shares_by_kind(early), totals(early).right_share),
+        (f"{_name(demo)}: last tenth", shares_by_kind(late), totals(late).right_share),
+        ("what the truth would show", shares_by_kind(demo.rows, best=True), None),
     ]
     if beside is not None and beside.rows:
         last = tenths(beside.rows)[1]
-        shown = _firsts(demo, [row.score.shown for row in last])
-        panels.append((f"{_name(beside)}: last tenth", shown, totals(last).right_share))
-    # The ads that someone gets, from the one that most users should get first.
+        panels.append((f"{_name(beside)}: last tenth", shares_by_kind(last), totals(last).right_share))
+    # The ads that someone gets, from the one that most users should get.
     need = panels[2][1].sum(axis=0) + 1e-3 * sum(share.sum(axis=0) for _, share, _ in panels)
     columns = np.argsort(-need, kind="stable")[: min(MOST_COLUMNS, int((need > 0).sum()))]
 
@@ -191,19 +189,21 @@ def tastes(demo: Demo, beside: Beside | None) -> bytes:
         grid = figure.subplots(1, len(panels), sharey=True)
         for axes, (title, shares, right) in zip(grid, panels, strict=True):
             _heat(axes, shares[:, columns])
-            note = "" if right is None else f"{right:.0%} of users get their best ad first"
+            note = "" if right is None else f"{right:.0%} of each user's best ads"
             axes.set_title(f"{title}\n", fontsize=10)
             axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color="#555555", va="bottom")
             axes.set_xticks(range(len(columns)), [demo.arms[k].arm for k in columns], rotation=90, fontsize=8)
-            axes.set_xlabel("ad at position 1")
+            axes.set_xlabel("ad in the slate")
         grid[0].set_yticks(range(len(demo.kinds.names)), demo.kinds.names, fontsize=8.5)
         grid[0].set_ylabel("users, by their strongest feature" if demo.settings.environment != "digits" else "users")
 
     return _png((3.0 * len(panels) + 0.6, 0.26 * len(demo.kinds.names) + 1.9), draw)
 
 
-def _firsts(demo: Demo, counts: Sequence[Firsts]) -> Floats:
-    return share_by_kind(counts, kinds=len(demo.kinds.names), arms=len(demo.arms))
+def shares_by_kind(rows: Sequence[Row], *, best: bool = False) -> Floats:
+    """Return the share of each kind's users with each ad in their slate, as served or the best: (kinds, K)."""
+    counts = np.sum([row.score.best if best else row.score.shown for row in rows], axis=0)
+    return np.asarray(counts / np.maximum(1, np.sum([row.score.kinds for row in rows], axis=0))[:, None])
 
 
 def _heat(axes: Axes, shares: Floats) -> None:

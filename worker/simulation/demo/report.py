@@ -1,4 +1,4 @@
-"""The report of a demo: one self-contained page, and its plots as files beside it."""
+"""The report of a demo: one self-contained page, and its plots as files next to it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PLOTS = (
     (
         "tastes",
         "Who gets which ad",
-        "Users are grouped by their strongest feature, or by their digit. A row shows which ads these users get first, "
-        "in percent. In the first tenth slates are drawn at random or still a guess. In the last tenth the rows look "
-        "like those of the truth: each group gets the ads that it likes. The additive model, which knows no tastes, "
-        "shows everybody the same ads.",
+        "Users are grouped by their strongest feature, or by their digit. A row shows how many of them get an ad in "
+        "their slate, in percent. In the first tenth slates are drawn at random or still a guess. In the last tenth "
+        "the rows look like those of the truth: each group gets the ads that it likes. The additive model, which has "
+        "no tastes, shows everybody the same ads.",
     ),
     (
         "revenue",
         "Revenue against the oracle",
         "The oracle uses the true click model. Lines are expectations for the users who came, without luck; dots are "
         "the revenue of the clicks. On average dots lie below the line of their model, because some users never "
-        "answer. The additive model serves the same users in a run of its own.",
+        "answer. The additive model serves the same users in a separate run.",
     ),
     (
         "regret",
@@ -45,8 +45,8 @@ PLOTS = (
     (
         "clicks",
         "Click rate by position",
-        "Dear, unlikely ads come first and likely ones last, so the click rate of a good slate rises towards its end. "
-        "Error bars are 95 % intervals.",
+        "High-paying, unlikely ads come first and likely ones last, so the click rate of a good slate rises towards "
+        "its end. Error bars are 95 % intervals.",
     ),
     (
         "exploration",
@@ -162,7 +162,7 @@ def _figures(numbers: Mapping[str, Any]) -> str:
     figures = [
         (f"{share['last_tenth']:.1%}", "of the oracle’s revenue, last tenth of the episodes"),
         (f"{share['first_tenth']:.1%}", "in the first tenth"),
-        (f"{numbers['best_first']['last_tenth']:.0%}", "of users get their best ad first, last tenth"),
+        (f"{numbers['best_ads']['last_tenth']:.0%}", "of each user’s best ads were served, last tenth"),
         (f"{regret['last_tenth']:.5f}", "pseudo-regret per session, last tenth"),
         (f"{numbers['earned_share']['overall']:.1%}", "of the oracle’s revenue earned, overall"),
     ]

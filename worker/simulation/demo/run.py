@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import fields
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -23,8 +24,7 @@ from worker.embedded.runner import Embedded, Tap
 from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.metrics import Metrics
-from worker.simulation.demo.kinds import Kinds
-from worker.simulation.demo.ledger import Ledger, Row
+from worker.simulation.demo.ledger import Kinds, Ledger, Row
 from worker.simulation.environments import seeded_environment
 from worker.simulation.users import BEGINNING, Habits, Sent, Users
 from worker.simulation.worth import Valuer
@@ -37,47 +37,38 @@ from worker.stream.topology import Topics
 TICK = 1_000  # milliseconds of event time per step
 
 
+#: The defaults of serving and learning, which the demo shares with the worker.
+_LEARNING = LearningSettings(dim=5)
+
+
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a demo; they decide the run."""
+    """The settings of a demo; they decide the run. All windows of so small a run are learned from whole."""
 
     environment: str = "tastes"
-    policy: str = "aucbbp"
+    policy: str = _LEARNING.policy
     users: int = 100
     episodes: int = 120
     seed: int = 0
-    dim: int = 5
+    dim: int = _LEARNING.dim
     arms: int = 10
     stay: float = 1.0
-    horizon: int = 5
-    model: str = "personal"
-    intercept: bool = True
-    answers: str = "learned"
-    standardise: bool = True
-    beta: float | str = 1.5
-    bonus: str = "curve"
-    ridge: float = 1.0
+    horizon: int = _LEARNING.horizon
+    model: str = _LEARNING.model
+    intercept: bool = _LEARNING.intercept
+    answers: str = _LEARNING.answers
+    standardise: bool = _LEARNING.standardise
+    beta: float | str = _LEARNING.beta
+    bonus: str = _LEARNING.bonus
+    ridge: float = _LEARNING.ridge
     partitions: int = 4
-    repeats: bool = True
-    random_share: float = 0.0
+    repeats: bool = _LEARNING.repeats
+    random_share: float = _LEARNING.random_share
     learn_at_most: int = 0
 
     def learning(self) -> LearningSettings:
         """Return the learner's part of the settings."""
-        return LearningSettings(
-            dim=self.dim,
-            horizon=self.horizon,
-            repeats=self.repeats,
-            model=self.model,
-            intercept=self.intercept,
-            answers=self.answers,
-            standardise=self.standardise,
-            policy=self.policy,
-            bonus=self.bonus,
-            beta=self.beta,
-            ridge=self.ridge,
-            random_share=self.random_share,
-            learn_at_most=self.learn_at_most,
-        )
+        shared = {f.name for f in fields(LearningSettings)}.intersection(self.__struct_fields__)
+        return LearningSettings(**{name: getattr(self, name) for name in shared})
 
 
 def additive(settings: DemoSettings) -> DemoSettings | None:

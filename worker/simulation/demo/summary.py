@@ -1,9 +1,9 @@
-"""The numbers of a demo, for the table at its end, for `--json` and for the report."""
+"""The numbers of a demo: for the live view, for the table at its end, for `--json` and for the report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -15,10 +15,17 @@ from worker.console import table
 from worker.metrics import imbalances
 from worker.simulation.demo.beside import Beside
 from worker.simulation.demo.ledger import Totals, totals
-from worker.simulation.demo.run import Demo
-from worker.simulation.summary import worth_numbers, worth_rows
-from worker.simulation.worth import tenths
+from worker.simulation.demo.run import TICK, Demo
+from worker.simulation.live import Trend, compared_trends, panel, revenue_trends
+from worker.simulation.users import BEGINNING
+from worker.simulation.worth import tenths, worth_numbers, worth_rows
 from worker.stream.parameters import Parameters
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+RECENT = 10  # episodes that "lately" stands for
+QUARTERS = 4
 
 
 def summary(demo: Demo, beside: Beside | None = None) -> dict[str, Any]:
@@ -31,7 +38,7 @@ def summary(demo: Demo, beside: Beside | None = None) -> dict[str, Any]:
     pseudo_regret : their difference per session in the first and the last tenth of the episodes and overall; `total` is
         the sum
     revenue_share, earned_share : served / oracle, reward / oracle
-    best_first : share of the sessions whose first ad is the oracle's
+    best_ads : share of the ads in the oracle's slates that were in the slates served
     explored : sessions that explored, and the budget of a policy that has one
     additive : the shares of the run beside this one, None if there is none
     """
@@ -52,7 +59,7 @@ def summary(demo: Demo, beside: Beside | None = None) -> dict[str, Any]:
             "last_tenth": last.earned_share,
             "overall": whole.earned_share,
         },
-        "best_first": _best_first(first, last, whole),
+        "best_ads": _best_ads(first, last, whole),
         "additive": None if beside is None else _beside(beside),
         "explored": {
             "sessions": whole.explored,
@@ -78,7 +85,7 @@ def has_budget(demo: Demo) -> bool:
     return policy_named(demo.settings.policy).is_selective
 
 
-def _best_first(first: Totals, last: Totals, whole: Totals) -> dict[str, float]:
+def _best_ads(first: Totals, last: Totals, whole: Totals) -> dict[str, float]:
     return {"first_tenth": first.right_share, "last_tenth": last.right_share, "overall": whole.right_share}
 
 
@@ -91,7 +98,7 @@ def _beside(beside: Beside) -> dict[str, Any]:
             name: worth_numbers(first, last, whole)[name]
             for name in ("served_reward", "pseudo_regret", "revenue_share")
         },
-        "best_first": _best_first(first, last, whole),
+        "best_ads": _best_ads(first, last, whole),
         "sha256": beside.sha256,
     }
 
@@ -138,17 +145,12 @@ def summary_table(numbers: Mapping[str, Any], seconds: float) -> str:
 
 
 def _comparison(numbers: Mapping[str, Any]) -> list[list[str]]:
-    best = numbers["best_first"]
-    rows = [
-        [
-            "best ad first",
-            f"{best['last_tenth']:.1%}",
-            f"of users in the last tenth; {best['first_tenth']:.1%} in the first",
-        ]
-    ]
+    best = numbers["best_ads"]
+    of_users = f"of each user's best ads, last tenth; {best['first_tenth']:.1%} in the first"
+    rows = [["best ads", f"{best['last_tenth']:.1%}", of_users]]
     if (additive := numbers["additive"]) is not None:
-        share, first = additive["revenue_share"]["last_tenth"], additive["best_first"]["last_tenth"]
-        rows.append(["additive model", f"{share:.1%}", f"of the oracle's in the last tenth; best ad first {first:.1%}"])
+        share, ads = additive["revenue_share"]["last_tenth"], additive["best_ads"]["last_tenth"]
+        rows.append(["additive model", f"{share:.1%}", f"of the oracle's in the last tenth; best ads {ads:.1%}"])
     return rows
 
 
@@ -161,3 +163,78 @@ def _budget(explored: Mapping[str, Any]) -> str:
 def _most(dead: Mapping[str, int]) -> str:
     shown = [f"{reason} {count}" for reason, count in dead.items()]
     return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
+
+
+# ── the live view ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class DemoView:
+    """The source of a demo's live view; `url` is the address of its web server, `beside` the run to compare with."""
+
+    def __init__(self, demo: Demo, url: str, beside: Beside | None = None) -> None:
+        self._demo, self._url, self._beside = demo, url, beside
+        self._quarter = 0
+        self._decisions = demo.counts["decisions"]  # of earlier processes
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """The addresses of metrics and status page."""
+        return f"metrics: {self._url}/metrics", f"status page: {self._url}/"
+
+    def line(self, seconds: float) -> str | None:
+        """Return a line after each quarter of the run but the last."""
+        demo = self._demo
+        quarter = int(demo.done * QUARTERS)
+        if quarter <= self._quarter or demo.finished:
+            return None
+        self._quarter = quarter
+        return (
+            f"{demo.done:4.0%}  episode {len(demo.rows)} of {demo.settings.episodes}, {totals(demo.rows).sessions:,} "
+            f"sessions, lately {totals(demo.rows[-RECENT:]).share:.1%} of the oracle's revenue"
+        )
+
+    def panel(self, seconds: float) -> RenderableType:
+        """Return the state of the demo for a terminal."""
+        demo, settings = self._demo, self._demo.settings
+        minutes, rest = divmod((demo.time - BEGINNING) // TICK, 60)
+        # Sorted by name: an order by growing numbers would jump.
+        letters = "  ".join(f"{reason} {count}" for reason, count in sorted(demo.dead_letters.items()))
+        return panel(
+            title=f"[bold]adcascade demo[/]  {settings.environment} · {settings.model} · {settings.policy} · "
+            f"seed {settings.seed}",
+            address=f"{self._url}/ · /metrics",
+            colour="cyan",
+            done=demo.done,
+            status=f"[dim]episode[/] {len(demo.rows)}/{settings.episodes}  "
+            f"[dim]event time[/] {minutes // 60}:{minutes % 60:02}:{rest:02}  [dim]in[/] {seconds:.0f} s",
+            figures=self._figures(seconds),
+            trends=self._trends(),
+            footer=f"dead letters  {letters or 'none'}",
+        )
+
+    def _trends(self) -> tuple[Trend, ...]:
+        demo, beside = self._demo, self._beside
+        if beside is None:
+            return revenue_trends([row.score for row in demo.rows])
+        return compared_trends([(run.settings.model, [row.score for row in run.rows]) for run in (demo, beside)])
+
+    def _figures(self, seconds: float) -> list[tuple[str, str]]:
+        demo = self._demo
+        whole, lately = totals(demo.rows), totals(demo.rows[-RECENT:])
+        sessions = max(1, lately.sessions)
+        displays = max(1, sum(row.episode.displays for row in demo.rows[-RECENT:]))
+        budget = f" (of {lately.allowed / sessions:.1%})" if has_budget(demo) else ""
+        decisions = demo.counts["decisions"]
+        return [
+            ("sessions", f"{whole.sessions:,}"),
+            ("revenue earned", f"{whole.earned:,.1f}"),
+            ("exploring", f"{lately.explored / sessions:.1%}{budget}"),
+            ("decisions", f"{decisions:,} ({(decisions - self._decisions) / max(seconds, 1e-9):,.0f}/s)"),
+            ("slates served", f"{whole.served:,.1f}"),
+            ("parameters", f"version {demo.parameters.version}"),
+            ("click rate", f"{lately.clicks / displays:.1%} of displays"),
+            ("oracle", f"{whole.oracle:,.1f}"),
+            ("open sessions", f"{demo.open_sessions:,}"),
+            ("best ads", f"{lately.right_share:.0%} served"),
+            ("lately", f"{lately.share:.1%} of oracle"),
+        ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from worker.client.kafka import KafkaTransport
-from worker.client.transport import Keyed, Transport
+from worker.client.transport import ClientTransport, Keyed
 from worker.kafka.connection import Connection
 from worker.simulation.traffic.generator import Traffic
 from worker.simulation.users import Sent
@@ -23,7 +23,7 @@ MOST_IN_FLIGHT: Final = 10_000  # records without a delivery report
 class BoundedSender:
     """Sends records, and waits while too many are in flight."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: ClientTransport) -> None:
         self._transport = transport
         self._in_flight: deque[asyncio.Future[None]] = deque()
 

@@ -3,7 +3,7 @@
 This module has no clock and moves no bytes: the time goes in, records come out. The users are those of
 `worker.simulation.users`, drawn in small cohorts:
 
-- at a rate, users arrive at their times whatever the latency of decisions, so that delays are measured, not hidden;
+- at a rate, users arrive at their times for any latency of decisions, so that delays are measured, not hidden;
 - flat out, the next cohort arrives as soon as few enough sessions wait for a decision.
 
 Times are nanoseconds since the epoch, for latencies; events have milliseconds.
@@ -21,13 +21,14 @@ import msgspec
 import numpy as np
 
 from worker.errors import InputError
-from worker.metrics.histogram import DELAY_BOUNDS, Histogram
+from worker.metrics.history import DELAY_BOUNDS, Histogram
 from worker.simulation.environments import Environment, seeded_environment
 from worker.simulation.traffic.accounts import Latencies, WorthHistory
 from worker.simulation.users import Cohort, Habits, Sent, Users
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_decision
 from worker.stream.events import MODES, Decision
+from worker.stream.settings import LearningSettings
 
 NANOSECONDS: Final = 1_000_000  # in a millisecond
 PERIOD: Final = 50  # milliseconds of a cohort at a rate: short, because nothing is sent while it is drawn
@@ -39,6 +40,9 @@ DISORDERED: Final = 0.03  # share of the records that are held up, if any are
 SETTLE_EVERY: Final = 250  # milliseconds between two updates of the accounts
 _SCORED_AT_ONCE: Final = 512
 
+#: The defaults of serving, which the workers have too.
+_LEARNING = LearningSettings(dim=5)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficSettings:
@@ -49,11 +53,11 @@ class TrafficSettings:
     """
 
     environment: str = "tastes"
-    dim: int = 5
+    dim: int = _LEARNING.dim
     arms: int = 10
     stay: float = 1.0
-    horizon: int = 5
-    repeats: bool = True
+    horizon: int = _LEARNING.horizon
+    repeats: bool = _LEARNING.repeats
     seed: int = 0
     rate: float | None = 50.0
     sessions: int | None = None

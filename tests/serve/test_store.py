@@ -1,0 +1,252 @@
+"""What a server keeps: the learner goes on where the newest version stands, and the log has every record once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from worker.cli.main import main
+from worker.embedded.state import FILE, StateFolder
+from worker.errors import FailedError, InputError
+from worker.logs.format import LogReader
+from worker.runtime.learner_process import LearnerStatus
+from worker.serve.learner import JournalFolder
+from worker.serve.server import decoded_lesson
+from worker.serve.store import ServeStore, first_version
+from worker.stream.encoding import encode_journal, encode_progress
+from worker.stream.events import ArmChange, Command, FeedbackFact, Opened, Order, Progress, Tag
+from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.settings import Arm, LearningSettings
+from worker.stream.topology import Emits, Record, Topics
+
+START = 1_700_000_000_000
+ARMS = [Arm(arm="hat", reward=1.0)]  # one, so that every slate is known
+LEARNING = LearningSettings(dim=1, horizon=1, warmup=1, window=1_000, session_timeout=1_000, lateness=100)
+
+
+class Served:
+    """A server without requests: batches go into its folder, and a learner folds them."""
+
+    def __init__(self, folder: Path, record: Path | None = None) -> None:
+        self.state = StateFolder(folder)
+        try:
+            if not self.state.parameters():
+                first_version(self.state, Parameters.first(LEARNING, ARMS))
+            self.store = ServeStore(self.state, Topics(), record)
+        except BaseException:
+            self.state.close()
+            raise
+        self.learner = JournalFolder(self.state, LEARNING, ARMS)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.store.close()
+        self.state.close()
+
+    def serve(self, number: int, *, synchronise: bool = False) -> None:
+        """Keep a session that is opened, shown one ad, and clicked, and progress to the end of its window."""
+        name, at = f"s{number}", START + 7_000 * number
+        facts = (
+            Opened(
+                session_id=name,
+                arrived_at=at,
+                context=(0.5,),
+                slate=("hat",),
+                modes=("warmup",),
+                exclude=(),
+                parameters_version=0,
+            ),
+            FeedbackFact(session_id=name, occurred_at=at + 1, position=1, arm="hat", clicked=True),
+        )
+        progress = encode_progress(Progress(partition=0, partitions=1, time=at + 5_000))
+        self.store.position.time = at + 5_000
+        journal = [*((name.encode(), encode_journal(fact)) for fact in facts), (None, progress)]
+        offset = self.store.next_offset("ads.clicks")
+        records = [Record("ads.clicks", 0, offset, at, name.encode(), b"{}")]
+        self.store.add_batch(records, Emits(changelog=[(name.encode(), b"value")]), journal)
+        self.store.prepare()
+        self.store.commit(synchronise=synchronise)
+
+    def order(self, *orders: Order) -> None:
+        self.store.add_batch([], Emits(), [(None, encode_journal(order)) for order in orders])
+        self.store.prepare()
+        self.store.commit(synchronise=False)
+
+    def learn(self) -> tuple[LearnerStatus, list[tuple[int, str]]]:
+        """Fold what is new, and keep the lesson; return the report, and all orders refused."""
+        status = self.learner.fold()
+        assert status is not None
+        known = [decode_parameters(value) for value in self.state.parameters()]
+        refused = self.store.add_lesson(decoded_lesson(status), known)
+        self.store.prepare()
+        self.store.commit(synchronise=False)
+        return status, [*status.refused, *refused]
+
+    @property
+    def versions(self) -> list[int]:
+        return [json.loads(value)["version"] for value in self.state.parameters()]
+
+
+def offsets(log: Path) -> dict[str, list[int]]:
+    """Return the offsets in a log, by topic."""
+    with LogReader(log) as lines:
+        records = [line.record for line in lines]
+    return {topic: [r.offset for r in records if r.topic == topic] for topic in sorted({r.topic for r in records})}
+
+
+def test_batches_become_sessions_journal_and_versions(tmp_path):
+    with Served(tmp_path) as served:
+        served.serve(0)
+        status, _ = served.learn()
+        assert status.position == 3
+        assert [json.loads(bytes(one))["clicks"] for one in status.episodes] == [1]
+        assert dict(served.state.sessions()) == {b"s0": b"value"}
+        assert served.versions == [0, 1]
+
+
+def test_a_learner_that_ended_before_its_lesson_was_kept_gives_it_again(tmp_path):
+    with Served(tmp_path) as served:
+        served.serve(0)
+        lost = served.learner.fold()
+    with Served(tmp_path) as served:
+        status, _ = served.learn()
+        assert status == lost
+        served.serve(1)
+    with Served(tmp_path) as served:
+        status, _ = served.learn()
+        assert [json.loads(bytes(one))["sessions"] for one in status.episodes] == [1]
+        assert served.versions == [0, 1, 2]
+
+
+def test_an_episode_that_made_no_version_is_kept_once(tmp_path):
+    log = tmp_path / "log"
+    with Served(tmp_path / "state", log) as served:
+        served.serve(0)
+        served.order(Command(action="freeze"))
+        served.serve(1)
+        assert len(served.learn()[0].episodes) == 2
+    with Served(tmp_path / "state", log) as served:
+        assert len(served.learn()[0].episodes) == 1  # that of the second window, from the version before
+    assert offsets(log)["ads.episodes"] == [0, 1]
+
+
+def test_a_refused_order_is_reported_with_its_offset(tmp_path):
+    with Served(tmp_path) as served:
+        served.order(
+            ArmChange(arm="shoe", reward=2.0, active=True),
+            Command(action="rollback", version=77),
+            Tag(name="good", version=0),
+            Tag(name="bad", version=77),
+        )
+        _, refused = served.learn()
+        assert served.versions == [0, 1]
+        assert [offset for offset, _ in refused] == [1, 3]
+        assert "tag/good" in served.state.slots()
+
+
+# ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("synchronise", [True, False])
+@pytest.mark.parametrize("lost", [0, 1, 100])
+def test_the_log_has_every_record_once_whatever_ended_the_process(tmp_path, lost, synchronise):
+    log = tmp_path / "log"
+    for number in range(3):
+        with Served(tmp_path / "state", log) as served:
+            served.serve(number, synchronise=synchronise)
+            size = log.stat().st_size
+            served.learn()
+        if lost:  # what was written after that may not be there
+            with log.open("r+b") as file:
+                file.truncate(max(size, log.stat().st_size - lost))
+    Served(tmp_path / "state", log).__exit__()
+    assert offsets(log) == {
+        "ads.clicks": [0, 1, 2],
+        "ads.episodes": [0, 1, 2],
+        "ads.journal": [*range(9)],
+        "ads.parameters": [0, 1, 2, 3],
+    }
+    assert main(["replay", str(log), "--verify"]) == 0
+
+
+def test_a_log_that_begins_later_begins_with_the_versions_that_it_needs(tmp_path):
+    with Served(tmp_path / "state") as served:
+        served.serve(0)
+        served.learn()
+    with Served(tmp_path / "state", tmp_path / "late.log") as served:
+        served.serve(1)
+        served.learn()
+    assert main(["replay", str(tmp_path / "late.log"), "--verify"]) == 0
+
+
+def test_a_log_that_was_moved_is_continued(tmp_path):
+    with Served(tmp_path / "state", tmp_path / "log") as served:
+        served.serve(0)
+    (tmp_path / "log").rename(tmp_path / "moved")
+    with Served(tmp_path / "state", tmp_path / "moved") as served:
+        served.serve(1)
+    assert offsets(tmp_path / "moved")["ads.clicks"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "case", ["another file", "the log of another folder", "ahead", "behind", "changed", "left out"]
+)
+def test_a_file_that_is_not_the_log_of_the_folder_is_refused_and_stays_as_it_is(tmp_path, case):
+    state, log, copy = tmp_path / "state", tmp_path / "log", tmp_path / "copy"
+    with Served(state, log) as served:
+        served.serve(0)
+    shutil.copytree(state, copy)
+    with Served(state, log) as served:
+        served.serve(1, synchronise=True)
+        served.serve(2)
+    if case == "another file":
+        log.write_text('{"hat": 1.0}')
+    elif case == "the log of another folder":
+        with Served(tmp_path / "other", tmp_path / "other.log") as served:
+            served.serve(5)
+        log = tmp_path / "other.log"
+    elif case == "ahead":  # an older copy of the folder is restored
+        state = copy
+    elif case == "behind":
+        log.write_bytes(log.read_bytes()[:-2_000])
+    elif case == "changed":
+        log.write_bytes(log.read_bytes().replace(b"hat", b"cap"))
+    else:
+        Served(state).__exit__()  # served without a log, which has a gap then
+    content = log.read_bytes()
+    with pytest.raises(InputError, match=f"--record {log}: this file exists, and is not the log"):
+        Served(state, log)
+    assert log.read_bytes() == content
+
+
+def test_a_log_that_cannot_be_written_is_a_failure(tmp_path):
+    with pytest.raises(FailedError, match="--record"):
+        Served(tmp_path / "state", tmp_path / "nowhere" / "log")
+
+
+# ── folders ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_folder_of_another_release_is_refused_in_one_line_that_says_how_to_go_on(tmp_path, capsys):
+    with Served(tmp_path) as served:
+        served.state.set_meta("format", b"1")
+        served.state.commit()
+    for command in ("serve --port 0", "arms list", "demo"):
+        assert main([*command.split(), "--state", str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "format 1" in line
+        assert "topics import" in line
+
+
+def test_a_database_of_something_else_is_refused(tmp_path):
+    with sqlite3.connect(tmp_path / FILE) as other:
+        other.execute("CREATE TABLE meta (name TEXT)")
+    other.close()
+    with pytest.raises(InputError, match="is not a state file of adcascade"):
+        StateFolder(tmp_path)

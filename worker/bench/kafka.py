@@ -1,0 +1,188 @@
+"""The worker on a real broker against plain echoes and an idiomatic Faust agent, in one run with the same arrivals.
+
+In every round each of the four starts on topics of its own, is measured, and ends; so a machine that is slower for a
+while is slower for all of them. Ratios are taken round by round.
+
+Latency: `worker.client` in this process sends arrivals at random times, and the wait for each decision is measured.
+Backlog: arrivals are written first, then a server starts, and decisions are counted by end offsets, from the first ones
+to the last. Processor time is that of the server's process; the worker's is given without and with its learner process.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from math import nan
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from worker.bench.figures import Figure, garbage_collected_rarely
+from worker.bench.processes import ChildProcess, running_broker
+from worker.bench.topics import PATIENCE, decisions_in, learned, new_topics, play, worker_process, write_backlog
+from worker.errors import FailedError
+from worker.kafka.clients import admin_client
+from worker.kafka.connection import Connection
+from worker.stream.topology import Topics
+
+NAMES: Final = {
+    "aiokafka": "raw aiokafka",
+    "librdkafka": "plain librdkafka",
+    "faust": "idiomatic Faust",
+    "worker": "worker",
+}
+RATES: Final = {20: 12.0, 200: 6.0, 1_000: 6.0}  # seconds of a play, by arrivals per second
+WARM: Final = 1.5  # seconds before each play that do not count
+ROUNDS: Final = {"latency": 5, "backlog": 3}
+ARRIVALS: Final = {"aiokafka": 100_000, "librdkafka": 100_000, "faust": 6_000, "worker": 100_000}  # of a backlog
+LOOK: Final = 0.02  # seconds between two looks at the end offsets
+
+
+class ServerRun(NamedTuple):
+    """A measurement: p50 and p99 in milliseconds, or arrivals per second of a backlog.
+
+    `own` and `family` are milliseconds of processor time per arrival, without and with child processes.
+    """
+
+    value: float
+    p99: float
+    own: float
+    family: float
+
+
+#: The ratios of the worker to another server in each part: its name, a field of `ServerRun`, at most, at least.
+RATIOS: Final[dict[str, list[tuple[str, str, float | None, float | None]]]] = {
+    **{
+        f"{rate:,} arrivals/s": [
+            ("aiokafka", "value", p50, None),
+            ("librdkafka", "value", 2.5, None),
+            ("faust", "value", 1.0, None),
+            ("aiokafka", "own", processor, None),
+        ]
+        for rate, p50, processor in ((20, 1.0, None), (200, 1.0, 1.4), (1_000, 1.5, None))
+    },
+    "backlog": [("faust", "value", None, 15.0)],
+}
+
+
+def measure(
+    address: str | None, partitions: int, what: Sequence[str] = ("latency", "backlog"), *, share: float = 1.0
+) -> Iterator[Figure | str]:
+    """Yield the figures, and between them the step that follows; `share` is the part of the whole that is played."""
+    yield "starting the broker"
+    with running_broker(address) as connection, tempfile.TemporaryDirectory(prefix="adcascade-bench-") as folder:
+        servers = Servers(connection, Path(folder), partitions, share)
+        yield "a backlog, for the broker to warm up"
+        servers.work_off("librdkafka")
+        for name in what:
+            measure_one = servers.play if name == "latency" else servers.work_off
+            yield from in_turn(name, max(1, round(ROUNDS[name] * share)), measure_one)
+
+
+def in_turn(name: str, rounds: int, measure_one: Callable[[str], Mapping[str, ServerRun]]) -> Iterator[Figure | str]:
+    """Measure all servers in turn, and yield the figures; if it fails or is interrupted, of what it has measured."""
+    seen: dict[str, dict[str, list[ServerRun]]] = defaultdict(lambda: defaultdict(list))
+    failure: BaseException | None = None
+    try:
+        for turn in range(rounds):
+            for kind in NAMES:
+                yield f"{name}, round {turn + 1} of {rounds}, {NAMES[kind]}"
+                for part, run in measure_one(kind).items():
+                    seen[part][kind].append(run)
+    except (FailedError, KeyboardInterrupt) as error:
+        failure = error
+    for part, runs in seen.items():
+        yield from figures(part, runs)
+    if failure is not None:
+        raise failure
+
+
+class Servers:
+    """Starts servers on a broker, each on new topics, and measures them."""
+
+    def __init__(self, connection: Connection, folder: Path, partitions: int, share: float = 1.0) -> None:
+        self._connection, self._folder = connection, folder
+        self._partitions, self._share = partitions, share
+        self._parameters = learned()
+
+    def _start(self, kind: str, names: Topics) -> ChildProcess:
+        broker = self._connection.servers[0]
+        if kind == "worker":
+            return worker_process(broker, names, self._folder)
+        arguments = [kind, broker, names.prefix, str(self._partitions)]
+        return ChildProcess(NAMES[kind], ["worker.bench.baselines", *arguments], self._folder)
+
+    def play(self, kind: str) -> dict[str, ServerRun]:
+        """Start a server and play all rates, one after the other."""
+        with (
+            garbage_collected_rarely(),
+            new_topics(self._connection, self._partitions, self._parameters) as names,
+            self._start(kind, names) as child,
+        ):
+            return {f"{rate:,} arrivals/s": self._play(names, child, rate) for rate in RATES}
+
+    def _play(self, names: Topics, child: ChildProcess, rate: int) -> ServerRun:
+        play(self._connection, names, rate, WARM * self._share, child.check)
+        before = child.processor_seconds()
+        waits = play(self._connection, names, rate, RATES[rate] * self._share, child.check)
+        spent = np.subtract(child.processor_seconds(), before) * 1000 / len(waits)
+        return ServerRun(*np.quantile(waits, (0.5, 0.99)).tolist(), *spent.tolist())
+
+    def work_off(self, kind: str) -> dict[str, ServerRun]:
+        """Write a backlog, start a server, and wait until it has answered every arrival."""
+        count = round(self._share * ARRIVALS[kind])
+        with new_topics(self._connection, self._partitions, self._parameters) as names:
+            write_backlog(self._connection, names, count, self._partitions)
+            look = partial(decisions_in, admin_client(self._connection), names, self._partitions)
+            with self._start(kind, names) as child:
+                # The start of the process, and the work on the first decisions that are seen, do not count.
+                began, first = _reached(1, look, child)
+                before = child.processor_seconds()
+                ended, last = _reached(count, look, child)
+                spent = np.subtract(child.processor_seconds(), before) * 1000
+        answered = max(1, last - first)
+        return {"backlog": ServerRun(answered / (ended - began), nan, *(spent / answered).tolist())}
+
+
+def _reached(count: int, look: Callable[[], int], child: ChildProcess) -> tuple[float, int]:
+    """Wait until there are `count` decisions; return the time, and the number of decisions at that time."""
+    seen, since = -1, time.monotonic()
+    while True:
+        there, now = look(), time.monotonic()
+        if there >= count:
+            return now, there
+        if there > seen:
+            seen, since = there, now
+        child.check()
+        if now - since > PATIENCE:
+            raise FailedError(f"{child.name}: {there:,} of {count:,} decisions, and no more: {child.last_error()}")
+        time.sleep(LOOK)
+
+
+def figures(part: str, runs: Mapping[str, Sequence[ServerRun]]) -> Iterator[Figure]:
+    """Yield the medians of each server, then the ratios of the worker to others, round by round."""
+    for kind, made in runs.items():
+        value, p99, own, family = map(statistics.median, zip(*made, strict=True))
+        detail = f"{_span([run.value for run in made])}; processor {own:.3g} ms/arrival"
+        detail += f", {family:.3g} with its learner" if kind == "worker" else ""
+        if part == "backlog":
+            yield Figure(f"{NAMES[kind]}, {part}", value, "arrivals/s", detail=detail)
+        else:
+            yield Figure(f"{NAMES[kind]}, {part}", value, "ms", detail=f"p50, {detail}; p99 {p99:.1f} ms")
+    for other, field, most, least in RATIOS[part]:
+        # The last round may be incomplete.
+        pairs = zip(runs.get("worker", ()), runs.get(other, ()), strict=False)
+        ratios = [getattr(mine, field) / getattr(its, field) for mine, its in pairs]
+        if ratios:
+            name = f"worker / {NAMES[other]}, {part}{', processor' if field == 'own' else ''}"
+            yield Figure(name, statistics.median(ratios), "×", most=most, least=least, detail=_span(ratios))
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in (min(values), max(values)))
+    return f"{low} to {high} in {len(values)} round{'s' if len(values) > 1 else ''}"

@@ -1,0 +1,232 @@
+"""Connections with limits: how many there may be, and how long a request may take to come in.
+
+Rules that hold in this file:
+
+- A request has `request_timeout` seconds to come in whole, however slowly its bytes do. Then the connection is cut.
+- A client that does not read its answers gets no further ones, and is cut after the same time.
+- One connection more than allowed cuts the one that has gone without an answer for longest, unless its request is being
+  answered. So connections that do nothing, or too little, cannot keep others out.
+- What is not HTTP is answered with problem details. Nothing of it is shown or logged: it may be a key.
+
+`web.TCPSite` has no place for any of this. So the server listens with a subclass of aiohttp's protocol, which overrides
+public methods only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from worker.errors import FailedError
+from worker.http.problems import CONTENT_TYPE, ProblemError, problem_of
+from worker.stream.decoding import Rejected
+
+log = logging.getLogger(__name__)
+
+#: Headers of every answer.
+HEADERS: Final = {"Server": "adcascade", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+#: Seconds for answers, once the server ends; clients that keep it waiting have less.
+END_PATIENCE: Final = 5.0
+END_TIMEOUT: Final = 0.5
+
+_LINGER: Final = 1.0  # seconds for which the rest of a rejected body is read, so that the client sees the answer
+_RESERVED_FILES: Final = 128  # file descriptors for everything but connections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Limits on connections; times are in seconds. `max_body_bytes` is for single requests."""
+
+    max_connections: int = 10_000
+    max_body_bytes: int = 65_536
+    request_timeout: float = 10.0
+    idle_timeout: float = 300.0
+
+
+class Connection(web.RequestHandler):
+    """A connection, and since when its client has kept the server waiting."""
+
+    __slots__ = ("connections", "is_answering", "waiting_since")
+
+    def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
+        super().__init__(server, loop=connections.loop, **options)
+        self.connections = connections
+        #: Whether a request has come in, whole, and its answer has not gone out.
+        self.is_answering = False
+        #: When the present request began to come in, or when the client stopped reading; 0 if neither.
+        self.waiting_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Make room for the connection."""
+        super().connection_made(transport)
+        self.connections.admit(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Free its room."""
+        self.connections.forget(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the first of a request start its time."""
+        if data and not self.waiting_since:  # aiohttp passes nothing on when it resumes
+            self.waiting_since = self.connections.loop.time()
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        super().pause_writing()
+        self.waiting_since = self.connections.loop.time()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads again."""
+        super().resume_writing()
+        self.waiting_since = 0.0
+
+    def received(self) -> None:
+        """Note that the present request is here, whole."""
+        self.is_answering = True
+        if not self.writing_paused:
+            self.waiting_since = 0.0
+
+    def answered(self) -> None:
+        """Note that the answer is ready."""
+        self.received()
+        self.is_answering = False
+        self.connections.used(self)
+
+    def cut(self) -> None:
+        """End the connection immediately."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is not HTTP; aiohttp would show and log what the client has sent."""
+        log.debug("a connection has failed: %s", type(exc).__name__)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun")
+        reason, detail = ("unreadable", "this is not HTTP/1.1") if status == 400 else ("internal", "")
+        response = problem_response(ProblemError(reason, detail))
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write an answer; an `Expect` that aiohttp refuses before the middleware is a problem, too."""
+        if isinstance(resp, web.HTTPException):
+            resp = problem_response(ProblemError("unreadable", "the header Expect must be 100-continue"))
+        return await super().finish_response(request, resp, start_time)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log the kind of an error and nothing else, for the same reason."""
+        log.debug("a connection has failed: %s", type(kw.get("exc_info")).__name__)
+
+
+def problem_response(error: Rejected | ProblemError) -> web.Response:
+    """Return the answer to a request that cannot be served."""
+    status, body = problem_of(error)
+    headers = {**HEADERS, "Content-Type": CONTENT_TYPE, **(error.headers if isinstance(error, ProblemError) else {})}
+    return web.Response(body=body, status=status, headers=headers)
+
+
+class Connections:
+    """The open connections of a server."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.patience = limits.request_timeout
+        self._most = _that_fit(limits.max_connections)
+        self._by_use: dict[Connection, None] = {}  # the one whose last answer is oldest first
+
+    def __len__(self) -> int:
+        return len(self._by_use)
+
+    def admit(self, connection: Connection) -> None:
+        """Add a new connection; cut another one for it, or the new one itself."""
+        self._by_use[connection] = None
+        if len(self._by_use) > self._most:
+            oldest = next(one for one in self._by_use if not one.is_answering)
+            self.forget(oldest)
+            oldest.cut()
+
+    def forget(self, connection: Connection) -> None:
+        """Remove a connection."""
+        self._by_use.pop(connection, None)
+
+    def used(self, connection: Connection) -> None:
+        """Note that a request of a connection is answered."""
+        if connection in self._by_use:
+            del self._by_use[connection]
+            self._by_use[connection] = None
+
+    async def cut_slow_clients(self) -> None:
+        """Cut connections whose clients keep the server waiting, until cancelled."""
+        while True:
+            await asyncio.sleep(min(0.25, self.patience / 4))
+            before = self.loop.time() - self.patience
+            for connection in [one for one in self._by_use if 0.0 < one.waiting_since < before]:
+                connection.cut()
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application, connections: Connections, limits: ConnectionLimits, *, host: str, port: int
+) -> AsyncIterator[int]:
+    """Serve an application while the context is open; yield the port. At the end, requests are still answered.
+
+    Raises `FailedError` if the port cannot be used.
+    """
+    runner = web.AppRunner(app, shutdown_timeout=END_PATIENCE)
+    await runner.setup()
+    assert runner.server is not None
+    options = {
+        "access_log": None,
+        "auto_decompress": False,
+        "keepalive_timeout": limits.idle_timeout,
+        "lingering_time": _LINGER,
+    }
+    sweeping = asyncio.create_task(connections.cut_slow_clients())
+    try:
+        server = runner.server
+        try:
+            listener = await connections.loop.create_server(
+                lambda: Connection(server, connections, **options), host, port, backlog=1024
+            )
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise FailedError(f"cannot listen on {host}:{port}: {reason}; choose another port, or 0 for any") from None
+        try:
+            yield int(listener.sockets[0].getsockname()[1])
+        finally:
+            listener.close()
+    finally:
+        connections.patience = min(connections.patience, END_TIMEOUT)
+        await runner.cleanup()
+        sweeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await sweeping
+
+
+def _that_fit(wanted: int) -> int:
+    """Return how many connections this process may have files for; ask the system for more files first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = wanted + _RESERVED_FILES
+    if soft == resource.RLIM_INFINITY or soft >= files:
+        return wanted
+    soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, min(wanted, soft - _RESERVED_FILES))

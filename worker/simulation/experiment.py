@@ -1,0 +1,429 @@
+"""`adcascade simulate`: experiments as in the paper; policies learn from simulated users, who arrive in episodes.
+
+A run is one policy, one number of users and one seed. In every episode, contexts arrive, the policy plans their slates
+under the estimate of the episodes before, users click, pass or leave, and the estimator folds the answers. The result
+is the pseudo-regret Σ_n V^{π*}(x_n) − V^{π}(x_n) of every episode under the true model, including the warm-up, and the
+oracle's revenue Σ_n V^{π*}(x_n).
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from worker.bandit import MODELS
+from worker.bandit.additive import AdditiveModel
+from worker.bandit.answers import AnswerCounts
+from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.bonuses import bonus_named, explore_budget, theory_radius
+from worker.bandit.click_model import Observations
+from worker.bandit.planning import Planner
+from worker.bandit.policies import (
+    EpsilonGreedy,
+    Exploration,
+    Policy,
+    Random,
+    RoundRobin,
+    Slates,
+    check_combination,
+    policy_named,
+)
+from worker.errors import EstimationError, FailedError, InputError
+from worker.simulation.environments import Chance, DigitsTruth, check_world, make_environment, true_heads
+from worker.simulation.worth import Valuer
+from worker.stream.chance import ALL, Shares
+from worker.stream.settings import LearningSettings
+
+EPSILON = 0.1  # share of epsilon-greedy
+STUCK = 0.3 / 50  # least regret per user and episode of a stuck run: 0.3 per episode for fifty users
+AFTER_NEW = (5, 30)  # episodes after the arrival of new arms for which the loss is reported
+
+#: The defaults that experiments share with the worker; the others are the paper's.
+_LEARNING = LearningSettings(dim=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentSettings:
+    """The settings of an experiment, with a run for each `policy`, number of `users` and of `seeds` from `seed`.
+
+    beta : a number or "theory"
+    intercept : None: but for the estimator paper, which is for the paper's model to the letter
+    answers : whether answer rates are learned, or all displays counted as answered; None: learned where users leave
+    features : number of features of each arm that explain its tastes; then the model has its revenue as one more
+    stay : probability that a display is answered, besides the rate of its arm
+    new_arms, new_at : number of arms that are not shown before episode `new_at`
+    learn_at_most : sessions per episode that are learned from, about; 0: all
+    """
+
+    policy: tuple[str, ...] = ("ucbbp", "aucbbp", "epsilon-greedy")
+    users: tuple[int, ...] = (50,)
+    seed: int = 0
+    seeds: int = 10
+    environment: str = "opposite"
+    dim: int = _LEARNING.dim
+    arms: int = 10
+    horizon: int = _LEARNING.horizon
+    episodes: int = 300
+    warmup: int = _LEARNING.warmup
+    estimator: str = _LEARNING.estimator
+    bonus: str = _LEARNING.bonus
+    beta: float | str = _LEARNING.beta
+    ridge: float = _LEARNING.ridge
+    epsilon: float = EPSILON
+    repeats: bool = True
+    model: str = AdditiveModel.name
+    intercept: bool | None = None
+    answers: str | None = None
+    features: int = 0
+    stay: float = 1.0
+    new_arms: int = 0
+    new_at: int | None = None
+    learn_at_most: int = 0
+
+    def __post_init__(self) -> None:
+        additive = self.model == AdditiveModel.name
+        if self.intercept is None:
+            object.__setattr__(self, "intercept", not (additive and self.estimator == "paper"))
+        if not (additive or self.intercept):
+            raise InputError(f"the model {self.model} has an intercept; only {AdditiveModel.name} runs without")
+        check_world(self.environment, dim=self.dim, arms=self.all_arms, features=self.features, stay=self.stay)
+        if self.answers is None:
+            leaving = self.environment == "leaving" or self.stay < 1
+            object.__setattr__(self, "answers", "learned" if leaving else "all")
+        self._check_new_arms()
+        for name, values in (("policy", self.policy), ("users", self.users)):
+            twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
+            if twice is not None:
+                raise InputError(f"{name} {twice} is given twice")
+        if self.warmup >= self.episodes:
+            raise InputError(f"a warmup of {self.warmup} episodes leaves none of {self.episodes} to the policies")
+        if self.epsilon != EPSILON and EpsilonGreedy.name not in self.policy:
+            raise InputError("epsilon applies to the policy epsilon-greedy only")
+        for policy in self.policy:
+            check_combination(policy=policy, bonus=self.bonus, repeats=self.repeats)
+
+    def _check_new_arms(self) -> None:
+        if bool(self.new_arms) != (self.new_at is not None):
+            raise InputError("new-arms and new-at go together: how many arms are new, and from which episode on")
+        if self.new_at is not None and not 1 < self.new_at <= self.episodes:
+            raise InputError(f"new-at must be one of the episodes 2 to {self.episodes}, not {self.new_at}")
+
+    @property
+    def all_arms(self) -> int:
+        """The number of arms at the end."""
+        return self.arms + self.new_arms
+
+    def arms_at(self, t: int) -> int:
+        """Return the number of arms in episode t = 1 … T."""
+        return self.arms if self.new_at is not None and t < self.new_at else self.all_arms
+
+    def tasks(self) -> list[ExperimentTask]:
+        """Return all runs, seeds outermost: so the first results are of all policies."""
+        seeds = range(self.seed, self.seed + self.seeds)
+        return [ExperimentTask(policy=p, users=n, seed=s) for s in seeds for n in self.users for p in self.policy]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentTask:
+    """One run."""
+
+    policy: str
+    users: int
+    seed: int
+
+
+def last_episodes(episodes: int) -> int:
+    """Return how many episodes are the end of a run, by which it is judged: 50, of a short run 20.
+
+    >>> last_episodes(300), last_episodes(100), last_episodes(8)
+    (50, 20, 8)
+    """
+    return min(50 if episodes > 100 else 20, episodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(ExperimentTask):
+    """The result of one run.
+
+    regret, oracle, reward, explored : for each episode, pseudo-regret of all users, expected revenue of their best
+        slates, revenue, and the share of answered displays that served learning
+    displays, clicks : answered displays and clicks of the run
+    learned : sessions that were learned from
+    theta_error : distance of the final coefficients of [1; x] from the true ones, root mean square over arms; None if
+        the truth has none. Arms that no good policy shows keep a large error
+    log_odds_error : root mean square error of the log-odds over the slates of the last episode
+    projection : of the final coefficients on the true ones, 1 if they are not shrunk; None if the truth has none
+    rejected : episodes whose fold gave no usable estimate, so that the old one was kept
+    """
+
+    regret: tuple[float, ...]
+    oracle: tuple[float, ...]
+    reward: tuple[float, ...]
+    explored: tuple[float, ...]
+    displays: int
+    clicks: int
+    learned: int
+    theta_error: float | None
+    log_odds_error: float
+    projection: float | None
+    rejected: int
+    seconds: float
+
+    @property
+    def cumulative(self) -> float:
+        """The regret of the whole run."""
+        return math.fsum(self.regret)
+
+    @property
+    def final(self) -> float:
+        """The regret per episode over the last of them."""
+        tail = self.regret[-last_episodes(len(self.regret)) :]
+        return math.fsum(tail) / len(tail)
+
+    def lost(self, first: int = 1, last: int | None = None) -> float:
+        """Return the share of the oracle's revenue that was lost in the episodes `first` to `last`."""
+        return math.fsum(self.regret[first - 1 : last]) / math.fsum(self.oracle[first - 1 : last])
+
+    @property
+    def lost_at_end(self) -> float:
+        """The share of the oracle's revenue that was lost in the last episodes."""
+        return self.lost(len(self.regret) - last_episodes(len(self.regret)) + 1)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the run has regret at its end, as a run that never tries the better arm."""
+        return self.final > STUCK * self.users
+
+
+# ── one run ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_task(settings: ExperimentSettings, task: ExperimentTask) -> Run:
+    """Make one run; settings and task decide every number but the seconds."""
+    # Several BLAS threads may sum in another order, and give other bits.
+    with threadpool_limits(limits=1, user_api="blas"):
+        return _Experiment(settings, task).run()
+
+
+class _Experiment:
+    """The state of one run."""
+
+    def __init__(self, settings: ExperimentSettings, task: ExperimentTask) -> None:
+        self.settings, self.task, self.chance = settings, task, Chance.of(task.seed)
+        self.whole = make_environment(
+            settings.environment,
+            dim=settings.dim,
+            arms=settings.all_arms,
+            generator=self.chance.environment,
+            features=settings.features,
+            stay=settings.stay,
+        )
+        self.world = self.whole.first_arms(settings.arms)
+        self._known = self.whole.known_of_arms(settings.arms)
+        self.belief = MODELS[settings.model].prior(
+            dim=settings.dim,
+            arms=settings.arms,
+            ridge=settings.ridge,
+            features=None if self._known is None else self._known[: settings.arms],
+            intercept=bool(settings.intercept),
+        )
+        self.answers = AnswerCounts.none(arms=settings.arms, horizon=settings.horizon)
+        self.displays = self.clicks = self.learned = self.rejected = self._turns = 0
+        self._observed = 0  # displays that were learned from
+        self._shares = ALL
+        self._largest_norm = 1.0
+
+    def run(self) -> Run:
+        began = time.perf_counter()
+        episodes = zip(*map(self._episode, range(1, self.settings.episodes + 1)), strict=True)
+        regret, oracle, reward, explored = episodes
+        error, projection = self._coefficient_error()
+        return Run(
+            **asdict(self.task),
+            regret=regret,
+            oracle=oracle,
+            reward=reward,
+            explored=explored,
+            displays=self.displays,
+            clicks=self.clicks,
+            learned=self.learned,
+            theta_error=error,
+            log_odds_error=self._log_odds_error(),
+            projection=projection,
+            rejected=self.rejected,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _episode(self, t: int) -> tuple[float, float, float, float]:
+        """Make episode t = 1 … T; return its regret, the oracle's revenue, its reward and the share explored."""
+        users, horizon, repeats = self.task.users, self.settings.horizon, self.settings.repeats
+        if t == self.settings.new_at:
+            self._add_arms()
+        self._contexts = contexts = self.world.contexts(self.chance.contexts, users)
+        # Both are always drawn, so that the streams are the same for every policy.
+        moods, coins = self.chance.clicks.random((users, horizon)), self.chance.policy.random((users, horizon, 2))
+        self._largest_norm = max(self._largest_norm, math.sqrt(1 + float((contexts**2).sum(axis=1).max())))
+        rates = self.answers.rates() if self.settings.answers == "learned" else None
+        planner = Planner(self.belief, self.world.rewards, horizon=horizon, repeats=repeats, answers=rates)
+        slates = self._policy(t, contexts, moods).slates(planner, contexts, uniforms=coins)
+        self._slates = slates
+        clicked, answered = self.world.answers(contexts, slates.arms, moods)
+        displayed = np.arange(horizon) < answered[:, None]
+        self._count(slates.arms, clicked, displayed)
+        kept = self._journaled(slates)
+        self._learn(contexts[kept], slates.arms[kept], clicked[kept], displayed[kept])
+        valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
+        best = valuer.best(contexts)
+        regret = best - valuer.served(contexts, slates.arms)
+        buyers = np.flatnonzero(clicked >= 0)
+        reward = self.world.rewards[slates.arms[buyers, clicked[buyers]]]
+        explored = slates.explored[displayed].mean() if displayed.any() else 0.0
+        return float(regret.sum()), float(best.sum()), float(reward.sum()), float(explored)
+
+    def _add_arms(self) -> None:
+        known, self.world = len(self.world.rewards), self.whole
+        count = len(self.world.rewards) - known
+        features = None if self._known is None else self._known[known:]
+        self.belief = self.belief.with_arms(count, ridge=self.settings.ridge, features=features)
+        self.answers = self.answers.with_arms(count)
+
+    def _policy(self, t: int, contexts: Floats, moods: Floats) -> Policy:
+        settings = self.settings
+        if t <= settings.warmup:
+            # The first episode of digits is random by its definition. Its users see few ads, and with turns always the
+            # same one: fifty users take turns at ten.
+            return Random() if settings.environment == "digits" else self._round_robin(contexts, moods)
+        return policy_named(self.task.policy).under(
+            Exploration(
+                beta=self._beta(),
+                bonus=bonus_named(settings.bonus),
+                epsilon=settings.epsilon,
+                budget=explore_budget(self.task.users, t, settings.episodes),
+            )
+        )
+
+    def _round_robin(self, contexts: Floats, moods: Floats) -> RoundRobin:
+        """Return the policy of a warm-up episode, which asks after each position who is still there."""
+
+        def stays(slates: Ints) -> NDArray[np.bool_]:
+            shown = slates.shape[1]
+            clicked, answered = self.world.answers(contexts, slates, moods[:, :shown])
+            return np.asarray((clicked < 0) & (answered == shown))
+
+        return RoundRobin(start=self._turns, stays=stays)
+
+    def _beta(self) -> float:
+        if not isinstance(self.settings.beta, str):
+            return self.settings.beta
+        # Gaussian contexts have no largest norm c_z; the largest so far stands for it.
+        return theory_radius(
+            dim=self.settings.dim,
+            arms=len(self.world.rewards),
+            largest_reward=float(self.world.rewards.max()),
+            largest_norm=self._largest_norm,
+            ridge=self.settings.ridge,
+            displays=self._observed,
+        )
+
+    def _journaled(self, slates: Slates) -> NDArray[np.bool_]:
+        """Return whether each session is learned from, by the shares of the episode before, as on the stream."""
+        users, at_most = self.task.users, self.settings.learn_at_most
+        exploring = np.asarray(slates.explored.any(axis=1))
+        numbers = self.chance.journal.random(users) if at_most else np.zeros(users)
+        kept = np.asarray(numbers < np.where(exploring, *self._shares))
+        self._shares = Shares.of(sessions=users, exploring=float(exploring.sum()), at_most=at_most)
+        self.learned += int(kept.sum())
+        return kept
+
+    def _learn(self, contexts: Floats, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
+        """Fold the answers; `answered` (n, H) marks the positions that have one."""
+        self._count_answers(slates, clicked, answered)
+        sessions, positions = np.nonzero(answered)
+        seen = Observations(
+            contexts=contexts,
+            sessions=sessions,
+            arms=slates[sessions, positions],
+            clicked=(positions == clicked[sessions]).astype(np.float64),
+        )
+        self._observed += len(seen)
+        try:
+            self.belief = self.belief.fold(seen, estimator=self.settings.estimator).model
+        except EstimationError:  # as on the stream, the old estimate stays
+            self.rejected += 1
+
+    def _count(self, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
+        """Count the displays and clicks of all sessions."""
+        self.displays += int(answered.sum())
+        self.clicks += int((clicked >= 0).sum())
+        self._turns += len(_displayed(slates, clicked, answered)[0])
+
+    def _count_answers(self, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
+        sessions, positions = _displayed(slates, clicked, answered)
+        self.answers = self.answers.plus(
+            positions=positions,
+            arms=slates[sessions, positions],
+            answered=answered[sessions, positions].astype(np.float64),
+        )
+
+    def _log_odds_error(self) -> float:
+        sessions, positions = np.nonzero(self._slates.arms != NO_ARM)
+        off = self.belief.log_odds(self._contexts) - self.world.truth.log_odds(self._contexts)
+        return float(np.sqrt((off[sessions, self._slates.arms[sessions, positions]] ** 2).mean()))
+
+    def _coefficient_error(self) -> tuple[float | None, float | None]:
+        if isinstance(self.world.truth, DigitsTruth):
+            return None, None
+        estimates, truth = true_heads(self.belief), true_heads(self.world.truth)
+        error = float(np.sqrt(((estimates - truth) ** 2).sum(axis=1).mean()))
+        return error, float((estimates * truth).sum() / (truth**2).sum())
+
+
+def _displayed(slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Return sessions and positions of what was displayed: the answered positions, and after a pass the next one."""
+    position = np.arange(slates.shape[1])
+    left = (position == answered.sum(axis=1)[:, None]) & (clicked < 0)[:, None]
+    sessions, positions = np.nonzero((answered | left) & (slates != NO_ARM))
+    return sessions, positions
+
+
+# ── many runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cores() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_all(settings: ExperimentSettings, tasks: Sequence[ExperimentTask], *, jobs: int) -> Iterator[Run]:
+    """Make all runs in up to `jobs` processes; yield them as they finish."""
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        yield from (run_task(settings, task) for task in tasks)
+        return
+    # Spawned, not forked: a fork would copy locked locks of other threads. The children take the number of BLAS threads
+    # from the environment when they import numpy.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt) as pool:
+        try:
+            for future in as_completed([pool.submit(run_task, settings, task) for task in tasks]):
+                yield future.result()
+        except BrokenProcessPool:
+            raise FailedError("a process of the experiment died, perhaps out of memory; try fewer --jobs") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ignore_interrupt() -> None:
+    # Ctrl-C reaches the whole process group; the parent alone reports it and stops the pool.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

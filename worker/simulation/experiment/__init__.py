@@ -1,5 +1,0 @@
-"""`adcascade simulate`: experiments as in the paper; policies learn from simulated users, who arrive in episodes.
-
-A run is one policy, one number of users and one seed: `settings` has what is run, `run` makes one, `processes` makes
-many, `results` has what came out. No commands and no plots here.
-"""

@@ -1,0 +1,213 @@
+"""What simulated traffic shows of itself: the live view, the table at its end, `--json`, and Prometheus metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from worker import __version__
+from worker.console import table
+from worker.metrics import CATALOGUE
+from worker.simulation.live import panel, revenue_trends
+from worker.simulation.traffic.generator import Traffic
+from worker.simulation.worth import worth_numbers, worth_rows
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LINE_EVERY: Final = 10.0  # seconds between two lines in a pipe
+_HELP: Final = {spec.name: spec.help for spec in CATALOGUE}
+
+
+def summary(traffic: Traffic, seconds: float) -> dict[str, Any]:
+    """Return the numbers of a run.
+
+    reward : revenue of the clicks
+    oracle_reward, served_reward : expected revenue of the best slates and of those served, for sessions whose whole
+        slate was received
+    pseudo_regret : their difference per session in the first and the last tenth of the time and overall; `total` is
+        the sum
+    undecided, forsaken : sessions without a first or without a further decision
+    latency : from sending an arrival to receiving its first decision, in seconds
+    """
+    counts, latencies = traffic.counts, traffic.latencies
+    return {
+        "sessions": counts.sessions,
+        "decided": counts.decided,
+        "undecided": counts.sessions - counts.decided,
+        "forsaken": traffic.forsaken,
+        "decisions": counts.decisions,
+        "clicks": counts.clicks,
+        "reward": counts.earned,
+        **worth_numbers(*traffic.history.tenths(), traffic.worth),
+        "latency": {
+            "p50": latencies.quantile(0.5),
+            "p99": latencies.quantile(0.99),
+            "mean": latencies.mean,
+            "longest": latencies.longest if latencies.count else None,
+        },
+        "records": {**counts.records, "total": counts.events, "per_second": counts.events / traffic.active_seconds},
+        "other_decisions": counts.others,
+        "modes": {mode: count for mode, count in counts.modes.items() if count},
+        "parameters_version": counts.version if counts.version >= 0 else None,
+        "skipped_seconds": counts.skipped / 1000,
+        "finished": traffic.finished,
+        "seconds": round(seconds, 3),
+        "settings": asdict(traffic.settings),
+        "version": __version__,
+    }
+
+
+def summary_table(numbers: Mapping[str, Any]) -> str:
+    """Lay out a summary for people."""
+    records, latency = numbers["records"], numbers["latency"]
+    first = f"the first after {milliseconds(latency['p50'])}, p99 {milliseconds(latency['p99'])}"
+    rows = [
+        ["sessions", f"{numbers['sessions']:,}", f"{numbers['undecided']:,} without a decision"],
+        ["records sent", f"{records['total']:,}", f"{records['per_second']:,.0f} per second"],
+        ["decisions", f"{numbers['decisions']:,}", first],
+        *worth_rows(numbers, earned="by clicks; some users never answer"),
+    ]
+    if numbers["forsaken"]:
+        rows.insert(1, ["  forsaken", f"{numbers['forsaken']:,}", "got no further decision"])
+    if numbers["skipped_seconds"]:
+        skipped = f"{numbers['skipped_seconds']:.1f} s"
+        rows.append(["skipped", skipped, "without users: this machine is too slow for the rate"])
+    return table(["", "", ""], rows).lstrip("\n")
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Lay out a duration for people."""
+    return "–" if seconds is None else f"{1000 * seconds:.1f} ms"
+
+
+# ── the live view ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TrafficView:
+    """The source of the traffic's live view; `url` is the address of its web server."""
+
+    def __init__(self, traffic: Traffic, url: str) -> None:
+        self._traffic, self._url = traffic, url
+        self._printed, self._events = 0.0, 0  # time and records of the last line
+
+    @property
+    def opening(self) -> tuple[str, ...]:
+        """The address of the metrics."""
+        return (f"metrics: {self._url}/metrics",)
+
+    def line(self, seconds: float) -> str | None:
+        """Return a line every few seconds."""
+        if seconds - self._printed < LINE_EVERY:
+            return None
+        traffic, counts = self._traffic, self._traffic.counts
+        rate = (counts.events - self._events) / (seconds - self._printed)
+        self._printed, self._events = seconds, counts.events
+        p50, p99 = (milliseconds(traffic.latencies.quantile(share)) for share in (0.5, 0.99))
+        return (
+            f"{seconds:4.0f} s  {counts.sessions:,} sessions, {counts.events:,} records ({rate:,.0f}/s), "
+            f"{traffic.waiting:,} wait, decisions in {p50} (p99 {p99}), "
+            f"lately {traffic.history.lately().share:.1%} of the oracle's revenue"
+        )
+
+    def panel(self, seconds: float) -> RenderableType:
+        """Return the state of the traffic for a terminal."""
+        traffic, settings = self._traffic, self._traffic.settings
+        pace = "flat out" if settings.rate is None else f"{settings.rate:g} users/s"
+        state = "the last sessions end" if traffic.closing else f"{traffic.waiting:,} wait for a decision"
+        rows = [row for row in traffic.history if row.sessions]
+        return panel(
+            title=f"[bold]adcascade traffic[/]  {settings.environment} · {pace} · seed {settings.seed}",
+            address=f"{self._url}/metrics",
+            colour="magenta",
+            done=done(traffic, seconds),
+            status=f"{state}  [dim]in[/] {seconds:.0f} s",
+            figures=self._figures(seconds),
+            trends=revenue_trends(rows),
+        )
+
+    def _figures(self, seconds: float) -> list[tuple[str, str]]:
+        counts, worth, latencies = self._traffic.counts, self._traffic.worth, self._traffic.latencies
+        records, decisions = (count / max(seconds, 1e-9) for count in (counts.events, counts.decisions))
+        return [
+            ("sessions", f"{counts.sessions:,}"),
+            ("revenue earned", f"{counts.earned:,.1f}"),
+            ("decision p50", milliseconds(latencies.quantile(0.5))),
+            ("records", f"{counts.events:,} ({records:,.0f}/s)"),
+            ("slates served", f"{worth.served:,.1f}"),
+            ("decision p99", milliseconds(latencies.quantile(0.99))),
+            ("decisions", f"{counts.decisions:,} ({decisions:,.0f}/s)"),
+            ("oracle", f"{worth.oracle:,.1f}"),
+            ("parameters", f"version {counts.version}" if counts.version >= 0 else "–"),
+        ]
+
+
+def done(traffic: Traffic, seconds: float) -> float | None:
+    """Return the finished share of the traffic; None if it has no end."""
+    settings = traffic.settings
+    parts = []
+    if settings.sessions:
+        parts.append(traffic.counts.sessions / settings.sessions)
+    if settings.duration:
+        parts.append(1000 * seconds / settings.duration)
+    return min(1.0, max(parts)) if parts else None
+
+
+# ── metrics ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TrafficMetrics:
+    """Makes the series of `registry` at every scrape.
+
+    Figures that need the truth have the names of `worker.metrics`. No name is one that a worker exports, because a sum
+    over all targets would count it twice.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._traffic = traffic
+        self.registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Make the series."""
+        traffic, counts, worth = self._traffic, self._traffic.counts, self._traffic.worth
+        lately = traffic.history.lately()
+        known = {
+            "adcascade_pseudo_regret_total": max(0.0, worth.regret),
+            "adcascade_oracle_reward_total": worth.oracle,
+            "adcascade_served_value_total": worth.served,
+        }
+        for name, value in known.items():
+            yield CounterMetricFamily(name, _HELP[name], value)
+        yield GaugeMetricFamily(
+            "adcascade_pseudo_regret_per_session",
+            "Simulated traffic only. Pseudo-regret of the last seconds, divided by their sessions.",
+            lately.regret_per_session,
+        )
+        for name, text, value in (
+            ("reward", "Revenue of the clicks that were sent.", counts.earned),
+            ("sessions", "Sessions whose arrival was sent.", counts.sessions),
+            ("decided", "Sessions that got a decision.", counts.decided),
+            ("undecided", "Sessions that got no decision in time.", counts.undecided),
+            ("decisions", "Decisions that a user waited for.", counts.decisions),
+            ("clicks", "Clicks sent, second copies not counted.", counts.clicks),
+        ):
+            yield CounterMetricFamily(f"adcascade_traffic_{name}_total", text, value)
+        waiting = "adcascade_traffic_waiting_sessions"
+        yield GaugeMetricFamily(waiting, "Sessions that wait for a decision.", traffic.waiting)
+        records = CounterMetricFamily(
+            "adcascade_traffic_records_total", "Records sent, second copies and poison included.", labels=["topic"]
+        )
+        for topic, count in counts.records.items():
+            records.add_metric([topic], count)
+        yield records
+        yield HistogramMetricFamily(
+            "adcascade_traffic_decision_seconds",
+            "Time from sending an arrival to receiving its first decision.",
+            traffic.delays.buckets(),
+            traffic.delays.sum,
+        )
