@@ -41,7 +41,7 @@ from worker.cli.options.brokers import connection
 from worker.cli.options.parser import build_parser, resolve
 from worker.cli.reference import reference
 from worker.stream.events import DEAD_LETTER_REASONS
-from worker.stream.tokens import check_token
+from worker.stream.feedback import check_token
 from worker.stream.troubles import TROUBLES
 
 ROOT = Path(__file__).parents[1]

@@ -19,8 +19,8 @@ from worker.embedded.runner import Embedded
 from worker.errors import FailedError
 from worker.kernels import THREADS, X86_64_V3, fingerprint, pin, wanted
 from worker.logs.format import LogWriter
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.parameters import decode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import RoundedError, check_same
 
 CPUINFO = Path("/proc/cpuinfo")

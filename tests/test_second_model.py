@@ -23,8 +23,8 @@ from worker.replay.relearn import relearn
 from worker.replay.verify import verify
 from worker.simulation.experiment import ExperimentSettings, run_task
 from worker.stream.explanation import explain
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.parameters import decode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.web.figures import top_arms
 
 

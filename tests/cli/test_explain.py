@@ -9,11 +9,11 @@ from worker.bandit.additive import AdditiveModel
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
 from worker.cli.main import main
+from worker.stream.contexts import Standardisation
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.standardising import Standardisation
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 BY_HAND = {
     "horizon": 2,

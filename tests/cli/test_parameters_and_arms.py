@@ -18,10 +18,9 @@ from worker.cli.arms import in_force
 from worker.cli.main import main
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 
 @pytest.fixture(scope="module", params=["personal", "additive"])

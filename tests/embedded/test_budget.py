@@ -13,7 +13,7 @@ from tests.embedded.crashes import through_crashes
 from tests.embedded.test_reliability import balanced, untidy
 from tests.embedded.traffic import ARMS, SECOND, Sent, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
-from worker.stream.budget import ALL
+from worker.stream.chance import ALL
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Record
 

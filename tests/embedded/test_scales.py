@@ -15,11 +15,11 @@ import orjson
 import pytest
 
 from worker.embedded.runner import Embedded
+from worker.stream.contexts import Standardisation
 from worker.stream.events import Episode
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.standardising import Standardisation
 
 from .traffic import SECOND, START
 

@@ -25,11 +25,10 @@ from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog
 from worker.simulation.demo.run import Demo
 from worker.simulation.users import Habits
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm
 from worker.stream.topology import Topics
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 from .recording import Line, lines_of, record, true_value, write
 

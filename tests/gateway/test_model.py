@@ -11,7 +11,7 @@ from tests.mock_cluster import MockCluster
 from tests.stream.scenes import parameters
 from worker.gateway.model import PublishedModel
 from worker.stream.topology import Topics
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 TOPICS = Topics("ads")
 

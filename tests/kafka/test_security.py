@@ -17,7 +17,7 @@ from tests.kafka.guarded import Guarded, guarded_broker
 from tests.kafka.world import ROOT, eventually
 from worker.cli.main import main
 from worker.secret import Secret
-from worker.stream.tokens import make_token
+from worker.stream.feedback import make_token
 
 pytestmark = pytest.mark.slow
 

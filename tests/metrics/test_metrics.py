@@ -21,7 +21,7 @@ from worker.metrics import CATALOGUE, CONSUMED, IDENTITIES, Histogram, Metrics
 from worker.metrics.history import DURATION_BOUNDS, MOST_MARKS, MOST_WINDOWS, quantile
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
-from worker.stream.budget import Shares
+from worker.stream.chance import Shares
 from worker.stream.events import DEAD_LETTER_REASONS
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings

@@ -8,8 +8,8 @@ import pytest
 
 from worker.errors import InputError
 from worker.replay.relearn import relearn
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.parameters import decode_parameters
+from worker.stream.version_records import encode_parameters
 
 from ..golden.recording import ARMS, SETTINGS, START
 from .logs import Document, Recorded, Replay, change, hashes, journal, of, payload, shuffled, without

@@ -9,8 +9,8 @@ import pytest
 
 from worker.errors import InputError
 from worker.stream.events import Import, Tag
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.parameters import decode_parameters
+from worker.stream.version_records import encode_parameters
 
 from ..golden.recording import ORDERS, record
 from .logs import (

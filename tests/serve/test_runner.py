@@ -21,7 +21,7 @@ from worker.secret import Secret
 from worker.serve.runner import ServeRunner
 from worker.serve.service import EmbeddedService
 from worker.serve.store import ServeStore
-from worker.stream.budget import Shares, journaled
+from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings

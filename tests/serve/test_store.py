@@ -19,10 +19,9 @@ from worker.serve.server import decoded_lesson
 from worker.serve.store import ServeStore, first_version
 from worker.stream.encoding import encode_journal, encode_progress
 from worker.stream.events import ArmChange, Command, FeedbackFact, Opened, Order, Progress, Tag
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Record, Topics
-from worker.stream.version_decoding import decode_parameters
 
 START = 1_700_000_000_000
 ARMS = [Arm(arm="hat", reward=1.0)]  # one, so that every slate is known

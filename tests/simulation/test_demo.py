@@ -23,7 +23,7 @@ from worker.simulation.worth import tenths
 from worker.stream.events import ArmChange
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 SMALL = DemoSettings(users=40, episodes=6)
 UNTIDY = Habits(silent=0.1, leaving=0.05, disordered=0.3, duplicated=0.3, poison=0.2, prefetching=0.4)

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import orjson
 import pytest
 from hypothesis import strategies as st
 
 from worker.stream import decoding, encoding
 from worker.stream.contexts import MISSING
-from worker.stream.encoders import context_encoder
 from worker.stream.events import (
     ACTIONS,
     MODES,
@@ -36,7 +34,7 @@ from worker.stream.events import (
     Progress,
     Tag,
 )
-from worker.stream.features import Features
+from worker.stream.features import Features, context_encoder
 
 #: Limits and settings so wide that a record is rejected only for its own content.
 WIDE = decoding.Limits(max_record_bytes=2**40, max_norm=sys.float_info.max, max_ahead_ms=MOST)
@@ -146,8 +144,7 @@ def respond(value: bytes | None) -> Feedback:
 
 def encode_decision(decision: Decision) -> bytes:
     """Encode a decision by the shortest way; serving encodes it from the session's state."""
-    document = msgspec.to_builtins(decision)
-    return orjson.dumps({name: value for name, value in document.items() if name != "tokens" or value is not None})
+    return msgspec.json.encode(decision)
 
 
 @dataclass(frozen=True)
@@ -184,7 +181,7 @@ KINDS = (
     Kind(Decision, "decision", encode_decision, decoding.decode_decision, drawn(Decision, arm=st.none() | short_ids)),
     Kind(Episode, "episode", encoding.encode_episode, decoding.decode_episode, drawn(Episode)),
     fact(Opened, "opened", encoding.encode_opened, opened()),
-    fact(FeedbackFact, "feedback", encoding.encode_feedback_fact, drawn(FeedbackFact)),
+    fact(FeedbackFact, "feedback", encoding.encode_journal, drawn(FeedbackFact)),
     fact(Progress, "progress", encoding.encode_progress, progress()),
     fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards, features=features)),
     fact(CatalogueChange, "arms", encoding.encode_journal, drawn(CatalogueChange, changes=entries)),

@@ -1,83 +1,27 @@
-"""The learner before it took records in bulk: record by record, in plain Python. The slow reference."""
+"""Windows that join one session at a time, in plain Python. The slow reference."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
-from worker.errors import FailedError
-from worker.stream.columns import Slates
 from worker.stream.contexts import pack_context
-from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import FeedbackFact, Opened
-from worker.stream.exclusions import pack_exclusions
-from worker.stream.journal import JournalRecord
-from worker.stream.learner import Learner, Outcome, _pass_over
-from worker.stream.parameters import Parameters
-from worker.stream.session import answered
-from worker.stream.windows import Answer, ClosedWindow, SessionPlan
-
-# ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
+from worker.stream.joining import SlateColumns
+from worker.stream.session import answered, pack_exclusions
+from worker.stream.windows import ClosedWindow, SessionPlan
 
 
-class LearnerOneByOne(Learner):
-    """Takes records one by one."""
+class Answer(Struct, frozen=True):
+    """A feedback record without its session."""
 
-    def _start(self, loaded: Parameters) -> None:
-        super()._start(loaded)
-        windows: Any = WindowsOneByOne(window=self.settings.window, closed_until=loaded.window_end or 0)
-        self._windows = windows
-
-    def handle(self, records: Iterable[JournalRecord]) -> Outcome:
-        outcome = Outcome()
-        late = self._late
-        for record in records:
-            offset = record[0]
-            if offset < self._next_offset:
-                continue
-            if not self._live and offset >= self._live_from:
-                self._go_live(outcome)
-            self._next_offset = offset + 1
-            try:
-                self._take_record(record, outcome)
-            except (FailedError, MemoryError):
-                raise
-            except Exception as error:
-                _pass_over(offset, error, outcome)
-        if not self._live and self._next_offset >= self._live_from:
-            self._go_live(outcome)
-        outcome.late = self._late - late
-        return outcome
-
-    def _take_record(self, record: JournalRecord, outcome: Outcome) -> None:
-        offset, value = record[0], record[1]
-        try:
-            event = decode_journal(value, record[2] if len(record) > 2 else 0)
-        except Rejected as rejected:
-            kind = "far-future" if rejected.reason == "future" else "fold-passed-over"
-            self._report_one(kind, offset, rejected.error, outcome)
-            return
-        if isinstance(event, Opened):
-            if len(event.context) != self._configured.dim:
-                error = f"the context has {len(event.context)} numbers, not {self._configured.dim}"
-                self._report_one("fold-passed-over", offset, error, outcome)
-            elif not self._windows.open(offset, event):
-                self._late += self._live
-        elif isinstance(event, FeedbackFact):
-            if not self._windows.answer(offset, event):
-                self._late += self._live
-        elif self._live:
-            self._act(offset, event, outcome)
-
-    def _report_one(self, kind: str, offset: int, error: str, outcome: Outcome) -> None:
-        if self._live:
-            outcome.troubles.add(kind, f"journal offset {offset}: {error}")
-
-
-# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+    occurred_at: int
+    position: int
+    arm: str
+    clicked: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +55,7 @@ class Closed:
 
     def in_columns(self) -> ClosedWindow:
         """Return the window as the learner folds it."""
-        slates = Slates.of([plan.slate for plan in self.plans])
+        slates = SlateColumns.of([plan.slate for plan in self.plans])
         return ClosedWindow(
             start=self.start,
             end=self.end,

@@ -21,8 +21,8 @@ from tests.stream.scenes import (
     reasons,
     serving,
 )
-from worker.stream.bounds import OutputBounds
 from worker.stream.decoding import Limits
+from worker.stream.reading import OutputBounds
 from worker.stream.serving import Serving
 from worker.stream.session import Parked, ParkedRecord, Session, decode_state, encode_state
 from worker.stream.topology import (

@@ -14,7 +14,7 @@ from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
 from worker.bandit.click_model import Observations
-from worker.stream.budget import ALL, OpenedCounts, Shares, journaled
+from worker.stream.chance import ALL, OpenedCounts, Shares, journaled
 from worker.stream.encoding import encode_journal
 from worker.stream.events import Progress
 from worker.stream.folding import score_of_rank, score_of_weighted_rank

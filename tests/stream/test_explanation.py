@@ -15,14 +15,13 @@ from worker.bandit.dense import dense_matrix, dense_theta
 from worker.bandit.personal import PersonalModel
 from worker.bandit.policies import POLICIES
 from worker.errors import InputError
-from worker.stream.contexts import pack_context
+from worker.stream.contexts import Standardisation, pack_context
 from worker.stream.events import Arrival
 from worker.stream.explanation import explain
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters, with_settings
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.standardising import Standardisation
 
 NOBODY = np.array([], dtype=np.intp)
 

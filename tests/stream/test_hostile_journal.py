@@ -18,14 +18,13 @@ import worker.stream.learner as learner_module
 from tests.stream.scenes import feedback, opened
 from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
-from worker.stream import sizes
+from worker.stream import version_records
 from worker.stream.encoding import encode_episode, encode_journal
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Progress, Tag
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import keep
 
 SETTINGS = LearningSettings(dim=2, horizon=3, window=100, session_timeout=60, lateness=10, warmup=0, standardise=False)
@@ -225,8 +224,8 @@ def test_an_error_that_another_machine_may_not_have_is_no_part_of_the_fold(monke
 
 def test_an_order_that_would_make_a_version_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Parameters.first(SETTINGS, ARMS)
-    now = sizes.largest_size(first.arms, first.model, first.settings)
-    monkeypatch.setattr(sizes.too_large, "__defaults__", (now + 300,))
+    now = version_records.largest_size(first.arms, first.model, first.settings)
+    monkeypatch.setattr(version_records.too_large, "__defaults__", (now + 300,))
     many = tuple(ArmEntry(arm=f"n{n}", reward=1.0, active=True) for n in range(5))
     orders = [
         ArmChange(arm="x" * 200, reward=1.0, active=True),
@@ -253,5 +252,6 @@ def test_no_record_of_a_version_is_larger_than_its_bound(names: list[str], dim: 
     encodable = [name for name in names if name.isprintable() or name.encode("utf-8", "ignore").decode() == name]
     arms = tuple(Arm(arm=name, reward=reward, active=False) for name in encodable)
     parameters = Parameters.first(LearningSettings(dim=dim, standardise=False), arms)
-    bound = sizes.largest_size(arms, parameters.model, parameters.settings)
-    assert bound - sizes.RESERVE - 1_000 < len(encode_parameters(parameters)) <= bound - sizes.RESERVE + 2_000
+    bound = version_records.largest_size(arms, parameters.model, parameters.settings)
+    reserved = bound - version_records.RESERVE
+    assert reserved - 1_000 < len(encode_parameters(parameters)) <= reserved + 2_000

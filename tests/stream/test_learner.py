@@ -36,11 +36,10 @@ from worker.stream.events import (
     Tag,
 )
 from worker.stream.learner import REPUBLISH, Learner, Outcome
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters, parameters_document
+from worker.stream.version_records import encode_parameters, parameters_document
 from worker.stream.versions import RoundedError, should_publish
 
 # Windows of a second; a session lasts 300 ms, disorder 50 ms: the window [0, 1000) is closed when time reaches 1350.
@@ -242,7 +241,7 @@ def test_an_unreadable_journal_record_is_reported_and_passed_over() -> None:
     bad.append(encode_journal(opened(context=(1.0, 2.0, 3.0))))
     mixed = [*good[:1], *((1 + index, value) for index, value in enumerate(bad)), (8, good[1][1]), (9, good[2][1])]
     outcome = learner().handle(mixed)
-    last = "journal offset 7: the context has 3 numbers, not 2"
+    last = "journal offset 7: dimension"
     assert list(outcome.troubles) == [("fold-passed-over", len(bad), last)]
     assert hashes(outcome.versions) == hashes(learner().handle(good).versions)
 

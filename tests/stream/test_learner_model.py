@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -39,7 +39,7 @@ import worker.stream.learner as learner_module
 from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.errors import FailedError
-from worker.stream.budget import Shares, journaled
+from worker.stream.chance import Shares, journaled
 from worker.stream.decoding import MAX_FACT_LEAD, MAX_PROGRESS_LEAD, decode_journal
 from worker.stream.encoding import encode_journal
 from worker.stream.events import (
@@ -58,7 +58,7 @@ from worker.stream.folding import Folded
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.version_encoding import parameters_document
+from worker.stream.version_records import parameters_document
 from worker.stream.versions import KEPT, should_publish
 from worker.stream.windows import ClosedWindow, OpenWindows
 
@@ -668,9 +668,9 @@ class BelievesEveryTime(Learner):
 class ForgetsCounts(Learner):
     """Does not take the numbers of sessions from progress before the record that made its version."""
 
-    def _act(self, offset: int, event: Any, outcome: Outcome) -> None:
-        if self._live:
-            super()._act(offset, event, outcome)
+    def _take(self, offset: int, event: Any, outcome: Outcome) -> None:
+        if self._live or isinstance(event, Opened | FeedbackFact):
+            super()._take(offset, event, outcome)
 
 
 class CountsInKnownWindows(OpenWindows):
@@ -684,9 +684,8 @@ class CountsInKnownWindows(OpenWindows):
 class FoldsLateRecords(OpenWindows):
     """Puts what is late into the window that is open."""
 
-    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
-        closed = self.closed_until
-        return super().open_all(offsets, [structs.replace(e, arrived_at=max(e.arrived_at, closed)) for e in events])
+    def open(self, offset: int, event: Opened) -> bool:
+        return super().open(offset, structs.replace(event, arrived_at=max(event.arrived_at, self.closed_until)))
 
 
 class DropsFeedbackEarly(OpenWindows):
@@ -702,20 +701,17 @@ class DropsFeedbackEarly(OpenWindows):
 class KeepsFirstSlate(OpenWindows):
     """Trusts the slate that was journaled first."""
 
-    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
-        late = 0
-        for offset, event in zip(offsets, events, strict=True):
-            window = self._windows.get(event.arrived_at // self._window)
-            if window is None or (event.session_id, event.arrived_at) not in window.sessions:
-                late += super().open_all([offset], [event])
-        return late
+    def open(self, offset: int, event: Opened) -> bool:
+        window = self._windows.get(event.arrived_at // self._window)
+        known = window is not None and (event.session_id, event.arrived_at) in window.sessions
+        return known or super().open(offset, event)
 
 
 class IgnoresTheMark(OpenWindows):
     """Learns from a session whose facts are equal, though they say that it is uncertain."""
 
-    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
-        return super().open_all(offsets, [structs.replace(event, uncertain=False) for event in events])
+    def open(self, offset: int, event: Opened) -> bool:
+        return super().open(offset, structs.replace(event, uncertain=False))
 
 
 class ReportsProgressTooSoon(Server):

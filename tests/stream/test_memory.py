@@ -13,7 +13,6 @@ from tests.stream.scenes import arrival, feedback, opened, serving, stored
 from worker.stream.encoding import encode_journal
 from worker.stream.events import MOST_PARTITIONS, Progress
 from worker.stream.learner import Learner
-from worker.stream.session import Session, decode_state, encode_state
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.windows import OpenWindows
 
@@ -121,12 +120,3 @@ def test_a_repeated_arrival_is_recognised_by_the_digest_of_its_exclusions_after_
     assert (again.journal, again.decisions) == (first.journal, first.decisions)
     for exclude in ([], other[:1], other[:3], other, long_list(0)[::-1]):
         assert restarted.handle([arrival(exclude=exclude)]).tally.dead == {"session-reused": 1}
-
-
-def test_table_values_with_whole_lists_are_still_read() -> None:
-    task = serving()
-    task.handle([arrival(exclude=long_list(0))])
-    state = task.table["s"]
-    assert isinstance(state, Session)
-    before = msgspec.structs.replace(state, exclude=tuple(long_list(0)))
-    assert decode_state(encode_state(before)) == state

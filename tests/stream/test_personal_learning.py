@@ -17,11 +17,10 @@ from worker.stream.contexts import pack_context
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Arrival, Episode, JournalEvent, Progress
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 WINDOW = 6000
 SETTINGS = LearningSettings(

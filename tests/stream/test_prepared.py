@@ -13,15 +13,13 @@ from tests.test_second_model import ConstantRate
 from worker.bandit import MODELS
 from worker.bandit.answers import AnswerCounts
 from worker.bandit.click_model import Observations
-from worker.stream.contexts import pack_context
+from worker.stream.contexts import Standardisation, pack_context
 from worker.stream.events import Arrival
 from worker.stream.features import Features
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import Slate, SlatePlanner, prepared
-from worker.stream.standardising import Standardisation
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 DIM, ARMS, USERS = 5, 40, 200
 FEATURES = Features.of_table({"ads": {"price": "number", "brand": ["x", "y", "z"]}})

@@ -8,7 +8,7 @@ import pytest
 
 from tests.stream import scenes
 from worker.stream import arrivals
-from worker.stream.budget import Shares
+from worker.stream.chance import Shares
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.topology import Record

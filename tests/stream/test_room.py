@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.stream.scenes import TOPICS, arrival, assert_balanced, click, decisions, facts, parameters, passed, stored
 from worker.secret import Secret
-from worker.stream.room import SessionRoom, parked_size
+from worker.stream.feedback import check_token
 from worker.stream.serving import Serving, handle_together
 from worker.stream.session import Parked
-from worker.stream.tokens import check_token
+from worker.stream.table import SessionRoom, parked_size
 from worker.stream.topology import Tally
 from worker.stream.versions import Versions
 

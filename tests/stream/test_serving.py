@@ -26,12 +26,11 @@ from tests.stream.scenes import (
     serving,
 )
 from worker.secret import Secret
-from worker.stream.feedback import MOST_PARKED
+from worker.stream.feedback import MOST_PARKED, make_token
 from worker.stream.parameters import Parameters, with_settings
 from worker.stream.serving import Serving, handle_together
 from worker.stream.session import Session
 from worker.stream.settings import Arm
-from worker.stream.tokens import make_token
 from worker.stream.topology import Emits, Record, Tally
 from worker.stream.troubles import Troubles
 from worker.stream.versions import Versions

@@ -14,20 +14,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from worker.errors import InputError, ParametersError
-from worker.stream import sizes
+from worker.stream import version_records
 from worker.stream.catalogue import Refusal, take_over
-from worker.stream.contexts import MISSING, pack_context
+from worker.stream.contexts import LARGEST_STANDARD, LEAST_SESSIONS, MISSING, Standardisation, pack_context
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Arrival, Command, FeedbackFact, Import, JournalEvent, Opened, Progress
 from worker.stream.explanation import explain
 from worker.stream.features import Features
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.standardising import LARGEST_STANDARD, LEAST_SESSIONS, Standardisation
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters, parameters_document
+from worker.stream.version_records import encode_parameters, parameters_document
 from worker.stream.versions import check_same, difference
 
 ARMS = tuple(Arm(arm=name, reward=1.0 + place) for place, name in enumerate("abc"))
@@ -250,8 +248,8 @@ def test_no_version_has_more_sessions_waiting_than_there_can_be() -> None:
     assert version.folds == 0
     with pytest.raises(ParametersError, match="198 sessions are pending, at most 99 can be"):
         replace(version, pending=version.pending.followed_by(version.pending.renamed([-1] * 3)))
-    bound = sizes.largest_size(version.arms, version.model, version.settings)
-    assert len(encode_parameters(version)) <= bound - sizes.RESERVE + 2_000
+    bound = version_records.largest_size(version.arms, version.model, version.settings)
+    assert len(encode_parameters(version)) <= bound - version_records.RESERVE + 2_000
 
 
 # ── one scale on every path ──────────────────────────────────────────────────────────────────────────────────────────

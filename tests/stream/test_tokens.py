@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from worker.errors import InputError
 from worker.secret import Secret
 from worker.stream.events import MOST
-from worker.stream.tokens import LEAST, check_token, make_token, slate_tokens, token_secret
+from worker.stream.feedback import LEAST, check_token, make_token, slate_tokens, token_secret
 
 SECRET = Secret(b"correct horse battery staple")
 NOW = 1_700_000_000_000

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.stream.one_by_one import Closed
+from tests.stream.one_by_one import Answer, Closed
 from tests.stream.scenes import feedback, opened
 from worker.stream.events import Opened
 from worker.stream.session import answered
-from worker.stream.windows import Answer, ClosedWindow, OpenWindows
+from worker.stream.windows import ClosedWindow, OpenWindows
 
 WINDOW, TIMEOUT = 1000, 300
 

@@ -17,10 +17,9 @@ from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Tag
 from worker.stream.history import HOUR, INDEX_KEY, KeptVersion, recent_slot, tag_slot, tags
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Record
 from worker.stream.troubles import Troubles
-from worker.stream.version_decoding import decode_parameters
 from worker.stream.versions import KEPT
 
 TOPIC = TOPICS.parameters_history

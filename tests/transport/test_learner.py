@@ -22,7 +22,7 @@ from worker.stream.events import Command
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 TOPICS = Topics("t")
 

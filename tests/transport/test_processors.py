@@ -25,7 +25,7 @@ from worker.stream.decoding import Limits
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, continued
 from worker.stream.topology import Emits, Record, Topics
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import KEPT, RoundedError
 
 ZERO = Parameters.first(settings(), ARMS)

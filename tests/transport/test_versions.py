@@ -21,7 +21,7 @@ from worker.metrics import Metrics
 from worker.runtime.supervision import Pauses
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 ZERO = Parameters.first(settings(), ARMS)
 TOPICS = Topics("t")

@@ -18,7 +18,7 @@ from worker.kafka.partitions import Partitions
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
-from worker.stream.budget import ALL, Shares, journaled
+from worker.stream.chance import ALL, Shares, journaled
 from worker.stream.decoding import Limits
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters

@@ -20,11 +20,10 @@ from worker.metrics import CONSUMED, Metrics
 from worker.metrics.history import MOST_MARKS
 from worker.simulation.demo.run import Demo, DemoSettings
 from worker.simulation.users import Habits
-from worker.stream.contexts import pack_context
+from worker.stream.contexts import Standardisation, pack_context
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.standardising import Standardisation
 from worker.stream.topology import Emits, Tally
 from worker.stream.troubles import TROUBLES
 from worker.web.figures import MOST_ARMS, lately, positions, recent_users, strength_of_tastes, top_arms

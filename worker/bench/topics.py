@@ -29,7 +29,7 @@ from worker.kafka.connection import Connection
 from worker.kafka.topics import TopicLayout, create
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 WINDOW, TIMEOUT, LATENESS = 3_600 * SECOND, 3_600 * SECOND, 5 * SECOND  # settings of the measured worker
 LEARNED_FROM: Final = 20  # seconds of event time that a version is learned from

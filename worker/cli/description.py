@@ -10,7 +10,7 @@ import numpy as np
 from worker.bandit.arrays import sigmoid
 from worker.bandit.personal import PersonalModel
 from worker.console import table
-from worker.stream.budget import ALL
+from worker.stream.chance import ALL
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LATER_SETTINGS, SETTINGS
 from worker.stream.tastes import AdProfile, Taste, context_columns

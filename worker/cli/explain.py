@@ -19,8 +19,8 @@ from worker.cli.options.target import TARGET, control, decoded_version, pick
 from worker.console import read_file, table, write_result
 from worker.errors import InputError, ParametersError
 from worker.stream.contexts import MISSING
-from worker.stream.encoders import context_encoder
 from worker.stream.explanation import Explanation, Position, explain
+from worker.stream.features import context_encoder
 from worker.stream.parameters import Parameters, with_settings
 from worker.stream.tastes import BASE_RATE, Contribution, columns_of_object, context_columns
 

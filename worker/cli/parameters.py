@@ -25,7 +25,7 @@ from worker.stream.events import TAG_PATTERN, Action, Command, Import, Order, Ta
 from worker.stream.history import tags
 from worker.stream.parameters import Parameters
 from worker.stream.tastes import ad_profile
-from worker.stream.version_encoding import encode_parameters, parameters_document
+from worker.stream.version_records import encode_parameters, parameters_document
 from worker.stream.versions import KEPT
 
 VERSION = Option("version", "version, by number or tag (default: the newest)", metavar="VERSION")

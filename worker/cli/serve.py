@@ -21,8 +21,8 @@ from worker.runtime.child import command
 from worker.runtime.clock import clock_of
 from worker.secret import Secret
 from worker.stream.decoding import Limits
+from worker.stream.feedback import token_secret
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.tokens import token_secret
 
 OPERATION = (
     Option("state", "state folder; everything that was answered is in it", default="adcascade-state", metavar="DIR"),

@@ -17,7 +17,7 @@ from worker.errors import InputError
 from worker.kafka.settings import WorkerSettings
 from worker.runtime.child import command
 from worker.secret import Secret
-from worker.stream.tokens import token_secret
+from worker.stream.feedback import token_secret
 
 #: For tests: a file with the time, in place of the machine's clock (see `clock_of`).
 CLOCK = "ADCASCADE_TEST_CLOCK"

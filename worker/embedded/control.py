@@ -9,8 +9,7 @@ from worker.embedded.state import StateFolder, StateView
 from worker.errors import FailedError, InputError
 from worker.stream.events import Order
 from worker.stream.history import KeptVersion
-from worker.stream.parameters import Parameters
-from worker.stream.version_decoding import decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
 
 
 class LearnerControl(Protocol):

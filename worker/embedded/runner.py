@@ -21,14 +21,13 @@ from worker.stream.decoding import Limits
 from worker.stream.encoding import encode_episode, encode_journal, encode_progress
 from worker.stream.events import Episode, Order, Progress
 from worker.stream.learner import Learner, Outcome
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.partitioning import PartitionSurvey, crc32_partition
-from worker.stream.room import SessionRoom
 from worker.stream.serving import Serving, handle_together
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.table import SessionRoom
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Tally, Topics
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import KEPT, Versions, version_key
 
 Headers = Sequence[tuple[str, bytes]]

@@ -7,7 +7,7 @@ Rules that hold in this file:
   by the same join as for the learner.
 - Only complete sessions count: their timeout is over before the last record of the log. This depends on the arrival
   time and not on the answers, so it does not bias the estimates.
-- Where a share of the sessions is journaled (`worker.stream.budget`), the others count by their decisions, if the log
+- Where a share of the sessions is journaled (`worker.stream.chance`), the others count by their decisions, if the log
   has these with the arrivals. Else sessions are left out until all kinds have the same share: those whose number is
   not below the lowest share. So no estimator needs weights for it.
 - A session that is uncertain (after a crash, the user may have seen another slate) is left out, as in learning.

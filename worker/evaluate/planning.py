@@ -24,10 +24,9 @@ from worker.evaluate.sessions import Bools, Rule, Sessions
 from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
 from worker.stream.chance import session_uniforms
-from worker.stream.contexts import stack_packed
+from worker.stream.contexts import Standardisation, stack_packed
 from worker.stream.parameters import Parameters, with_settings
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.standardising import Standardisation
 
 DRAWS: Final = 8  # slates drawn from a target that draws
 CONTRADICTS: Final = "contradicts its version"

@@ -26,8 +26,8 @@ from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
-from worker.stream.encoders import context_encoder
 from worker.stream.events import Arrival, Decision, Feedback
+from worker.stream.features import context_encoder
 from worker.stream.session import Session
 from worker.stream.slates import SlatePlanner
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 from msgspec import Raw, Struct
 
 from worker.http.service import ArriveRequest, FeedbackRequest
-from worker.stream.typed_json import Rejected, reader_of
+from worker.stream.decoding import Rejected, reader_of
 
 #: Most requests in a batch.
 MOST_BATCH: Final = 1_000

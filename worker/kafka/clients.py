@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec, TopicMetadata
 
 from worker.errors import FailedError
 from worker.kafka.connection import SILENT_LOG, Connection, reason_of
-from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Record
+from worker.stream.version_records import VERSION_BYTES
 
 #: Seconds that the brokers may take to answer a request.
 REQUEST_TIMEOUT: Final = 10.0

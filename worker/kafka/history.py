@@ -28,10 +28,9 @@ from worker.stream.history import (
     tag_slot,
     tags,
 )
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Record
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 log = logging.getLogger(__name__)
 

@@ -35,9 +35,9 @@ from worker.stream.events import Tag
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.sizes import VERSION_BYTES
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
 from worker.stream.troubles import Troubles
+from worker.stream.version_records import VERSION_BYTES
 from worker.stream.versions import RoundedError, version_key
 
 log = logging.getLogger(__name__)

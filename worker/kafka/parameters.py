@@ -10,12 +10,11 @@ from worker.errors import AdcascadeError, FailedError, InputError, ParametersErr
 from worker.kafka.clients import partition_counts, readable_errors, topic_reader
 from worker.kafka.connection import Connection
 from worker.metrics import Metrics
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LearningSettings, check_same_model, continued
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import Record, Topics
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import RoundedError, Versions, check_same, keep, should_publish
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from worker.metrics.troubles import TroubleLog
 from worker.runtime.clock import Clock, ComparedClock, steady_clock, wall_clock
 from worker.runtime.learner_process import LearnerStatus
 from worker.secret import Secret
-from worker.stream.bounds import OutputBounds
 from worker.stream.decoding import Limits, decode_episode
 from worker.stream.partitioning import PartitionSurvey
-from worker.stream.room import SessionRoom
+from worker.stream.reading import OutputBounds
 from worker.stream.serving import Serving, handle_together
+from worker.stream.table import SessionRoom
 from worker.stream.topology import MOST_BYTES, Emits, Record, Topics
 
 log = logging.getLogger(__name__)

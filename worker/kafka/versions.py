@@ -22,9 +22,9 @@ from worker.kafka.connection import Connection, reason_of
 from worker.kafka.parameters import PublishedParameters, Received
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.supervision import Pauses, keep_running
+from worker.stream.parameters import decode_parameters
 from worker.stream.slates import prepared
 from worker.stream.topology import ONLY_PARTITION, Record, Topics
-from worker.stream.version_decoding import decode_parameters
 from worker.stream.versions import KEPT
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from typing import Final
 
 from worker.logs.ordered import ARRIVAL, CLICK, DECISION, FACT, OPENED, UNREADABLE, Entry, OrderedLog
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
-from worker.stream.encoders import context_encoder
 from worker.stream.events import MOST, Arrival, Decision, Feedback, FeedbackFact, Opened
+from worker.stream.features import context_encoder
 
 UNLIMITED: Final = Limits(
     max_record_bytes=MOST,

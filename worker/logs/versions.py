@@ -26,10 +26,9 @@ import orjson
 from worker.errors import ParametersError
 from worker.logs.findings import Findings, Mismatch
 from worker.logs.format import cannot_sort
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_decoding import decode_parameters
 from worker.stream.versions import KEPT
 
 PLANNERS: Final = 16  # planners kept in memory

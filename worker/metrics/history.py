@@ -18,7 +18,7 @@ import numpy as np
 
 from worker.bandit.policies import policy_named
 from worker.metrics.troubles import ActiveTrouble
-from worker.stream.answering import Answering
+from worker.stream.episodes import Answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally

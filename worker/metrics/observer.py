@@ -26,7 +26,7 @@ from worker.metrics.history import (
     wrong_scale,
 )
 from worker.metrics.troubles import TroubleLog
-from worker.stream.answering import MOST_NAMED, Answering, answering
+from worker.stream.episodes import MOST_NAMED, Answering, answering
 from worker.stream.events import Episode
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Tally

@@ -33,12 +33,12 @@ from worker.logs.ordered import ARRIVAL, CLICK, DECISION, OPENED, Entry, Ordered
 from worker.logs.traces import UNLIMITED
 from worker.replay.report import ReplayReport, Status, VersionResult, read_traffic
 from worker.replay.versions import Origin, Timetable, compare, find_origin, is_lost, read_timetable
-from worker.stream.budget import ALL, OpenedCounts, journaled
+from worker.stream.chance import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
-from worker.stream.encoders import context_encoder
-from worker.stream.encoding import encode_feedback_fact, encode_journal, encode_opened, encode_progress
+from worker.stream.encoding import encode_journal, encode_opened, encode_progress, fact_of
 from worker.stream.events import MOST, Arrival, Decision, Mode, Opened, Progress
+from worker.stream.features import context_encoder
 from worker.stream.learner import Learner
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm
@@ -186,7 +186,7 @@ class Relearner:
             feedback = decode_feedback(entry.value, limits=limits, horizon=MOST, timestamp=entry.timestamp)
         except Rejected:
             return
-        self._fact(encode_feedback_fact(feedback))
+        self._fact(encode_journal(fact_of(feedback)))
 
     # ── slates ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

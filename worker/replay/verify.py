@@ -24,8 +24,7 @@ from worker.logs.ordered import Entry, OrderedLog
 from worker.logs.traces import SessionTrace, TraceReader
 from worker.replay.report import ReplayReport, read_traffic
 from worker.replay.versions import FoldAudit
-from worker.stream.budget import ALL
-from worker.stream.chance import journal_number
+from worker.stream.chance import ALL, journal_number
 from worker.stream.contexts import pack_context
 from worker.stream.events import Arrival, Decision, Opened
 from worker.stream.session import answered, objection

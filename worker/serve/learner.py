@@ -21,9 +21,9 @@ from worker.runtime.child import report
 from worker.runtime.learner_process import LearnerStatus
 from worker.stream.encoding import encode_episode
 from worker.stream.learner import Learner, Outcome
+from worker.stream.parameters import decode_parameters
 from worker.stream.settings import Arm, LearningSettings, ignored_scale
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 
 log = logging.getLogger(__name__)
 

@@ -33,10 +33,10 @@ from worker.serve.store import Lesson, ServeStore
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.encoding import encode_journal, encode_progress
 from worker.stream.events import Order, Progress, Reason
-from worker.stream.room import SessionRoom
+from worker.stream.feedback import slate_tokens
 from worker.stream.serving import Serving
 from worker.stream.session import Session
-from worker.stream.tokens import slate_tokens
+from worker.stream.table import SessionRoom
 from worker.stream.topology import ONLY_PARTITION, DeadLetter, Emits, Record, Topics
 from worker.stream.versions import Versions
 

@@ -27,10 +27,9 @@ from worker.serve.service import EmbeddedService, OrderDesk
 from worker.serve.settings import ServeSettings, dimension
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
-from worker.stream.parameters import Parameters
-from worker.stream.sizes import check_size
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.slates import prepared
-from worker.stream.version_decoding import decode_parameters
+from worker.stream.version_records import check_size
 from worker.stream.versions import Versions
 from worker.web.status import status_routes
 

@@ -15,10 +15,10 @@ from worker.http.service import Answer, ArriveRequest, FeedbackRequest, Unavaila
 from worker.secret import Secret
 from worker.serve.runner import NEVER_OPENED, ServeRunner, Waiting
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
-from worker.stream.encoders import context_encoder
 from worker.stream.events import Order
+from worker.stream.features import context_encoder
+from worker.stream.feedback import check_token
 from worker.stream.session import Session
-from worker.stream.tokens import check_token
 
 #: Refusals that are kept for whoever gave the order.
 _MOST_REFUSED: Final = 100

@@ -18,11 +18,10 @@ from worker.embedded.state import StateFolder
 from worker.errors import InputError
 from worker.serve.recording import Recording, forget
 from worker.stream.events import Episode, Tag
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.slates import SlatePlanner
 from worker.stream.topology import ONLY_PARTITION, Emits, Record, Topics
-from worker.stream.version_decoding import decode_parameters
-from worker.stream.version_encoding import encode_parameters
+from worker.stream.version_records import encode_parameters
 from worker.stream.versions import KEPT, version_key
 
 #: Names in the state folder.

@@ -34,8 +34,8 @@ from worker.bandit.arrays import NO_ARM, Floats, Ints, check_rewards, sigmoid
 from worker.bandit.click_model import Truth
 from worker.bandit.personal import PersonalModel
 from worker.errors import FailedError, InputError
+from worker.stream.contexts import Standardisation
 from worker.stream.settings import Arm
-from worker.stream.standardising import Standardisation
 
 Bools = NDArray[np.bool_]
 

@@ -42,7 +42,7 @@ from worker.bandit.policies import (
 from worker.errors import EstimationError, FailedError, InputError
 from worker.simulation.environments import Chance, DigitsTruth, check_world, make_environment, true_heads
 from worker.simulation.worth import Valuer
-from worker.stream.budget import ALL, Shares
+from worker.stream.chance import ALL, Shares
 from worker.stream.settings import LearningSettings
 
 EPSILON = 0.1  # share of epsilon-greedy

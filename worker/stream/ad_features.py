@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from worker.errors import InputError
+from worker.stream.contexts import Standardisation
 from worker.stream.features import REWARD, Feature, Features, listed, numbers_of
-from worker.stream.standardising import Standardisation
 
 if TYPE_CHECKING:
     from worker.stream.settings import Arm

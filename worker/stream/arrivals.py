@@ -3,7 +3,7 @@
 Rules that hold in this file (docs/design.md §3):
 
 - Slates are planned at arrival, all of a batch at once, and pinned.
-- Beyond the budget of learning, a share of the sessions is journaled (`budget.py`). The others are served alike, and
+- Beyond the budget of learning, a share of the sessions is journaled (`chance.py`). The others are served alike, and
   leave no fact in the journal.
 - Without room for more sessions, an arrival is answered with a fallback slate and not remembered: it leaves no value in
   the table and no fact in the journal. If it comes again, it may be remembered then.
@@ -19,16 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from worker.stream.batch import Batch
-from worker.stream.budget import ALL, journaled
+from worker.stream.chance import ALL, journaled
 from worker.stream.contexts import pack_context
-from worker.stream.encoding import opened_document
-from worker.stream.events import Arrival
-from worker.stream.exclusions import brief_exclusions
+from worker.stream.events import Arrival, Opened
 from worker.stream.feedback import FeedbackJoin
 from worker.stream.parameters import Parameters
-from worker.stream.reading import RecordReader
-from worker.stream.session import Session
+from worker.stream.reading import Batch, RecordReader
+from worker.stream.session import Session, brief_exclusions
 from worker.stream.slates import Slate, SlatePlanner
 from worker.stream.table import SessionTable
 from worker.stream.topology import Record
@@ -45,10 +42,10 @@ def plan_together(work: Sequence[tuple[Arrivals, Batch]]) -> None:
     """Plan all new sessions that there is room for, over all partitions, with one call per version."""
     groups: dict[SlatePlanner, list[tuple[Batch, Arrival]]] = {}
     for arrivals, _ in work:
-        arrivals._sessions.room.claimed = 0
+        arrivals.sessions.room.claimed = 0
     for arrivals, batch in work:
-        at, table, claim = arrivals._versions.at, arrivals._sessions.states, arrivals._sessions.room.claim
-        for arrival in arrivals._new(batch):
+        at, table, claim = arrivals.versions.at, arrivals.sessions.states, arrivals.sessions.room.claim
+        for arrival in arrivals.new(batch):
             if claim(waiting=arrival.session_id in table):
                 groups.setdefault(at(arrival.occurred_at), []).append((batch, arrival))
     for planner, group in groups.items():
@@ -70,8 +67,8 @@ class Arrivals:
         reader: RecordReader,
         feedback: FeedbackJoin,
     ) -> None:
-        self._sessions = sessions
-        self._versions = versions
+        self.sessions = sessions
+        self.versions = versions
         self._reader = reader
         self._feedback = feedback
         self._repeated_until = 0
@@ -82,15 +79,15 @@ class Arrivals:
 
     def _is_uncertain(self, record: Record, arrival: Arrival) -> bool:
         """Whether an earlier owner of the partition may have answered an arrival with another slate."""
-        return record.offset < self._repeated_until and not self._versions.is_certain(
+        return record.offset < self._repeated_until and not self.versions.is_certain(
             arrival.occurred_at, abs(record.timestamp)
         )
 
     # ── planning ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _new(self, batch: Batch) -> Iterable[Arrival]:
+    def new(self, batch: Batch) -> Iterable[Arrival]:
         """Return the first arrival of every new session."""
-        table = self._sessions.states
+        table = self.sessions.states
         first: dict[str, Arrival] = {}
         for event in batch.events:
             if type(event) is Arrival and type(table.get(event.session_id)) is not Session:
@@ -102,7 +99,7 @@ class Arrivals:
     def take(self, record: Record, arrival: Arrival, batch: Batch) -> None:
         """Open the session of an arrival, or find it in the table; journal it if it is to be."""
         session_id, uncertain = arrival.session_id, self._is_uncertain(record, arrival)
-        known = self._sessions.states.get(session_id)
+        known = self.sessions.states.get(session_id)
         if type(known) is Session:
             session = known
             if (
@@ -123,16 +120,16 @@ class Arrivals:
             return
         batch.emits.tally.replanned += uncertain
         batch.facts.append(
-            opened_document(
-                session_id,
-                session.arrived_at,
-                arrival.context,
-                session.slate,
-                session.modes,
-                arrival.exclude,
-                session.version,
-                session.share,
-                uncertain,
+            Opened(
+                session_id=session_id,
+                arrived_at=session.arrived_at,
+                context=arrival.context,
+                slate=session.slate,
+                modes=session.modes,
+                exclude=arrival.exclude,
+                parameters_version=session.version,
+                share=session.share,
+                uncertain=uncertain,
             )
         )
 
@@ -145,8 +142,8 @@ class Arrivals:
         exclude = brief_exclusions(arrival.exclude)
         session = Session(arrival.occurred_at, deadline, context, exclude, parameters.version, *slate)
         session.share = None if uncertain else _share(session_id, slate, parameters)
-        parked = self._sessions.open(session_id, session)
-        if (over := self._sessions.progress - deadline - parameters.settings.lateness) >= 0:
+        parked = self.sessions.open(session_id, session)
+        if (over := self.sessions.progress - deadline - parameters.settings.lateness) >= 0:
             emits.tally.troubles.add("late-arrivals", f"a session was over for {over / 1000:,.0f} s")
         emits.tally.opened += 1
         emits.tally.unjournaled += session.share == 0
@@ -163,7 +160,7 @@ class Arrivals:
         if known is not None and known.arrived_at != arrival.occurred_at:
             self._reader.reject(record, "session-reused", REUSED, batch.emits)
             return
-        planner = self._versions.at(arrival.occurred_at)
+        planner = self.versions.at(arrival.occurred_at)
         slate, version = planner.fallback(arrival), planner.parameters.version
         session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
         batch.unremembered[arrival.session_id] = session

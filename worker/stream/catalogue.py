@@ -11,7 +11,7 @@ Rules that hold in this file (docs/design.md §4):
   number, any other is in the order itself: so the journal alone determines the result.
 - A record that changes nothing makes no version: the same record twice is the same as once.
 - An order that cannot be carried out is refused with a reason; the journal is read on. An arm that would make a version
-  too large for a record is refused as well (`sizes.py`).
+  too large for a record is refused as well (`version_records.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from worker.bandit.click_model import ClickModel
 from worker.errors import AdcascadeError, InputError, ParametersError
 from worker.stream.ad_features import check_ads, with_ads
 from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Order, Tag
-from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model
+from worker.stream.parameters import Parameters, ad_columns, counts_for, first_model, parameters_of
 from worker.stream.settings import Arm, LearningSettings
-from worker.stream.sizes import too_large
-from worker.stream.version_decoding import parameters_of
+from worker.stream.version_records import too_large
 from worker.stream.versions import KEPT
 
 

@@ -4,7 +4,7 @@ Rules that hold here:
 
 - A record either becomes an event or raises `Rejected`, with a reason of the closed list and one line that says what
   is wrong and where, never the payload. Nothing else escapes from a ``decode_`` function, whatever the bytes.
-- Whether a record is rejected depends on the record and the settings alone, so all runners agree.
+- Whether a record is rejected depends on the record and the settings alone (see `MAX_DEPTH`), so all runners agree.
 - Unknown fields are ignored, so that a producer may be newer than the worker.
 - `timestamp` is the time of a record. A negative one, −t, stands for a record without a time that was read at t: such
   an event may be as old as it likes.
@@ -13,34 +13,155 @@ Rules that hold here:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import hypot, inf, isnan
-from typing import Any, Final, TypeGuard, Union, get_args
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
+import numpy as np
 
-from worker.errors import InputError
+from worker.errors import AdcascadeError, InputError
 from worker.stream.contexts import MISSING
-from worker.stream.encoders import ContextEncoder
 from worker.stream.events import (
+    MOST,
     Arrival,
-    Count,
     Decision,
     Episode,
     Feedback,
     FeedbackFact,
-    Identifier,
     JournalEvent,
     Milliseconds,
-    Mode,
     Opened,
-    Probability,
     Progress,
+    Reason,
 )
-from worker.stream.typed_json import MAX_DEPTH as MAX_DEPTH
-from worker.stream.typed_json import Reader, read
-from worker.stream.typed_json import Rejected as Rejected
+from worker.stream.features import ContextEncoder
+
+#: Deepest nesting of a record. msgspec skips unknown fields by recursion, so without this bound the depth of the
+#: caller's stack would decide what is accepted. Half of Python's usual limit. A record is at least twice as long as it
+#: is deep, so short ones need no check.
+MAX_DEPTH: Final = 512
+
+E = TypeVar("E")
+
+
+class Rejected(AdcascadeError):  # noqa: N818 - the record is wrong, not the program
+    """A record that cannot be used: `reason` is from the closed list, `error` one line for people."""
+
+    def __init__(self, reason: Reason, error: str) -> None:
+        super().__init__(reason, error)
+        self.reason: Reason = reason
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.error}"
+
+
+class Reader(Generic[E]):
+    """The decoder of one kind of record, compiled once."""
+
+    __slots__ = ("_integers", "_kind", "decode")
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self.decode: Callable[[bytes], E] = msgspec.json.Decoder(kind).decode
+        self._integers = frozenset(
+            field.name
+            for struct in (get_args(kind) or (kind,))
+            for field in msgspec.structs.fields(struct)
+            if _is_integer(msgspec.inspect.type_info(field.type))
+        )
+
+    def reread(self, value: bytes) -> E:
+        """Decode a record that writes whole numbers as 5.0 or 5e0, or null for a missing number of `opened`."""
+        document = msgspec.json.decode(value)
+        for name in self._integers & document.keys() if isinstance(document, dict) else ():
+            number = document[name]
+            if type(number) is float and number.is_integer():
+                document[name] = int(number)
+        match document:
+            case {"kind": "opened", "context": [*numbers]} if self._kind is JournalEvent:
+                document["context"] = [MISSING if number is None else number for number in numbers]
+        event: E = msgspec.convert(document, self._kind)
+        return event
+
+
+def _is_integer(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _is_integer(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(map(_is_integer, kind.types))
+    return isinstance(kind, msgspec.inspect.IntType)
+
+
+def read(reader: Reader[E], value: bytes | None, most: float) -> E:
+    """Decode a record of at most so many bytes."""
+    if value is None:
+        raise Rejected("undecodable", "the record has no value")
+    if len(value) > most:
+        raise Rejected("too-large", f"the record has {len(value)} bytes, more than {most}")
+    try:
+        if not value.isascii():
+            value.decode()  # msgspec does not validate the fields that it skips
+        if len(value) > 2 * MAX_DEPTH and _nests_too_deep(value):
+            raise Rejected("undecodable", f"nested deeper than {MAX_DEPTH} levels")
+        return reader.decode(value)
+    except Rejected:
+        raise
+    except Exception as error:
+        if "got `float`" in str(error) or "got `null`" in str(error):
+            return _reread(reader, value)
+        raise _rejected(error) from None
+
+
+def reader_of(kind: type[E]) -> Callable[[bytes | None, int], E]:
+    """Return a function that decodes structs of one kind, of at most so many bytes, by the rules of this file."""
+    reader = Reader[E](kind)
+    return lambda value, most: read(reader, value, most)
+
+
+def _reread(reader: Reader[E], value: bytes) -> E:
+    try:
+        return reader.reread(value)
+    except Exception as error:
+        raise _rejected(error) from None
+
+
+_TOO_LATE: Final = f"<= {MOST} - at `$.occurred_at`"
+
+
+def _rejected(error: Exception) -> Rejected:
+    """Turn an error of msgspec into one line, without a word of the payload."""
+    if isinstance(error, UnicodeDecodeError):
+        return Rejected("undecodable", f"not UTF-8 (byte {error.start})")
+    if isinstance(error, msgspec.ValidationError):
+        text, _, path = str(error).rpartition(" - at ")
+        text = text or path
+        # These two quote the payload.
+        if text.startswith(("Invalid enum value", "Invalid value")):
+            text = "Not one of the values allowed here"
+        # A time in nanoseconds does not reach the check that guesses the unit of a time.
+        guess = " (looks like nanoseconds)" if _TOO_LATE in str(error) else ""
+        return Rejected("invalid", f"{text} at {path.strip('`')}{guess}" if path != text else text)
+    if isinstance(error, msgspec.DecodeError):
+        return Rejected("undecodable", str(error))
+    # RecursionError, MemoryError, and whatever else a hostile record may cause.
+    return Rejected("undecodable", f"not readable ({type(error).__name__})")
+
+
+_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+#: Opening brackets to +1, closing ones to −1 as signed bytes; everything else is dropped.
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_STEPS: Final = bytes(sorted(set(range(256)) - set(b"[{]}")))
+
+
+def _nests_too_deep(value: bytes) -> bool:
+    if value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
+        return False
+    steps = np.frombuffer(_STRINGS.sub(b"", value).translate(_STEPS, _NO_STEPS), np.int8)
+    return bool(np.cumsum(steps, dtype=np.int64).max(initial=0) > MAX_DEPTH)
+
 
 #: How far the time of a journal record may lie after the timestamp of that record, in milliseconds; beyond it the
 #: learner refuses the record. Constants, so that every learner and every replay decide alike. A fact further ahead
@@ -132,31 +253,9 @@ def decode_journal(value: bytes | None, timestamp: int = 0) -> JournalEvent:
 
     With the `timestamp` of the record, a time too far after it is rejected as `future`.
     """
-    # Only a context may have numbers that are missing.
-    has_null = value is not None and b"null" in value
-    event = _without_gaps(read(_JOURNAL_WITH_GAPS, value, inf)) if has_null else read(_JOURNAL, value, inf)
+    event = read(_JOURNAL, value, inf)
     _check_fact(event, timestamp)
     return event
-
-
-def decode_journals(values: Sequence[bytes | None], timestamps: Sequence[int]) -> list[JournalEvent | Rejected]:
-    """Decode journal records in bulk: for each, what `decode_journal` returns or raises.
-
-    >>> decode_journals([b'{"kind":"command","action":"freeze"}', b"{"], [0, 0])
-    [Command(action='freeze', version=None), Rejected('undecodable', 'Input data was truncated')]
-    """
-    if not _are_plain(values):
-        return list(map(_decoded, values, timestamps))
-    events: list[JournalEvent | Rejected] = []
-    decoded = map(_JOURNAL.decode, values)
-    while len(events) < len(values):
-        try:
-            events.extend(decoded)
-        except Exception:  # by the record after those that were decoded
-            events.append(_decoded(values[len(events)], timestamps[len(events)]))
-    if not _are_surely_in_order(events, timestamps):
-        return [_checked(event, timestamp) for event, timestamp in zip(events, timestamps, strict=True)]
-    return events
 
 
 def decode_decision(value: bytes | None) -> Decision:
@@ -178,27 +277,10 @@ class _NamedArrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exclude: tuple[str, ...] = ()
 
 
-class _OpenedWithGaps(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="opened"):
-    """`Opened` with null in place of numbers that are missing."""
-
-    session_id: Identifier
-    arrived_at: Milliseconds
-    context: tuple[float | None, ...]
-    slate: tuple[Identifier, ...]
-    modes: tuple[Mode, ...]
-    exclude: tuple[Identifier, ...]
-    parameters_version: Count
-    share: Probability | None = None
-    uncertain: bool = False
-
-
 _ARRIVAL: Final = Reader[Arrival](Arrival)
 _NAMED_ARRIVAL: Final = Reader[_NamedArrival](_NamedArrival)
 _FEEDBACK: Final = Reader[Feedback](Feedback)
 _JOURNAL: Final = Reader[JournalEvent](JournalEvent)
-_JOURNAL_WITH_GAPS: Final = Reader[JournalEvent | _OpenedWithGaps](
-    Union[(_OpenedWithGaps, *(kind for kind in get_args(JournalEvent) if kind is not Opened))]
-)
 _DECISION: Final = Reader[Decision](Decision)
 _EPISODE: Final = Reader[Episode](Episode)
 
@@ -229,22 +311,6 @@ def _check_numbers(context: tuple[float, ...], limits: Limits, *, may_lack: bool
             raise Rejected("norm", f"a number of $.context is beyond ±{LARGEST_NUMBER:g}")
     elif not hypot(1.0, *known) <= limits.max_norm:
         raise Rejected("norm", f"the norm of [$.context; one-hot arm] is above {limits.max_norm:g}")
-
-
-def _without_gaps(event: JournalEvent | _OpenedWithGaps) -> JournalEvent:
-    if not isinstance(event, _OpenedWithGaps):
-        return event
-    return Opened(
-        session_id=event.session_id,
-        arrived_at=event.arrived_at,
-        context=tuple([MISSING if number is None else number for number in event.context]),
-        slate=event.slate,
-        modes=event.modes,
-        exclude=event.exclude,
-        parameters_version=event.parameters_version,
-        share=event.share,
-        uncertain=event.uncertain,
-    )
 
 
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -312,51 +378,3 @@ def _check_lead(event: JournalEvent, timestamp: int) -> None:
         return
     if lead > most:
         raise Rejected("future", f"its time is {lead} ms after the record, more than {most}")
-
-
-# ── journal records in bulk ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _are_plain(values: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:
-    """Return whether records need none of the checks that `read` and `decode_journal` make before they decode."""
-    plain = [value for value in values if value is not None]
-    if len(plain) < len(values) or max(map(len, plain), default=0) > 2 * MAX_DEPTH:
-        return False
-    joined = b"".join(plain)
-    return joined.isascii() and b"null" not in joined
-
-
-def _decoded(value: bytes | None, timestamp: int) -> JournalEvent | Rejected:
-    try:
-        return decode_journal(value, timestamp)
-    except Rejected as rejected:
-        return rejected
-
-
-def _checked(event: JournalEvent | Rejected, timestamp: int) -> JournalEvent | Rejected:
-    try:
-        if not isinstance(event, Rejected):
-            _check_fact(event, timestamp)
-    except Rejected as rejected:
-        return rejected
-    return event
-
-
-def _are_surely_in_order(events: Sequence[JournalEvent | Rejected], timestamps: Sequence[int]) -> bool:
-    """Return whether `_check_fact` passes all of these; False may also mean that some have to be looked at."""
-    opened = [event for event in events if type(event) is Opened]
-    if [len(event.modes) for event in opened] != [len(event.slate) for event in opened]:
-        return False
-    reports = [event for event in events if type(event) is Progress]
-    if any(event.partition >= event.partitions for event in reports):
-        return False
-    if max(timestamps, default=0) <= 0:
-        return True
-    facts = [event.occurred_at for event in events if type(event) is FeedbackFact]
-    facts += [event.arrived_at for event in opened]
-    earliest = min(timestamps)
-    return (
-        earliest > 0
-        and max(facts, default=0) - earliest <= MAX_FACT_LEAD
-        and max([event.time for event in reports], default=0) - earliest <= MAX_PROGRESS_LEAD
-    )

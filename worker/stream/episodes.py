@@ -1,14 +1,236 @@
-"""The record of a closed window: its sessions and answers, and the version that it led to."""
+"""The episode record of a closed window: revenue, expected revenue, regret, and ads that users do not answer.
+
+- `reward` and `expected_reward` are by the version that served each session, with its prices; if that version is no
+  longer kept, by the parent of the fold.
+- `explored` counts a session by the share of its positions that explored, so that it compares with M_t.
+- `regret_bound` is the mean optimistic gap V^ucb − V̂^π per session, `regret_posterior` the mean posterior regret, of
+  the slates as served, under the estimate after the window (docs/math.md §6). Both are means over an evenly spread
+  sample of the sessions, and both take every arm as eligible that is active or in one of these slates: else a slate
+  with a retired arm could be better than the best.
+- Where a share of the sessions is journaled, each of them stands for 1/share sessions in all of this (`chance.py`).
+- A number that cannot be computed, or that leaves the floating-point range, is null (0 for the two rewards). An
+  assessment never fails.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from statistics import median
+from typing import Final, TypeVar
 
-from worker.stream.assessment import answers, assess
+import numpy as np
+
+from worker.bandit.arrays import NO_ARM, Floats, Ints
+from worker.bandit.regret import optimistic_gap, posterior_regret, slate_revenue
+from worker.stream.contexts import stack_packed
 from worker.stream.events import Episode
+from worker.stream.folding import one_thread, sample
 from worker.stream.parameters import Parameters
 from worker.stream.windows import ClosedWindow
+
+#: Displays from which a rate is judged. It starts at the rate of all ads, with the weight of 20 displays, so no rate
+#: can fall below `COLLAPSED` before about 60 displays, all of them without an answer.
+LEAST_DISPLAYS: Final = 50
+#: Share of the median rate below which the rate of an ad has collapsed.
+COLLAPSED: Final = 0.25
+#: Ads that are named.
+MOST_NAMED: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredArm:
+    """An active ad, the rate at which its displays are answered, and how many displays that is judged by."""
+
+    arm: str
+    rate: float
+    displays: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answering:
+    """The active ads with the lowest answer rates; `collapsed` counts those that hardly ever get an answer.
+
+    `lowest` has at most `MOST_NAMED` ads, the lowest rate first: so the first `collapsed` of them are those.
+    """
+
+    lowest: tuple[AnsweredArm, ...]
+    collapsed: int
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The ids of the ads whose rate has collapsed, at most `MOST_NAMED`."""
+        return tuple(one.arm for one in self.lowest[: self.collapsed])
+
+
+def answering(parameters: Parameters) -> Answering | None:
+    """Return what is known of the answer rates of active ads; None where they are not learned.
+
+    >>> from worker.bandit.answers import AnswerCounts
+    >>> from worker.stream.settings import Arm, LearningSettings
+    >>> from dataclasses import replace
+    >>> first = Parameters.first(LearningSettings(dim=1, horizon=1), tuple(Arm(arm=name, reward=1) for name in "abc"))
+    >>> counts = AnswerCounts(displayed=np.array([[100.0, 100.0, 100.0]]), answered=np.array([[90.0, 0.0, 80.0]]))
+    >>> answering(replace(first, answers=counts)).unanswered
+    ('b',)
+    """
+    counts, rates = parameters.answers, parameters.rates
+    if counts is None or rates is None:
+        return None
+    active = np.array([arm.active for arm in parameters.arms], dtype=bool)
+    displays = counts.displayed.sum(axis=0)
+    judged = np.flatnonzero(active & (displays >= LEAST_DISPLAYS))
+    if not len(judged):
+        return Answering(lowest=(), collapsed=0)
+    bound = COLLAPSED * median(rates.arms[active].tolist())  # numpy's imports a large module first
+    order = judged[np.argsort(rates.arms[judged], kind="stable")][:MOST_NAMED].tolist()
+    lowest = tuple(
+        AnsweredArm(arm=parameters.arms[k].arm, rate=float(rates.arms[k]), displays=int(displays[k])) for k in order
+    )
+    return Answering(lowest=lowest, collapsed=int((rates.arms[judged] < bound).sum()))
+
+
+T = TypeVar("T")
+
+#: Bounds on the contexts sampled for the two regrets, and on contexts × arms (× draws).
+MOST_BOUNDED, BOUNDED_ELEMENTS = 512, 4_000_000
+MOST_DRAWN, DRAWN_ELEMENTS, DRAWS = 64, 8_000_000, 32
+LEAST = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """The numbers of a window."""
+
+    reward: float
+    expected_reward: float
+    explored: float
+    regret_bound: float | None
+    regret_posterior: float | None
+    parameter_norm: float | None
+    smallest_eigenvalue: float | None
+    lowest_answer_rate: float | None
+    unanswered_arms: tuple[str, ...] | None
+
+
+def assess(window: ClosedWindow, parent: Parameters, current: Parameters, kept: Mapping[int, Parameters]) -> Assessment:
+    """Assess a window; `parent` is the version before its fold, `current` the one after it."""
+    nothing: tuple[float | None, float | None] = (None, None)
+    with one_thread(), np.errstate(all="ignore"):
+        reward, expected = _tried(lambda: _revenue(window, parent, kept), nothing)
+        bound, posterior = _tried(lambda: _regrets(window, current), nothing)
+        norm = _tried(lambda: current.model.norm, None)
+        eigenvalue = _tried(lambda: current.model.smallest_eigenvalue, None)
+        answered = _tried(lambda: answering(current), None)
+    return Assessment(
+        reward=_finite(reward) or 0.0,
+        expected_reward=_finite(expected) or 0.0,
+        explored=_explored(window),
+        regret_bound=_finite(bound),
+        regret_posterior=_finite(posterior),
+        parameter_norm=_finite(norm),
+        smallest_eigenvalue=_finite(eigenvalue),
+        lowest_answer_rate=answered.lowest[0].rate if answered and answered.lowest else None,
+        unanswered_arms=answered.unanswered or None if answered else None,
+    )
+
+
+def answers(window: ClosedWindow) -> tuple[int, int]:
+    """Return the numbers of answered displays and of clicks, of all sessions."""
+    weights = window.weights
+    if weights is None:
+        return len(window.rows), int(window.clicked.sum())
+    shown = weights[window.rows]
+    return round(float(shown.sum())), round(float(shown[window.clicked].sum()))
+
+
+def _explored(window: ClosedWindow) -> float:
+    parts = [plan.explored / len(plan.slate) if plan.slate else 0.0 for plan in window.plans]
+    weights = window.weights
+    return float(sum(parts)) if weights is None else float(weights @ np.array(parts))
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and isfinite(number) else None
+
+
+def _tried(compute: Callable[[], T], otherwise: T) -> T:
+    """Return what is computed, or `otherwise` after an error that the data caused."""
+    try:
+        return compute()
+    except MemoryError:
+        raise
+    except Exception:
+        return otherwise
+
+
+def _revenue(
+    window: ClosedWindow, parent: Parameters, kept: Mapping[int, Parameters]
+) -> tuple[float | None, float | None]:
+    """Return the revenue and the expected revenue."""
+    numbers = np.array([plan.parameters_version for plan in window.plans])
+    clicked, weights = np.flatnonzero(window.clicked), window.weights
+    rewards, expected = np.zeros(len(clicked)), 0.0
+    for number in np.unique(numbers).tolist():
+        version = kept.get(number, parent)
+        prices = {arm.arm: arm.reward for arm in version.arms}
+        of_codes = np.array([prices.get(name, 0.0) for name in window.slates.names])
+        here = numbers[window.rows[clicked]] == number
+        rewards[here] = of_codes[window.codes[clicked[here]]]
+        expected += _expected(version, window, np.flatnonzero(numbers == number), weights)
+    if weights is not None:
+        rewards *= weights[window.rows[clicked]]
+    return float(sum(rewards.tolist())), expected
+
+
+def _expected(version: Parameters, window: ClosedWindow, rows: Ints, weights: Floats | None) -> float:
+    if not version.arms:
+        return 0.0
+    contexts, slates = _contexts(version, window, rows), window.slates.indices(rows, version.indices)
+    revenue = slate_revenue(version.model, version.rewards, contexts, slates, version.rates)
+    return float(revenue.sum() if weights is None else weights[rows] @ revenue)
+
+
+def _regrets(window: ClosedWindow, current: Parameters) -> tuple[float | None, float | None]:
+    arms = len(current.arms)
+    rows = _sample(np.arange(len(window.plans)), min(MOST_BOUNDED, max(LEAST, BOUNDED_ELEMENTS // max(1, arms))))
+    slates = window.slates.indices(rows, current.indices)
+    shown = np.unique(slates[slates != NO_ARM])
+    eligible = list(current.arms)
+    for index in shown.tolist():
+        eligible[index] = replace(eligible[index], active=True)
+    planner = replace(current, arms=tuple(eligible)).planner(dtype=np.float64)
+    if planner is None:
+        return None, None
+    gaps = optimistic_gap(planner, _contexts(current, window, rows), slates, beta=current.beta)
+    bound = _mean(gaps, window, rows)
+    rows = _sample(rows, min(MOST_DRAWN, max(LEAST, DRAWN_ELEMENTS // (arms * DRAWS))))
+    losses = posterior_regret(
+        planner,
+        _contexts(current, window, rows),
+        window.slates.indices(rows, current.indices),
+        # The same window and version give the same draws in every learner.
+        generator=np.random.default_rng([current.version, window.end]),
+        draws=DRAWS,
+    )
+    return bound, _mean(losses, window, rows)
+
+
+def _mean(numbers: Floats, window: ClosedWindow, rows: Ints) -> float:
+    weights = window.weights
+    return float(numbers.mean() if weights is None else np.average(numbers, weights=weights[rows]))
+
+
+def _sample(rows: Ints, most: int) -> Ints:
+    return np.asarray(sample(rows, most), dtype=np.intp)  # type: ignore[arg-type]
+
+
+def _contexts(version: Parameters, window: ClosedWindow, rows: Ints) -> Floats:
+    packed = [plan.context for plan in window.plans]
+    if len(rows) < len(packed):
+        packed = [packed[row] for row in rows.tolist()]
+    return version.prepared(stack_packed(packed, version.settings.dim))
 
 
 def episode_of(

@@ -4,13 +4,15 @@ The events are `msgspec.Struct` rather than dataclasses. They decode straight fr
 arrival with 16 numbers), are constructed in 0.2 µs instead of 1.1 µs, are smaller, and are invisible to the garbage
 collector (``gc=False``: they hold no cycles). `msgspec.structs.replace` makes a changed copy.
 
-The bounds and choices of the fields are enforced by the decoder and stated in the JSON Schemas in `schemas/`; a test
-keeps the two the same. Limits that are settings (length of ids, dimension, norm, horizon) are in
-`worker.stream.decoding.Limits`. Times are integer milliseconds since the epoch, arms are ids (strings).
+The decoder enforces the bounds and choices of the fields. The JSON Schemas in `schemas/` are made from these types
+(`worker.cli.schemas`), with the descriptions and the bounds that only the schema has. Limits that are settings (length
+of ids, dimension, norm, horizon) are in `worker.stream.decoding.Limits`. Times are integer milliseconds since the
+epoch, arms are ids (strings).
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from msgspec import Meta, Struct
@@ -63,85 +65,163 @@ Action: TypeAlias = Literal["freeze", "unfreeze", "rollback"]
 #: Actions of commands to the learner.
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
-Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
-Position: TypeAlias = Annotated[int, Meta(ge=1, le=MOST)]
-Partitions: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_PARTITIONS)]
-Identifier: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+def described(text: str, **schema: Any) -> Meta:
+    """Return a description for the schema, and what else the schema says and the decoder need not check."""
+    return Meta(description=text, extra_json_schema=schema or None)
+
+
+_LARGEST: Final = sys.float_info.max
+
+Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=MOST, description="Milliseconds since the epoch, UTC.")]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST, description="A count or a version number.")]
+Position: TypeAlias = Annotated[int, Meta(ge=1, le=MOST, description="A position in the slate, counted from 1.")]
+Partitions: TypeAlias = Annotated[
+    int, Meta(ge=1, le=MOST_PARTITIONS, description="Number of partitions of arrivals and clicks.")
+]
+Identifier: TypeAlias = Annotated[str, Meta(min_length=1, description="A validated id.")]
 Probability: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Amount: TypeAlias = Annotated[float, Meta(ge=0)]
+Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1, description="A share, from 0 to 1.")]
+Number: TypeAlias = Annotated[float, described("A finite float64.", minimum=-_LARGEST, maximum=_LARGEST)]
+Amount: TypeAlias = Annotated[
+    float, Meta(ge=0, description="A finite float64 that is not negative.", extra_json_schema={"maximum": _LARGEST})
+]
+Reward: TypeAlias = Annotated[
+    float, Meta(gt=0, description="Revenue per click.", extra_json_schema={"maximum": _LARGEST})
+]
+FeatureValues: TypeAlias = dict[str, Number | str]
 #: A tag begins with a letter, so that it is never taken for a version.
 TAG_PATTERN: Final = "^[A-Za-z][A-Za-z0-9._-]{0,63}$"
 TagName: TypeAlias = Annotated[str, Meta(pattern=TAG_PATTERN)]
 
+#: Ids from outside; their lengths are the defaults of `Limits`.
+_OUTSIDE: Final[dict[str, Any]] = {
+    "minLength": 1,
+    "maxLength": 128,
+    "not": {"pattern": "[\\u0000-\\u001f\\u007f-\\u009f]"},
+}
+SessionId: TypeAlias = Annotated[
+    str,
+    described(
+        "Unique id of the session; in UTF-8 also the key of the record. Its length is bounded by a setting.",
+        **_OUTSIDE,
+    ),
+]
+ArmId: TypeAlias = Annotated[str, described("Id of an arm (an ad). Its length is bounded by a setting.", **_OUTSIDE)]
+SelectionMode: TypeAlias = Annotated[
+    Mode,
+    described(
+        "Selection mode of the arm. warmup, random and fallback apply to a whole session, explore and exploit to one "
+        "position. none: no arm was eligible."
+    ),
+]
+ServedBy: TypeAlias = Annotated[Count, described("Version of the parameters that planned the slate.")]
 
-class Arrival(Struct, frozen=True, kw_only=True, gc=False):
-    """The arrival of a user (topic `arrivals`).
 
-    `context` is x, (d,); for an object it has the numbers that the declared features give. `exclude` names arms that
-    must not be shown to this session.
+class Arrival(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The arrival of a user. Topic: arrivals. Key: session_id. Unknown fields are ignored.
+
+    A worker also checks the size of the record, the length of a context that is a list (dimension), the names and types
+    of one that is an object against the declared features (invalid), the size of its numbers (norm: |x| ≤ 1e15, or
+    ‖context‖² + 1 ≤ c_z² if they are not standardised), and that occurred_at is neither after the timestamp of the
+    record (future) nor long before it (past).
     """
 
-    session_id: str
-    occurred_at: Milliseconds
-    context: tuple[float, ...]
-    exclude: tuple[str, ...] = ()
+    session_id: SessionId
+    occurred_at: Annotated[Milliseconds, described("Time of the arrival.")]
+    context: Annotated[
+        tuple[Number, ...],
+        described(
+            "Features x of the user. A list of numbers, as long as the dimension of the worker; or, if and only if "
+            "features of contexts are declared, an object of declared names. A name may be missing. Integers are read "
+            "as floats."
+        ),
+    ]
+    exclude: Annotated[
+        tuple[ArmId, ...],
+        described("Arms that must not be shown in this session. Unknown ids are ignored.", maxItems=256),
+    ] = ()
 
 
-class Feedback(Struct, frozen=True, kw_only=True, gc=False):
-    """The reaction to the arm at a position (topic `clicks`); not clicked means seen and passed over."""
+class Feedback(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Feedback of a user to the arm at a position. Topic: clicks. Key: session_id. Unknown fields are ignored.
 
-    session_id: str
-    occurred_at: Milliseconds
+    A worker also checks the size of the record, position ≤ horizon, occurred_at against the timestamp of the record,
+    the arm against the slate, and the token.
+    """
+
+    session_id: SessionId
+    occurred_at: Annotated[Milliseconds, described("Time of the click or of passing over.")]
     # Bounded by the horizon, which is a setting: outside of it the record has a reason of its own.
-    position: int
-    arm: str
-    clicked: bool
-    token: str | None = None
+    position: Annotated[int, described("Position in the slate, from 1 to the horizon.", minimum=1)]
+    arm: ArmId
+    clicked: Annotated[
+        bool, described("true: clicked, and all earlier positions passed over. false: seen and passed over.")
+    ]
+    token: Annotated[
+        str | None, described("Token of this display, from the decision. Required if the worker has a secret.")
+    ] = None
 
 
-class Decision(Struct, frozen=True, kw_only=True, gc=False):
-    """The arm to show now, and those to show next if it is passed over (topic `decisions`).
+class Decision(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The arm to show now, and the arms to show next if the user passes over it. Topic: decisions. Key: session_id.
 
-    `slate` holds the arms of this and every later position, so `arm` is its first; both are empty in mode `none`.
-    `propensity` is the probability of the choice given the earlier positions, `value` the expected revenue from here
-    on. `tokens` (if a secret is configured) holds one per arm of the slate, to be sent back with the feedback.
+    The last record of a (session_id, position) counts; repeated ones are identical. Unknown fields are ignored.
+    """
+
+    session_id: Identifier
+    arrived_at: Annotated[Milliseconds, described("Time of the arrival: its occurred_at.")]
+    position: Annotated[Position, described("Position of the first arm of slate.")]
+    arm: Annotated[Identifier | None, described("Arm to show now, the first of slate; null in mode none.")]
+    slate: Annotated[tuple[Identifier, ...], described("Arms of this and all later positions; empty in mode none.")]
+    mode: SelectionMode
+    propensity: Annotated[Probability, described("Probability of choosing this arm here, given the earlier positions.")]
+    parameters_version: ServedBy
+    value: Annotated[Number, described("Expected revenue from this position on.")]
+    tokens: Annotated[
+        tuple[str, ...] | None,
+        described("Tokens to return with the feedback, one per arm of slate. Present if the worker has a secret."),
+    ] = None
+
+
+class Opened(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="opened"):
+    """An opened session with its slate.
+
+    Written for every arrival, including repeated ones; beyond the budget of learning, for a share of the sessions.
+    modes has one entry per arm of slate; for an empty slate it may be [none].
     """
 
     session_id: Identifier
     arrived_at: Milliseconds
-    position: Position
-    arm: Identifier | None
-    slate: tuple[Identifier, ...]
-    mode: Mode
-    propensity: Probability
-    parameters_version: Count
-    value: float
-    tokens: tuple[str, ...] | None = None
+    #: In memory, a missing number is NaN.
+    context: Annotated[
+        tuple[Number, ...],
+        described(
+            "Features x of the user as numbers, before they are standardised; of an object, the columns of its "
+            "declared features. null is a number that is missing."
+        ),
+    ]
+    slate: Annotated[tuple[Identifier, ...], described("Arms, from position 1.")]
+    modes: Annotated[tuple[SelectionMode, ...], described("Selection mode of each arm.")]
+    exclude: Annotated[tuple[Identifier, ...], described("Arms excluded by the arrival.")]
+    parameters_version: ServedBy
+    share: Annotated[
+        Probability | None,
+        described(
+            "Share of the sessions with such a slate that is journaled, by the version that planned it. Missing: all."
+        ),
+    ] = None
+    uncertain: Annotated[
+        bool,
+        described(
+            "Whether the user may have seen another slate, because the session was planned again after its partition "
+            "was taken over. Such a session is not learned from. Missing: no."
+        ),
+    ] = False
 
 
-class Opened(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="opened"):
-    """A session was opened with this slate (journal); `modes` has one entry per position of the slate.
-
-    `context` has the numbers of the arrival before they are standardised; one that is missing is NaN, and null in JSON.
-    `share` is the share of such sessions that is journaled, if not all are. `uncertain` means that the user may have
-    seen another slate.
-    """
-
-    session_id: Identifier
-    arrived_at: Milliseconds
-    context: tuple[float, ...]
-    slate: tuple[Identifier, ...]
-    modes: tuple[Mode, ...]
-    exclude: tuple[Identifier, ...]
-    parameters_version: Count
-    share: Probability | None = None
-    uncertain: bool = False
-
-
-class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="feedback"):
-    """A valid feedback record (journal)."""
+class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="feedback"):
+    """A valid feedback record. Written for every one, including repeated ones, unless its session is not journaled."""
 
     session_id: Identifier
     occurred_at: Milliseconds
@@ -150,47 +230,62 @@ class FeedbackFact(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind"
     clicked: bool
 
 
-class Progress(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="progress"):
-    """All facts of this partition up to `time` are in the journal before this record (journal).
+class Progress(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="progress"):
+    """Progress of a partition: all its records up to time precede this record in the journal.
 
-    `opened` has starts of windows, each with the number of sessions of this partition, where not all are journaled.
+    partition is below partitions.
     """
 
     partition: Count
     partitions: Partitions
     time: Milliseconds
-    opened: tuple[tuple[Milliseconds, Count], ...] | None = None
+    opened: Annotated[
+        tuple[tuple[Milliseconds, Count], ...] | None,
+        described(
+            "Starts of windows that are not closed, each with the number of sessions that the partition has opened, "
+            "journaled or not. Missing: all are journaled."
+        ),
+    ] = None
 
 
-class ArmChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arm"):
-    """An arm is added, priced, retired or reactivated (journal); `reward` is the revenue of a click.
+Active: TypeAlias = Annotated[bool, described("Whether the arm may be shown.")]
+ArmFeatures: TypeAlias = Annotated[
+    FeatureValues | None,
+    described("Features of the ad: numbers and texts by name. Without it, a known arm keeps its features."),
+]
 
-    Without `features`, a known arm keeps its own.
+
+class ArmChange(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="arm"):
+    """A new, repriced, retired or reactivated arm. Takes effect at its position in the journal."""
+
+    arm: Identifier
+    reward: Reward
+    active: Active
+    features: ArmFeatures = None
+
+
+class ArmEntry(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """The wanted state of an arm."""
+
+    arm: Identifier
+    reward: Reward
+    active: Active
+    features: ArmFeatures = None
+
+
+class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="arms"):
+    """Several new, repriced, retired or reactivated arms, in one version.
+
+    Takes effect at its position in the journal; one wrong entry refuses the whole record.
     """
 
-    arm: Identifier
-    reward: Annotated[float, Meta(gt=0)]
-    active: bool
-    features: dict[str, float | str] | None = None
+    changes: Annotated[
+        tuple[ArmEntry, ...], described("Wanted states of arms, in the order in which new ones are added.")
+    ]
 
 
-class ArmEntry(Struct, frozen=True, kw_only=True, gc=False):
-    """The wanted state of an arm, as an entry of `CatalogueChange`."""
-
-    arm: Identifier
-    reward: Annotated[float, Meta(gt=0)]
-    active: bool
-    features: dict[str, float | str] | None = None
-
-
-class CatalogueChange(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="arms"):
-    """Several arms are added, priced, retired or reactivated in one version (journal)."""
-
-    changes: tuple[ArmEntry, ...]
-
-
-class Command(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="command"):
-    """A command to the learner (journal); only a rollback has a `version`, its target.
+class Command(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="command"):
+    """A command to the learner. Takes effect at its position in the journal.
 
     >>> Command(action="rollback", version=7).version
     7
@@ -201,7 +296,9 @@ class Command(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag
     """
 
     action: Action
-    version: Count | None = None
+    version: Annotated[Count | None, described("Target version of a rollback; null or absent for other commands.")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         if self.action == "rollback" and self.version is None:
@@ -210,63 +307,85 @@ class Command(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag
             raise ValueError(f"{self.action} takes no version")
 
 
-class Import(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="import"):
-    """The estimate of a given version becomes the current one (journal).
+class Import(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="import"):
+    """The estimate of a given version becomes the current one, in a new version.
 
-    `parameters` is the record of that version, so that the journal alone determines the result. With `arms`, its arms
-    that the catalogue lacks are added; otherwise they are left out.
+    Position, prices and the frozen state stay. Takes effect at its position in the journal, which alone determines the
+    result.
     """
 
-    parameters: dict[str, Any]
-    arms: bool
+    parameters: Annotated[
+        dict[str, Any],
+        described("Record of the version (parameters.json). One that cannot be used is refused by the learner."),
+    ]
+    arms: Annotated[
+        bool, described("Whether arms of that version that the catalogue lacks are added. Otherwise they are left out.")
+    ]
 
 
-class Tag(Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", tag="tag"):
-    """A version gets a name, under which the history keeps it (journal); without a version, the name is removed."""
+class Tag(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True, tag_field="kind", tag="tag"):
+    """A version gets a name, under which the history of the parameters keeps it. Changes no version."""
 
     name: TagName
-    version: Count | None
+    version: Annotated[Count | None, described("Version; null removes the name.")]
 
 
-class Episode(Struct, frozen=True, kw_only=True, gc=False):
-    """A closed window (topic `episodes`): its sessions, its revenue, and the state of the estimate after it.
+class Episode(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Report on a closed window of event time. Topic: episodes. Key: version. Unknown fields are ignored."""
 
-    `version` is the version in force after the window: the one it made, or the one before if it made none (`frozen`, or
-    `rejected` with the reason). `reward` is the revenue, `expected_reward` the revenue expected by the versions that
-    served. `explored` is the number of sessions that explored, as a mean over the positions, to be compared with
-    `explore_budget`. `late` counts records for windows already closed. `regret_bound` and `regret_posterior` are per
-    session, null where they could not be computed. `folds` and what
-    follows are the state of the estimate, if there is one. `unanswered_arms` names the first ten active arms whose
-    displays are hardly ever answered, `lowest_answer_rate` is the lowest rate of an active arm. `learned` is the number
-    of sessions that were learned from, if not all were; displays, clicks, rewards and `explored` are extrapolated to
-    those that were not journaled, and leave out those that are uncertain.
-    """
-
-    version: Count
+    version: Annotated[
+        Count, described("Version in force after the window: its own, or the previous one if it made none.")
+    ]
     window_start: Milliseconds
-    window_end: Milliseconds
-    sessions: Count
-    displays: Count
+    window_end: Annotated[Milliseconds, described("End of the window, exclusive.")]
+    sessions: Annotated[Count, described("Number of sessions that arrived in the window, journaled or not.")]
+    displays: Annotated[Count, described("Number of observed displays: clicked or passed over.")]
     clicks: Count
-    reward: Amount
-    expected_reward: float
-    explored: Amount
-    late: Count
-    beta: Amount
-    explore_budget: Count
-    thresholds: tuple[float, ...]
-    regret_bound: float | None
-    regret_posterior: float | None
-    frozen: bool
-    rejected: str | None = None
-    folds: Count | None = None
-    observations: Count | None = None
-    newton_steps: Count | None = None
-    parameter_norm: Amount | None = None
-    smallest_eigenvalue: float | None = None
-    lowest_answer_rate: Rate | None = None
-    unanswered_arms: tuple[Identifier, ...] | None = None
-    learned: Count | None = None
+    reward: Annotated[Amount, described("Revenue of the clicks.")]
+    expected_reward: Annotated[Number, described("Revenue of these sessions predicted by the serving versions.")]
+    explored: Annotated[Amount, described("Number of exploring sessions, as the mean over the positions.")]
+    late: Annotated[Count, described("Number of records for windows that were already closed.")]
+    beta: Annotated[Amount, described("Width of exploration.")]
+    explore_budget: Annotated[Count, described("M_t: number of sessions that may explore.")]
+    thresholds: Annotated[tuple[Number, ...], described("Least score of an exploring session, per position.")]
+    regret_bound: Annotated[
+        Number | None,
+        described(
+            "Mean optimistic gap per session: an upper bound on the regret at the confidence of beta; null if not "
+            "computable."
+        ),
+    ]
+    regret_posterior: Annotated[
+        Number | None, described("Mean regret per session expected under the posterior; null if not computable.")
+    ]
+    frozen: Annotated[bool, described("Whether learning is frozen; then the window made no version.")]
+    rejected: Annotated[
+        str | None,
+        described("Reason why the version of this window was rejected; null or absent if it was published."),
+    ] = None
+    folds: Annotated[Count | None, described("t: number of versions that folded sessions.")] = None
+    observations: Annotated[Count | None, described("Number of displays observed so far.")] = None
+    newton_steps: Annotated[Count | None, described("Number of steps until the estimate converged.")] = None
+    parameter_norm: Annotated[Amount | None, described("Norm ‖θ‖ of the estimate in force.")] = None
+    smallest_eigenvalue: Annotated[Number | None, described("Smallest eigenvalue of the precision in force.")] = None
+    lowest_answer_rate: Annotated[
+        Rate | None,
+        described("Lowest rate at which displays of an active arm are answered; null or absent if no rate is known."),
+    ] = None
+    unanswered_arms: Annotated[
+        tuple[Identifier, ...] | None,
+        described(
+            "Active arms whose displays are hardly ever answered, at most ten; null or absent if there are none."
+        ),
+    ] = None
+    learned: Annotated[
+        Count | None,
+        described(
+            "Number of sessions that were learned from, if not all were. Displays, clicks, reward, expected_reward and "
+            "explored are extrapolated to the sessions that were not journaled; uncertain sessions are not in them. "
+            "Missing: all were."
+        ),
+    ] = None
 
 
 #: Orders to the learner; each takes effect at its position in the journal.

@@ -1,4 +1,4 @@
-"""Declared features: what the names in the context of an arrival mean, and the further columns of the catalogue.
+"""Declared features: the meaning of names in contexts and of further columns of the catalogue.
 
 Rules that hold in this file:
 
@@ -8,8 +8,11 @@ Rules that hold in this file:
 - The declaration is part of every version, so workers cannot disagree. Names keep their order; it is the order of the
   columns.
 - A declaration that makes no sense is refused with one line, when it is read.
+- In a context object, a number that is missing is `MISSING`, which the version replaces by the mean. A category that is
+  missing, or that has a value which is not listed, has no mark. A hashed category marks one column, by a stable hash.
+- A name that is not declared, or a value of another type, is an error that names the field, never the value.
 
-`worker.stream.encoders` turns contexts into columns; `worker.stream.ad_features` checks those of ads.
+`worker.stream.ad_features` checks the features of ads.
 """
 
 from __future__ import annotations
@@ -18,18 +21,37 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats
 from worker.errors import InputError
-from worker.stream.hashing import hashed_column
-from worker.stream.standardising import Standardisation
+from worker.stream.contexts import Standardisation
+from worker.stream.events import described
 
 if TYPE_CHECKING:
     from worker.stream.settings import Arm
+
+
+from worker.stream.contexts import MISSING
+
+
+def hashed_column(name: str, value: str, columns: int) -> int:
+    """Return the column, from 0, that a value of a hashed category marks: blake2b(value) mod columns.
+
+    The key of the hash is made from the name of the feature, so equal values of two features are independent.
+
+    >>> hashed_column("country", "DE", 16), hashed_column("country", "FR", 16), hashed_column("city", "DE", 16)
+    (15, 6, 13)
+    """
+    key = blake2b(name.encode(), digest_size=32).digest()
+    digest = blake2b(value.encode(), digest_size=8, key=key, person=b"feature").digest()
+    return int.from_bytes(digest, "little") % columns
+
 
 Kind: TypeAlias = Literal["number", "category", "hashed"]
 
@@ -47,8 +69,8 @@ MOST_COLUMNS: Final = 4096
 
 #: The feature of ads that is their revenue. Revenues differ by factors, so it counts by its logarithm.
 REWARD: Final = "reward"
-#: Names that the catalogue has for itself. The record of a version marks its arrays by the name `data`.
-TAKEN: Final = ("arm", REWARD, "active", "data")
+#: Names that the catalogue has for itself.
+TAKEN: Final = ("arm", REWARD, "active")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +84,12 @@ class Feature:
     2
     """
 
-    name: str
+    name: Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
     kind: Kind
-    values: tuple[str, ...] = ()
-    columns: int = 0
-    centre: float | None = None
-    scale: float | None = None
+    values: Annotated[tuple[str, ...], described("Values of a category.", minItems=1, uniqueItems=True)] = ()
+    columns: Annotated[int, described("Columns of a hashed category.", minimum=1)] = 0
+    centre: Annotated[float | None, described("Mean of a number of ads.")] = None
+    scale: Annotated[float | None, described("Deviation of a number of ads.", exclusiveMinimum=0)] = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and 0 < len(self.name) <= LONGEST_NAME and self.name.isprintable()):
@@ -244,14 +266,6 @@ class Features:
         }
 
     @classmethod
-    def of_document(cls, document: Any) -> Features:
-        """Return the features in the record of a version; raise `InputError` if they are damaged."""
-        if not isinstance(document, Mapping) or set(document) - {"context", "ads"}:
-            raise InputError("features must have the lists context and ads")
-        context, ads = (_entries(document.get(name, ()), name) for name in ("context", "ads"))
-        return cls(context=context, ads=ads)
-
-    @classmethod
     def of_table(cls, table: Any) -> Features:
         """Return the features that the tables [features.context] and [features.ads] of a TOML file declare.
 
@@ -275,21 +289,6 @@ def numbers_of(feature: Feature, arms: Sequence[Arm]) -> Floats:
         return np.asarray(np.log([arm.reward for arm in arms]))
     values = (dict(arm.features).get(feature.name) for arm in arms)
     return np.array([np.nan if value is None or isinstance(value, str) else value for value in values], dtype=float)
-
-
-def _entries(listed: Any, part: str) -> tuple[Feature, ...]:
-    if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise InputError(f"features.{part} must be a list")
-    known = {"name", "kind", "values", "columns", "centre", "scale"}
-    found = []
-    for entry in listed:
-        if not isinstance(entry, Mapping) or not {"name", "kind"} <= set(entry) <= known:
-            raise InputError(f"an entry of features.{part} must have name and kind, and nothing unknown")
-        values = entry.get("values", ())
-        if not isinstance(values, list | tuple):
-            raise InputError(f"features.{part}: values must be a list")
-        found.append(Feature(**{**entry, "values": tuple(values)}))
-    return tuple(found)
 
 
 def _declared(part: str, name: str, how: Any) -> Feature:
@@ -317,3 +316,73 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     every = list(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
+
+
+_LONGEST_SHOWN: Final = 64
+
+
+class ContextEncoder:
+    """Encodes contexts under one declaration, which is prepared once.
+
+    >>> declared = Features.of_table({"context": {"age": "number", "device": ["mobile", "desktop"]}})
+    >>> encoder = ContextEncoder(declared)
+    >>> encoder.encode({"device": "desktop", "age": 31}), encoder.encode({"device": "watch"})
+    ((31.0, 0.0, 1.0), (nan, 0.0, 0.0))
+    >>> encoder.encode({"age": "31"})
+    Traceback (most recent call last):
+        ...
+    worker.errors.InputError: context.age: a number is declared, not a text
+    """
+
+    def __init__(self, features: Features) -> None:
+        self._blank: list[float] = []
+        self._places: dict[str, tuple[int, ColumnOf | None]] = {}
+        for feature in features.context:
+            first = len(self._blank)
+            self._places[feature.name] = first, feature.column_of(first)
+            self._blank += [MISSING if feature.kind == "number" else 0.0] * feature.width
+
+    def encode(self, given: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return the numbers of a context object; raise `InputError` that names the field."""
+        numbers, places = self._blank.copy(), self._places
+        for name, value in given.items():
+            place = places.get(name)
+            if place is None:
+                raise InputError(f"context.{_shown(name)} is not declared; declared are {listed(places)}")
+            column, find = place
+            if find is None:
+                if type(value) is float:
+                    numbers[column] = value
+                elif type(value) is int:
+                    numbers[column] = _as_float(name, value)
+                else:
+                    raise InputError(f"context.{name}: a number is declared, not {kind_of(value)}")
+            elif type(value) is str:
+                if (found := find(value)) is not None:
+                    numbers[found] = 1.0
+            else:
+                raise InputError(f"context.{name}: a category is declared, a text, not {kind_of(value)}")
+        return tuple(numbers)
+
+
+@lru_cache(maxsize=64)
+def context_encoder(features: Features | None) -> ContextEncoder | None:
+    """Return the encoder of a declaration; None if no features of contexts are declared."""
+    return ContextEncoder(features) if features is not None and features.context else None
+
+
+def kind_of(value: Any) -> str:
+    """Return what a JSON value is, for people, without the value."""
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _as_float(name: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"context.{name}: the number is too large") from None
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and 0 < len(name) <= _LONGEST_SHOWN else repr(name[:_LONGEST_SHOWN])

@@ -1,4 +1,4 @@
-"""Feedback, by partition: it is checked, journaled, and joined with its session or parked until the arrival comes.
+"""Feedback, by partition: checked, journaled, and joined with its session or parked until the arrival comes.
 
 Rules that hold in this file (docs/design.md §3):
 
@@ -8,22 +8,98 @@ Rules that hold in this file (docs/design.md §3):
 - Feedback without its arrival is parked as it came, at most `MOST_PARKED` records of a session, and only while there is
   room. It is in the journal then, and is not journaled again when it is joined.
 - With a secret, feedback without the token of its display is a dead letter and nothing else.
+- A token proves that feedback answers a real display. It is ``<arrived_at>.<signature>``. The signature is HMAC-SHA256,
+  cut to 128 bits, in base64url without padding, over session, position, arm and arrival time. Each part is preceded by
+  its length (or has a fixed width), so that no two displays share a message.
 """
 
 from __future__ import annotations
 
+import hmac
+from base64 import urlsafe_b64encode
+from collections.abc import Sequence
+from struct import pack
+from typing import Final
+
+from worker.errors import InputError
 from worker.secret import Secret
-from worker.stream.batch import Batch
-from worker.stream.bounds import OutputBounds
-from worker.stream.encoding import feedback_document
-from worker.stream.events import Feedback
+from worker.stream.encoding import fact_of
+from worker.stream.events import MOST, Feedback
 from worker.stream.partitioning import PartitionSurvey
-from worker.stream.reading import RecordReader
+from worker.stream.reading import Batch, OutputBounds, RecordReader
 from worker.stream.session import Parked, ParkedRecord, Session
 from worker.stream.table import SessionTable
-from worker.stream.tokens import check_token
 from worker.stream.topology import Emits, Record
 from worker.stream.versions import Versions
+
+#: Shortest secret that is accepted, in bytes.
+LEAST: Final = 16
+
+# Keeps these signatures apart from any other use of the same secret.
+_PURPOSE: Final = b"adcascade token 1\x00"
+_SIGNATURE_BYTES: Final = 16
+
+
+def token_secret(value: Secret | bytes) -> Secret:
+    """Return `value` as a secret that can sign tokens; raise `InputError` if it is too short."""
+    secret = value if isinstance(value, Secret) else Secret(value)
+    if len(secret.reveal()) < LEAST:
+        raise InputError(f"the token secret must have at least {LEAST} bytes, not {len(secret.reveal())}")
+    return secret
+
+
+def make_token(secret: Secret | bytes, *, session_id: str, position: int, arm: str, arrived_at: int) -> str:
+    """Return the token of one display.
+
+    >>> make_token(Secret(b"0123456789abcdef"), session_id="s", position=1, arm="a", arrived_at=1700000000000)[:14]
+    '1700000000000.'
+    """
+    return f"{arrived_at}.{_signature(_key(secret), session_id, position, arm, arrived_at)}"
+
+
+def slate_tokens(
+    secret: Secret | bytes, *, session_id: str, slate: Sequence[str], arrived_at: int, first: int = 1
+) -> tuple[str, ...]:
+    """Return one token per arm of a slate that starts at position `first`."""
+    key = _key(secret)
+    return tuple(
+        f"{arrived_at}.{_signature(key, session_id, position, arm, arrived_at)}"
+        for position, arm in enumerate(slate, start=first)
+    )
+
+
+def check_token(secret: Secret | bytes, token: str | None, *, session_id: str, position: int, arm: str) -> int | None:
+    """Return the arrival time that a token vouches for, or None if it is missing, malformed, or not of this display.
+
+    >>> secret = Secret(b"0123456789abcdef")
+    >>> token = make_token(secret, session_id="s", position=1, arm="a", arrived_at=1700000000000)
+    >>> check_token(secret, token, session_id="s", position=1, arm="a")
+    1700000000000
+    >>> check_token(secret, token, session_id="s", position=2, arm="a") is None
+    True
+    """
+    if token is None or not token.isascii():
+        return None
+    time, _, signature = token.partition(".")
+    # One spelling per time: no sign, no leading zero, no more digits than the largest time has.
+    if not time.isdigit() or len(time) > len(str(MOST)) or (time[0] == "0" and time != "0"):
+        return None
+    arrived_at = int(time)
+    if arrived_at > MOST or not 0 < position <= MOST:
+        return None
+    expected = _signature(_key(secret), session_id, position, arm, arrived_at)
+    return arrived_at if hmac.compare_digest(signature, expected) else None
+
+
+def _key(secret: Secret | bytes) -> bytes:
+    return token_secret(secret).reveal()
+
+
+def _signature(key: bytes, session_id: str, position: int, arm: str, arrived_at: int) -> str:
+    session, ad = session_id.encode(), arm.encode()
+    message = _PURPOSE + pack(">QQII", arrived_at, position, len(session), len(ad)) + session + ad
+    return urlsafe_b64encode(hmac.digest(key, message, "sha256")[:_SIGNATURE_BYTES])[:-2].decode("ascii")
+
 
 #: Most feedback records parked for one session; a well-behaved client sends one or two per position.
 MOST_PARKED = 64
@@ -66,7 +142,7 @@ class FeedbackJoin:
             self._reader.reject(record, "unknown-arm", "$.arm is not an arm of any version known here", batch.emits)
             return
         if session is None or session.share != 0:
-            batch.facts.append(feedback_document(feedback))
+            batch.facts.append(fact_of(feedback))
         if session is None:
             self._park(record, feedback, state if type(state) is Parked else None, batch)
         elif self._apply(record, feedback, session, batch.emits):

@@ -8,14 +8,14 @@ Rules that hold in this file:
   Otherwise, and after any other error of the computation, `EstimationError`, and the parent stays in force. Only an
   error that the machine causes (no memory) is passed on: another machine may have more.
 - Exploration is planned for as many users as the window had, journaled or not. A journaled session stands for 1/share
-  of them in the ranks (`budget.py`). N = sessions of this window, t = the episode that comes,
+  of them in the ranks (`chance.py`). N = sessions of this window, t = the episode that comes,
   folds so far + 1: M_t = max(1, ⌊N e^{−t/ln T}⌋) of them are to explore; under `aucbbp`, τ_h is the score of rank M_t
   among the window's own contexts under the new estimate (docs/math.md §5). Where several have that very score, a share
   of them explores. Sessions drawn at random (`random_share`) explore nothing, so the rank is scaled up to the share of
   the others.
 - Answers are counted for every window that makes a version (`answers.py`), and fade as the estimate does.
 - Centre and scale of contexts come from all sessions up to the first fold, at least `LEAST_SESSIONS`
-  (`standardising.py`). As long as there are fewer, the version keeps them, and no fold happens.
+  (`contexts.py`). As long as there are fewer, the version keeps them, and no fold happens.
 - β "theory" takes c_z, the bound on ‖z‖, from the contexts folded, at least sqrt(1 + d); it never falls.
 """
 
@@ -37,13 +37,11 @@ from worker.bandit.click_model import ClickModel, Observations
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Ucbbp, exploration_scores, policy_named
 from worker.errors import AdcascadeError, EstimationError
-from worker.stream.budget import Shares
-from worker.stream.contexts import stack_packed
-from worker.stream.exclusions import excluded_indices, packed_indices
-from worker.stream.observed import ObservedSessions
+from worker.stream.chance import Shares
+from worker.stream.contexts import LEAST_SESSIONS, ObservedSessions, Standardisation, stack_packed
 from worker.stream.parameters import Parameters
+from worker.stream.session import excluded_indices, packed_indices
 from worker.stream.settings import LearningSettings
-from worker.stream.standardising import LEAST_SESSIONS, Standardisation
 from worker.stream.windows import ClosedWindow, SessionPlan
 
 T = TypeVar("T")
@@ -115,9 +113,19 @@ def fold(parent: Parameters, window: ClosedWindow) -> Folded:
 
 
 def observed(parameters: Parameters, window: ClosedWindow) -> ObservedSessions:
-    """Return the sessions that the next fold learns from: those that wait, and those of the window."""
-    dim, indices = parameters.settings.dim, parameters.indices
-    sessions = ObservedSessions.of(window, dim=dim, indices=indices)
+    """Return the sessions that the next fold learns from: those that wait, and those of the window.
+
+    Displays of arms that the version does not have are left out.
+    """
+    arms = window.indices(window.codes, parameters.indices)
+    known = arms >= 0
+    sessions = ObservedSessions(
+        contexts=stack_packed([plan.context for plan in window.plans], parameters.settings.dim),
+        rows=window.rows[known],
+        arms=arms[known],
+        positions=window.positions[known],
+        clicked=window.clicked[known].astype(np.float64),
+    )
     return sessions if parameters.pending is None else parameters.pending.followed_by(sessions)
 
 

@@ -4,7 +4,7 @@ Rules that hold in this file (docs/design.md §4 and §5):
 
 - Versions depend on the journal and the settings alone. There is no clock: a version's times come from progress
   records. So learners that were restarted, paused or run side by side make the same versions.
-- **A window is closed** when the watermark (`watermark.py`) reaches its end + session_timeout + lateness. One
+- **A window is closed** when the watermark (`windows.py`) reaches its end + session_timeout + lateness. One
   progress record may close several, in order, each with its own version. A window without sessions leaves no trace. A
   record for a closed window is late: counted, never folded.
 - A record whose time lies far after its own timestamp in the journal is refused, live or not (`MAX_FACT_LEAD`,
@@ -23,39 +23,35 @@ Rules that hold in this file (docs/design.md §4 and §5):
   alike. Two errors are passed on: `FailedError` (a known version comes out differently) and `MemoryError`.
 - **Republishing**: when `REPUBLISH` windows were closed since the position of the newest version and none of them made
   a version (idle, frozen, rejected), the same version is published again from the newer position.
+- Offsets rise. A record at or before an offset that was handled is passed over, however often it comes. A record
+  without a timestamp has the timestamp 0, by which nothing is refused.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from worker.errors import EstimationError, FailedError
 from worker.kernels import fingerprint
 from worker.stream.catalogue import Refusal, carry_out, under
-from worker.stream.decoding import decode_journals
+from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.episodes import episode_of
-from worker.stream.events import Episode, Order, Progress, Tag
-from worker.stream.facts import KINDS as FACTS
-from worker.stream.facts import Facts
+from worker.stream.events import Episode, FeedbackFact, JournalEvent, Opened, Order, Progress, Tag
 from worker.stream.folding import fold
-from worker.stream.journal import JournalRecord, unread
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings, continued
-from worker.stream.sizes import check_size
 from worker.stream.troubles import Troubles
+from worker.stream.version_records import check_size
 from worker.stream.versions import KEPT, RoundedError, base_version, by_version, check_same, keep, should_publish
-from worker.stream.watermark import Watermark
-from worker.stream.windows import OpenWindows
+from worker.stream.windows import OpenWindows, Watermark
+
+#: Offset and value of a journal record and, where it is known, its timestamp.
+JournalRecord: TypeAlias = tuple[int, bytes | None] | tuple[int, bytes | None, int]
 
 #: Windows without a version after which the newest one is published again.
 REPUBLISH: Final = 10
-
-#: Records that are decoded at once: few enough that their events stay in the cache of a core.
-AT_ONCE: Final = 1024
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,66 +196,44 @@ class Learner:
         A record that cannot be read, or that raises, is counted and passed over. Raises only `FailedError`, if a
         version that is known comes out with another content, and `MemoryError`.
         """
-        outcome = Outcome()
-        late, records = self._late, iter(records)
-        while batch := list(islice(records, AT_ONCE)):
-            self._take(*unread(batch, self._next_offset), outcome)
+        outcome, late = Outcome(), self._late
+        for offset, value, *timestamp in records:
+            if offset < self._next_offset:
+                continue
+            if not self._live and offset >= self._live_from:
+                self._go_live(outcome)
+            self._next_offset = offset + 1
+            try:
+                self._take(offset, decode_journal(value, *timestamp), outcome)
+            except (FailedError, MemoryError):
+                raise
+            except Rejected as rejected:
+                if self._live:
+                    kind = "far-future" if rejected.reason == "future" else "fold-passed-over"
+                    outcome.troubles.add(kind, f"journal offset {offset}: {rejected.reason}")
+            except Exception as error:
+                _pass_over(offset, error, outcome)
         if not self._live and self._next_offset >= self._live_from:
             self._go_live(outcome)
         outcome.late = self._late - late
         return outcome
 
-    def _take(
-        self, offsets: Sequence[int], values: Sequence[bytes | None], timestamps: Sequence[int], outcome: Outcome
-    ) -> None:
-        """Take records that follow each other, in bulk as far as nothing but facts comes."""
-        if not self._live and offsets and offsets[-1] >= self._live_from:
-            first = bisect_left(offsets, self._live_from)
-            self._take(offsets[:first], values[:first], timestamps[:first], outcome)
-            self._go_live(outcome)
-            offsets, values, timestamps = offsets[first:], values[first:], timestamps[first:]
-        events = decode_journals(values, timestamps)
-        begin, dim, kinds = 0, self._configured.dim, list(map(type, events))
-        others = [] if FACTS.issuperset(kinds) else [at for at, kind in enumerate(kinds) if kind not in FACTS]
-        for here in others:
-            self._take_facts(Facts(offsets[begin:here], events[begin:here], dim=dim), outcome)
-            self._next_offset = offsets[here] + 1
-            self._act(offsets[here], events[here], outcome)  # type: ignore[arg-type]
-            begin = here + 1
-        self._take_facts(Facts(offsets[begin:], events[begin:], dim=dim), outcome)
-
-    def _take_facts(self, facts: Facts, outcome: Outcome) -> None:
-        if not facts:
-            return
-        self._next_offset = facts.offsets[-1] + 1
-        try:
-            self._late += facts.add_to(self._windows) * self._live
-        except MemoryError:
-            raise
-        except Exception as error:
-            if len(facts) == 1:
-                _pass_over(facts.offsets[0], error, outcome)
-                return
-            for one in facts:  # one of them is wrong; to add the others twice changes nothing
-                self._take_facts(one, outcome)
+    def _take(self, offset: int, event: JournalEvent, outcome: Outcome) -> None:
+        if isinstance(event, FeedbackFact):
+            self._late += not self._windows.answer(offset, event) and self._live
+        elif isinstance(event, Opened):
+            if len(event.context) != self._configured.dim:
+                raise Rejected("dimension", f"the context has {len(event.context)} numbers, not {self._configured.dim}")
+            self._late += not self._windows.open(offset, event) and self._live
         else:
-            for kind, example in facts.refused() if self._live else ():
-                outcome.troubles.add(kind, example)
-
-    def _go_live(self, outcome: Outcome) -> None:
-        self._live = True
-        self._close_due(self._live_from - 1, outcome)
-
-    def _act(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
-        try:
             if isinstance(event, Progress) and event.opened:
                 self._windows.count(offset, event)
             if self._live:
                 self._carry_out(offset, event, outcome)
-        except (FailedError, MemoryError):
-            raise
-        except Exception as error:
-            _pass_over(offset, error, outcome)
+
+    def _go_live(self, outcome: Outcome) -> None:
+        self._live = True
+        self._close_due(self._live_from - 1, outcome)
 
     def _carry_out(self, offset: int, event: Progress | Order, outcome: Outcome) -> None:
         if isinstance(event, Progress):

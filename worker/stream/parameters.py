@@ -1,18 +1,21 @@
-"""One version of everything that serving needs: the estimate, the arms, and the settings it was made under.
+"""One version of everything that serving needs: the estimate, the arms, and the settings of its making.
 
 The learner publishes versions, workers plan by them, `replay --verify` makes them again. A version's `sha256` covers
 the whole model, but not the time and position at which it was made. So equal hashes mean equal decisions. Its record
-is written in `version_encoding.py` and read in `version_decoding.py`.
+is written in `version_records.py`; here it is read and checked.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+import orjson
+from msgspec import UNSET
 from numpy.typing import DTypeLike
 
 from worker.bandit import MODELS
@@ -22,13 +25,12 @@ from worker.bandit.bonuses import bonus_named, theory_radius
 from worker.bandit.click_model import ClickModel
 from worker.bandit.planning import Planner
 from worker.bandit.policies import Exploration, Policy, policy_named
-from worker.errors import ParametersError
+from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
-from worker.stream.budget import ALL, Shares
-from worker.stream.observed import ObservedSessions
-from worker.stream.settings import Arm, LearningSettings, is_number
-from worker.stream.standardising import LEAST_SESSIONS, Standardisation, without_gaps
-from worker.stream.version_encoding import digest_of, record_of
+from worker.stream.chance import ALL, Shares
+from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
+from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm, LearningSettings, is_number
+from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +194,7 @@ class Parameters:
     def sha256(self) -> str:
         """The hash over the model: every field but itself, made_at, effective_at, window_end, offsets and progress."""
         if not self.known_sha256:
-            object.__setattr__(self, "known_sha256", digest_of(*record_of(self)))
+            object.__setattr__(self, "known_sha256", digest_of(document_of(self)))
         return self.known_sha256
 
 
@@ -241,3 +243,99 @@ def with_settings(parameters: Parameters, **changes: Any) -> Parameters:
     answers = parameters.answers
     fitted = None if answers is None else answers.with_horizon(settings.horizon)
     return replace(parameters, settings=settings, thresholds=(), ties=(), answers=fitted)
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decode_parameters(value: bytes, *, complete: bool = True) -> Parameters:
+    """Decode a version and check its hash.
+
+    With `complete` false (a file written by hand for `explain`), fields not needed for planning may be missing and
+    arrays may be nested lists; a hash is then checked only if there is one.
+    """
+    try:
+        document = orjson.loads(value)
+    except ValueError as error:  # JSONDecodeError is one
+        raise ParametersError(f"not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ParametersError("not a JSON object")
+    return parameters_of(document, complete=complete)
+
+
+def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Parameters:
+    """Return the version in a document and check its hash; `complete` as for `decode_parameters`."""
+    given = document.get("sha256")
+    if complete and not isinstance(given, str):
+        raise ParametersError("there is no sha256")
+    try:
+        if given is not None and digest_of(document) != given:
+            raise ParametersError("its sha256 does not fit its content: it was changed or damaged")
+        record = msgspec.convert(document if complete else _completed(document), VersionRecord)
+        return _parameters(record, document)
+    except ParametersError:
+        raise
+    except InputError as error:
+        raise ParametersError(str(error)) from None
+    except KeyError as error:
+        raise ParametersError(f"the field {error.args[0]} is missing") from None
+    # Of a document in an order: nested too deeply, or an integer of more than 64 bits.
+    except (msgspec.ValidationError, orjson.JSONEncodeError, ValueError, TypeError, RecursionError) as error:
+        raise ParametersError(str(error)) from None
+
+
+def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a hand-written file with the fields that it may leave out."""
+    beta, arms = document.get("beta"), document.get("arms")
+    return {
+        **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
+        **{field.name: field.default for field in fields(Parameters) if field.name in PLAIN},
+        "version": 0,
+        "progress": {},
+        "warmup": 0,
+        "dim": 1,
+        "sha256": "",
+        "radius": beta if is_number(beta) else 0.0,
+        **document,
+        "arms": [{"active": True, **arm} for arm in arms] if isinstance(arms, list) else arms,
+    }
+
+
+def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameters:
+    def read(name: str) -> Floats:
+        return array_in(document, name)
+
+    if record.model not in MODELS:
+        raise ParametersError(f"unknown model {record.model!r}; one of {', '.join(MODELS)}")
+    kind = MODELS[record.model]
+    model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
+    chosen = {name: getattr(record, name) for name in (*SETTINGS, *LATER_SETTINGS)}
+    settings = LearningSettings(**{**chosen, "dim": document.get("dim", model.dim)})
+    counts = standardisation = pending = None
+    if record.answer_counts is not UNSET:
+        displayed, answered = (read(f"answer_counts.{name}") for name in COUNTS)
+        counts = AnswerCounts(displayed=displayed, answered=answered)
+    if record.standardisation is not UNSET:
+        centre, scale = (read(f"standardisation.{name}") for name in ("centre", "scale"))
+        standardisation = Standardisation(centre=centre, scale=scale)
+    if record.pending is not UNSET:
+        arrays = {name: read(f"pending.{name}") for name in ARRAYS}
+        pending = ObservedSessions.unpack(arrays, dim=settings.dim, arms=len(record.arms))
+    return Parameters(
+        settings=settings,
+        arms=tuple([_arm(arm) for arm in record.arms]),
+        model=model,
+        progress={int(partition): time for partition, time in record.progress.items()},
+        ties=record.ties,
+        answers=counts,
+        standardisation=standardisation,
+        pending=pending,
+        kernels=record.kernels,
+        shares=Shares(record.learn_shares.exploring, record.learn_shares.others),
+        **{name: getattr(record, name) for name in PLAIN},
+    )
+
+
+def _arm(record: ArmRecord) -> Arm:
+    features = {} if record.features is UNSET else record.features
+    return Arm(arm=record.arm, reward=record.reward, active=record.active, features=tuple(features.items()))

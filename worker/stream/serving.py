@@ -17,18 +17,14 @@ from operator import itemgetter
 
 from worker.secret import Secret
 from worker.stream.arrivals import Arrivals, plan_together
-from worker.stream.batch import Batch
-from worker.stream.bounds import OutputBounds
 from worker.stream.decoding import Limits
-from worker.stream.encoding import encode_many
+from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Arrival, Feedback
-from worker.stream.feedback import FeedbackJoin
+from worker.stream.feedback import FeedbackJoin, slate_tokens
 from worker.stream.partitioning import PartitionSurvey
-from worker.stream.reading import RecordReader
-from worker.stream.room import SessionRoom
+from worker.stream.reading import Batch, OutputBounds, RecordReader
 from worker.stream.session import Session, State, encode_state
-from worker.stream.table import SessionTable
-from worker.stream.tokens import slate_tokens
+from worker.stream.table import SessionRoom, SessionTable
 from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
 
@@ -42,31 +38,22 @@ def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Em
     most of the time of a call is its set-up. All outputs have the same tally, that of the whole call.
     """
     tally = Tally()
-    batches = [(serving, serving._read(records, tally)) for serving, records in work]
-    plan_together([(serving._arrivals, batch) for serving, batch in batches])
+    batches = [(serving, serving.begin(records, tally)) for serving, records in work]
+    plan_together([(serving.arrivals, batch) for serving, batch in batches])
     for serving, batch in batches:
-        serving._step(batch)
-    _write_facts([batch for _, batch in batches])
-    _write_decisions(batches, tally)
+        serving.step(batch)
+        _write(serving, batch, tally)
     if batches:
-        batches[0][0]._report_no_room(tally)
+        batches[0][0].report_no_room(tally)
     return [batch.emits for _, batch in batches]
 
 
-def _write_facts(batches: Sequence[Batch]) -> None:
-    values = iter(encode_many([fact for batch in batches for fact in batch.facts]))
-    for batch in batches:
-        keys = [fact["session_id"].encode() for fact in batch.facts]
-        batch.emits.journal += zip(keys, values, strict=False)  # the values of the next batch are left
-
-
-def _write_decisions(batches: Sequence[tuple[Serving, Batch]], tally: Tally) -> None:
-    decisions = [decision for _, batch in batches for decision in batch.decisions]
-    values = iter(encode_many(decisions))
-    for serving, batch in batches:
-        keys = [decision["session_id"].encode() for decision in batch.decisions]
-        pairs = zip(keys, values, strict=False)
-        batch.emits.decisions += serving._bounds.fitting("decisions", pairs, batch.emits)
+def _write(serving: Serving, batch: Batch, tally: Tally) -> None:
+    """Encode the facts and the decisions of a batch."""
+    emits, decisions = batch.emits, batch.decisions
+    emits.journal += [(fact.session_id.encode(), encode_journal(fact)) for fact in batch.facts]
+    pairs = [(decision["session_id"].encode(), encode_decision(decision)) for decision in decisions]
+    emits.decisions += serving.bounds.fitting("decisions", pairs, emits)
     tally.decisions.update(map(_mode_and_position, decisions))
 
 
@@ -104,19 +91,19 @@ class Serving:
         self._secret = secret
         self._keep_changelog = keep_changelog
         self._survey = survey
-        self._bounds = bounds or OutputBounds()
-        self._reader = RecordReader(versions, topics.arrivals, limits or Limits(), self._bounds)
+        self.bounds = bounds or OutputBounds()
+        self._reader = RecordReader(versions, topics.arrivals, limits or Limits(), self.bounds)
         self._feedback = FeedbackJoin(
             self._sessions,
             versions,
             topic=topics.clicks,
             partition=partition,
             reader=self._reader,
-            bounds=self._bounds,
+            bounds=self.bounds,
             secret=secret,
             survey=survey,
         )
-        self._arrivals = Arrivals(self._sessions, versions, reader=self._reader, feedback=self._feedback)
+        self.arrivals = Arrivals(self._sessions, versions, reader=self._reader, feedback=self._feedback)
 
     # ── the table ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,7 +123,7 @@ class Serving:
 
     def take_over(self, start: int, end: int) -> None:
         """Note that earlier owners may have answered the arrivals between these offsets, the end excluded."""
-        self._arrivals.take_over(start, end)
+        self.arrivals.take_over(start, end)
 
     def hand_over(self) -> Tally:
         """Drop the partition; return the counts of its table."""
@@ -162,7 +149,8 @@ class Serving:
         """Process records of this partition's arrivals and clicks."""
         return handle_together([(self, records)])[0]
 
-    def _read(self, records: Sequence[Record], tally: Tally) -> Batch:
+    def begin(self, records: Sequence[Record], tally: Tally) -> Batch:
+        """Delete what is due, and decode the records of a batch."""
         emits = Emits(tally=tally)
         self._expire(emits)
         events = self._reader.read(records, emits)
@@ -170,9 +158,9 @@ class Serving:
             self._survey.look(records, events, emits.tally.troubles)
         return Batch(records, events, emits)
 
-    def _step(self, batch: Batch) -> None:
+    def step(self, batch: Batch) -> None:
         """Let the events of a batch change the table; leave the facts and the decisions that follow in the batch."""
-        take_feedback, take_arrival = self._feedback.take, self._arrivals.take
+        take_feedback, take_arrival = self._feedback.take, self.arrivals.take
         for record, event in zip(batch.records, batch.events, strict=True):
             if type(event) is Feedback:
                 take_feedback(record, event, batch)
@@ -193,7 +181,7 @@ class Serving:
             decisions.append(state.decision(session_id, self._tokens(session_id, state)))
         for session_id, session in batch.unremembered.items():
             decisions.append(session.decision(session_id, self._tokens(session_id, session)))
-        batch.emits.changelog += self._bounds.fitting("sessions-changelog", changed_values, batch.emits)
+        batch.emits.changelog += self.bounds.fitting("sessions-changelog", changed_values, batch.emits)
 
     def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
         if self._secret is None:
@@ -206,7 +194,8 @@ class Serving:
             first=session.passed + 1,
         )
 
-    def _report_no_room(self, tally: Tally) -> None:
+    def report_no_room(self, tally: Tally) -> None:
+        """Report what was not remembered because there was no room."""
         if forgotten := tally.unremembered + tally.unparked:
             room = self._sessions.room
             example = f"{room.held:,} sessions are held, and {room.most:,} may be"

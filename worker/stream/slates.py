@@ -156,14 +156,14 @@ class SlatePlanner:
         ]
 
     @cached_property
-    def _dearest_first(self) -> list[str]:
+    def _highest_paying_first(self) -> list[str]:
         active = (arm for arm in self.parameters.arms if arm.active)
         return [arm.arm for arm in sorted(active, key=lambda arm: -arm.reward)]
 
     def fallback(self, arrival: Arrival) -> Slate:
         """Return the eligible ads with the highest rewards: a slate without planning."""
         settings, excluded = self.parameters.settings, set(arrival.exclude)
-        eligible = (arm for arm in self._dearest_first if arm not in excluded)
+        eligible = (arm for arm in self._highest_paying_first if arm not in excluded)
         arms = list(islice(eligible, settings.horizon))
         if settings.repeats:
             arms = arms[:1] * settings.horizon

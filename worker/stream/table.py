@@ -1,22 +1,106 @@
-"""The session table of one partition: the states by session, what they take of the room, and when they are deleted.
+"""The session table of one partition: states by session, the room that they take, and their deletion.
 
 Rules that hold in this file (docs/design.md §3):
 
 - A value is deleted once the acknowledged progress of the partition has reached its deadline + lateness. For parked
   feedback the deadline is its latest `occurred_at` + session_timeout.
 - Values that are taken over are kept, whatever the room. One that cannot be read is skipped, reported and deleted.
+- `SessionRoom` bounds what arrivals and feedback can make a worker remember, over all of its partitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 
-from worker.stream.budget import OpenedCounts
-from worker.stream.expiry import ExpiryQueue
-from worker.stream.room import SessionRoom, parked_size, record_size
+from worker.stream.chance import OpenedCounts
+from worker.stream.events import MOST
 from worker.stream.session import Parked, ParkedRecord, Session, State, decode_state
 from worker.stream.topology import Record, Tally
 from worker.stream.versions import Versions
+
+STEP = 1000  # milliseconds
+
+
+class ExpiryQueue:
+    """Session ids, each to be looked at within one step after a time.
+
+    >>> queue = ExpiryQueue()
+    >>> queue.add("s", 1500)
+    >>> queue.has_due(1999), queue.has_due(2000), list(queue.pop_due(2000))
+    (False, True, ['s'])
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[int, list[str]] = {}
+        self._steps: list[int] = []
+
+    def add(self, session_id: str, time: int) -> None:
+        """Add a session."""
+        step = time // STEP + 1
+        due = self._due.get(step)
+        if due is None:
+            self._due[step] = due = []
+            heappush(self._steps, step)
+        due.append(session_id)
+
+    def has_due(self, now: int) -> bool:
+        """Return whether a session is due."""
+        return bool(self._steps) and self._steps[0] * STEP <= now
+
+    def pop_due(self, now: int) -> Iterator[str]:
+        """Remove and yield all sessions that are due."""
+        while self.has_due(now):
+            yield from self._due.pop(heappop(self._steps))
+
+
+#: Bytes of a parked record that take the room of one more session.
+_BYTES = 1_024
+
+
+class SessionRoom:
+    """The sessions that a worker remembers, over all of its partitions, and how many these may be.
+
+    A parked feedback record counts as a session, or as several if it is large. Sessions that are taken over with a
+    partition always count, and may exceed the bound. `claimed` is the part of a batch that is planned and not opened.
+
+    >>> room = SessionRoom(1)
+    >>> room.claim(), room.claim()
+    (True, False)
+    """
+
+    __slots__ = ("claimed", "held", "most")
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = MOST if most is None else most
+        self.held = 0
+        self.claimed = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be remembered."""
+        return self.held + self.claimed >= self.most
+
+    def claim(self, *, waiting: bool = False) -> bool:
+        """Claim room for a session; return whether there is any. One whose feedback is parked gets it always."""
+        if self.is_full and not waiting:
+            return False
+        self.claimed += 1
+        return True
+
+
+def parked_size(parked: Parked) -> int:
+    """Return the room that parked feedback takes."""
+    return sum(map(record_size, parked.records))
+
+
+def record_size(record: ParkedRecord) -> int:
+    """Return the room that a parked record takes.
+
+    >>> record_size(ParkedRecord(0, 0, b"{}")), record_size(ParkedRecord(0, 0, bytes(65_536)))
+    (1, 65)
+    """
+    return 1 + len(record.value) // _BYTES
 
 
 class SessionTable:

@@ -22,10 +22,10 @@ from typing import Any, Final
 import numpy as np
 
 from worker.errors import FailedError
-from worker.stream.budget import ALL
+from worker.stream.chance import ALL
 from worker.stream.parameters import Parameters
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_encoding import arrays_of
+from worker.stream.version_records import arrays_of
 
 KEPT = 8
 #: The largest relative difference between numbers of the same version on different kinds of machine.

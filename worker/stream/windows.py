@@ -1,7 +1,11 @@
-"""Windows of open sessions, and the displays that count when a window is closed.
+"""Event time in the learner: the watermark, and windows of open sessions until they are closed.
 
 Rules that hold in this file (docs/design.md §4):
 
+- **Watermark** = lowest progress over all partitions. A partition that has not reported is at 0, which closes nothing.
+- The number of partitions is the highest in any progress record: if topics grow, the watermark waits for the new
+  partitions. It falls to a lower number when, since the newest version, all partitions of that number have named it
+  for window + session_timeout + lateness and nobody has named more: then the higher number was an error.
 - A session is (session_id, arrived_at). Its window is that of `arrived_at`: [k·window, (k+1)·window).
 - Feedback belongs to a session if the id is the same and arrived_at ≤ occurred_at ≤ arrived_at + session_timeout. The
   join in `session.py` decides which displays it answers. Other feedback is no error: it does not count.
@@ -10,26 +14,96 @@ Rules that hold in this file (docs/design.md §4):
 - Feedback is kept until the window of its own time is closed: sessions that could use it are closed by then.
 - Where a share of the sessions is journaled, `opened` carries the share, and progress the number of all sessions.
 - Neither the order nor the repetition of records matters.
-- Records are taken many at a time. All that can wait is done when their window is closed (`joining.py`).
+- All that can wait is done when a window is closed (`joining.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Final
 
-from worker.stream.budget import is_exploring
-from worker.stream.columns import AnswerColumns
+from worker.stream.chance import is_exploring
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import MAX_FACT_LEAD
 from worker.stream.events import MOST, FeedbackFact, Opened, Progress
-from worker.stream.exclusions import pack_exclusions
-from worker.stream.joining import Answer as Answer
+from worker.stream.joining import AnswerColumns, OpenSessions, closed_window
 from worker.stream.joining import ClosedWindow as ClosedWindow
-from worker.stream.joining import OpenSessions, closed_window
 from worker.stream.joining import SessionPlan as SessionPlan
+from worker.stream.session import pack_exclusions
 
-E = TypeVar("E", Opened, FeedbackFact)
+
+class Watermark:
+    """The highest progress of each partition.
+
+    >>> watermark = Watermark({})
+    >>> for partition in (0, 1):
+    ...     watermark.advance(Progress(partition=partition, partitions=2, time=1_000 + partition), span=60_000)
+    >>> watermark.time, watermark.slowest, watermark.reached
+    (1000, 0, 1001)
+    """
+
+    def __init__(self, progress: Mapping[int, int]) -> None:
+        self._progress = dict(progress)
+        self._lower = _LowerCount()
+
+    @property
+    def time(self) -> int:
+        """How far every partition has come; 0 until all have reported."""
+        return min(self._progress.values(), default=0)
+
+    @property
+    def slowest(self) -> int:
+        """The partition that holds the watermark back; -1 before any progress."""
+        return min(self._progress, key=lambda partition: self._progress[partition], default=-1)
+
+    @property
+    def reached(self) -> int:
+        """How far any partition has come; 0 before any progress."""
+        return max(self._progress.values(), default=0)
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions."""
+        return len(self._progress)
+
+    def by_partition(self) -> dict[int, int]:
+        """Return the highest progress of each partition."""
+        return dict(self._progress)
+
+    def advance(self, event: Progress, *, span: int) -> None:
+        """Take a progress record; `span` is how long a lower number of partitions is to be named."""
+        self._count_partitions(event, span)
+        self._progress[event.partition] = max(self._progress[event.partition], event.time)
+
+    def forget_lower_count(self) -> None:
+        """Count anew who names a lower number of partitions, as after a restart from a version made now."""
+        self._lower = _LowerCount()
+
+    def _count_partitions(self, event: Progress, span: int) -> None:
+        for partition in range(len(self._progress), event.partitions):
+            self._progress[partition] = 0
+        if event.partitions == len(self._progress):
+            self._lower = _LowerCount()
+        elif self._lower.is_confirmed(event, span):
+            for partition in range(event.partitions, len(self._progress)):
+                del self._progress[partition]
+            self._lower = _LowerCount()
+
+
+class _LowerCount:
+    """A number of partitions below the highest, and when each of them first named it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._since: dict[int, int] = {}
+
+    def is_confirmed(self, event: Progress, span: int) -> bool:
+        """Take a record that names it; return whether all partitions have named it for that long."""
+        if event.partitions != self._count:
+            self._count, self._since = event.partitions, {}
+        self._since.setdefault(event.partition, event.time)
+        return len(self._since) == self._count and event.time - max(self._since.values()) >= span
+
 
 #: Feedback records of a window from which on repeated ones are looked for: so many per open session, and in all. With
 #: fewer, repetition costs little memory.
@@ -93,54 +167,38 @@ class OpenWindows:
     # ── collecting ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, offset: int, event: Opened) -> bool:
-        """Add a session; return False if it is late."""
-        return not self.open_all([offset], [event])
+        """Add a session; return False if it is late. An error leaves everything as it was."""
+        if event.arrived_at < self._closed_until:
+            return False
+        plan = None if event.uncertain else self._plan(event)
+        sessions = self._at(event.arrived_at // self._window, offset).sessions
+        key = event.session_id, event.arrived_at
+        known = sessions.setdefault(key, plan)
+        if known is not plan and known != plan:
+            sessions[key] = None
+        return True
+
+    def _plan(self, event: Opened) -> SessionPlan:
+        name = self._names.setdefault
+        return SessionPlan(
+            event.parameters_version,
+            tuple([name(arm, arm) for arm in event.slate]),
+            pack_context(event.context),
+            pack_exclusions(event.exclude),
+            event.modes.count("explore"),
+            is_exploring(event.modes),
+            None if event.share == 1 else event.share,
+        )
 
     def answer(self, offset: int, event: FeedbackFact) -> bool:
         """Add feedback; return False if it is late."""
-        return not self.answer_all([offset], [event])
-
-    def open_all(self, offsets: Iterable[int], events: Sequence[Opened]) -> int:
-        """Add sessions; return how many are late. An error leaves everything as it was."""
-        parts, late = self._by_window(offsets, events, [event.arrived_at for event in events])
-        name = self._names.setdefault
-        plans = [
-            [
-                SessionPlan(
-                    event.parameters_version,
-                    tuple([name(arm, arm) for arm in event.slate]),
-                    pack_context(event.context),
-                    pack_exclusions(event.exclude) if event.exclude else b"",
-                    event.modes.count("explore"),
-                    is_exploring(event.modes),
-                    None if event.share == 1 else event.share,
-                )
-                if not event.uncertain
-                else None
-                for event in part.events
-            ]
-            for part in parts
-        ]
-        for part, planned in zip(parts, plans, strict=True):
-            keys = [(event.session_id, event.arrived_at) for event in part.events]
-            _add_sessions(self._at(part.number, part.offset).sessions, keys, planned)
-        return late
-
-    def answer_all(self, offsets: Iterable[int], events: Sequence[FeedbackFact]) -> int:
-        """Add feedback; return how many records are late."""
-        parts, late = self._by_window(offsets, events, [event.occurred_at for event in events])
-        name = self._names.setdefault
-        for part in parts:
-            window = self._at(part.number, part.offset)
-            window.answers.extend(
-                [event.session_id for event in part.events],
-                part.times,
-                [event.position for event in part.events],
-                [name(event.arm, event.arm) for event in part.events],
-                [event.clicked for event in part.events],
-            )
-            self._drop_repeated(window)
-        return late
+        time, arm = event.occurred_at, event.arm
+        if time < self._closed_until:
+            return False
+        window = self._at(time // self._window, offset)
+        window.answers.append(event.session_id, time, event.position, self._names.setdefault(arm, arm), event.clicked)
+        self._drop_repeated(window)
+        return True
 
     def count(self, offset: int, event: Progress) -> None:
         """Note how many sessions of open windows a partition has opened; of several counts the highest is right."""
@@ -148,27 +206,6 @@ class OpenWindows:
             if self._closed_until <= start <= event.time + MAX_FACT_LEAD:
                 opened, key = self._at(start // self._window, offset).opened, (event.partition, start)
                 opened[key] = max(opened.get(key, 0), sessions)
-
-    def _by_window(self, offsets: Iterable[int], events: Sequence[E], times: list[int]) -> tuple[list[_Part[E]], int]:
-        """Return the records that are not late by their windows, and how many are late."""
-        if not times:
-            return [], 0
-        length, closed = self._window, self._closed_until
-        number, earliest = max(times) // length, min(times)
-        if earliest >= closed and earliest // length == number:  # nearly always
-            return [_Part(number, next(iter(offsets)), events, times)], 0
-        parts: dict[int, _Part[E]] = {}
-        late = 0
-        for offset, event, time in zip(offsets, events, times, strict=True):
-            if time < closed:
-                late += 1
-                continue
-            part = parts.get(time // length)
-            if part is None:
-                part = parts[time // length] = _Part(time // length, offset, [], [])
-            part.events.append(event)  # type: ignore[attr-defined]
-            part.times.append(time)
-        return list(parts.values()), late
 
     def _at(self, number: int, offset: int) -> _Window:
         """Return a window, begun if need be, that needs the journal from this offset on."""
@@ -235,22 +272,3 @@ class OpenWindows:
         last = (end - 1 + session_timeout) // self._window
         later = [one.answers for number, one in self._windows.items() if end // self._window <= number <= last]
         return [window.answers, *later]
-
-
-class _Part(NamedTuple, Generic[E]):
-    """Records of one window, their times, and the offset of the first."""
-
-    number: int
-    offset: int
-    events: Sequence[E]
-    times: list[int]
-
-
-def _add_sessions(sessions: OpenSessions, keys: list[tuple[str, int]], plans: list[SessionPlan | None]) -> None:
-    added = dict(zip(keys, plans, strict=True))
-    if len(added) == len(keys) and sessions.keys().isdisjoint(added):
-        sessions.update(added)
-        return
-    for key, plan in zip(keys, plans, strict=True):
-        if sessions.setdefault(key, plan) != plan:
-            sessions[key] = None

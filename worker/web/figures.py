@@ -15,7 +15,7 @@ from worker.bandit.personal import PersonalModel
 from worker.errors import AdcascadeError
 from worker.metrics import Snapshot, Window
 from worker.metrics.history import DELAY_BOUNDS, DURATION_BOUNDS, exploration_share, quantile
-from worker.stream.budget import ALL
+from worker.stream.chance import ALL
 from worker.stream.contexts import stack_packed
 from worker.stream.parameters import Parameters
 from worker.stream.topology import Tally

@@ -20,8 +20,7 @@ from worker.embedded.control import LearnerControl, StateFolderControl
 from worker.errors import InputError, ParametersError
 from worker.serve.control import ServeControl, is_served
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
-from worker.stream.parameters import Parameters
-from worker.stream.version_decoding import decode_parameters
+from worker.stream.parameters import Parameters, decode_parameters
 
 TARGET = (
     *grouped(

@@ -21,9 +21,8 @@ from worker.simulation.users import Users
 from worker.simulation.worth import Valuer, Worth
 from worker.stream.decoding import Rejected, decode_journal
 from worker.stream.events import Episode, Opened
-from worker.stream.parameters import Parameters
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.topology import Emits
-from worker.stream.version_decoding import decode_parameters
 
 MOST_FEATURES = 5  # by which users are grouped
 

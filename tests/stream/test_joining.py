@@ -1,0 +1,113 @@
+"""Windows joined in arrays, against windows that join one session at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import worker.stream.windows as windows_module
+from tests.stream.one_by_one import Closed, WindowsOneByOne
+from tests.stream.scenes import feedback, opened
+from tests.stream.test_hostile_journal import ARMS, SETTINGS
+from tests.stream.test_windows import EVENTS, TIMEOUT, WINDOW
+from worker.stream.encoding import encode_journal
+from worker.stream.events import Opened, Progress
+from worker.stream.joining import AnswerColumns
+from worker.stream.learner import Learner
+from worker.stream.windows import OpenWindows
+
+# ── windows ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(max_examples=200)
+@given(EVENTS, st.lists(st.integers(1, 6)), st.booleans(), st.sampled_from([WINDOW, 350, 700, 2_500]))
+def test_windows_joined_in_arrays_close_as_those_joined_one_by_one(
+    events: list[Any], sizes: list[int], whole_slates: bool, length: int
+) -> None:
+    fast, slow = OpenWindows(window=WINDOW), WindowsOneByOne(window=WINDOW)
+    numbered = list(enumerate([*events, opened(arrived_at=1_200)]))
+
+    def late(windows: OpenWindows | WindowsOneByOne, records: Sequence[Any]) -> int:
+        return sum(
+            not (windows.open(offset, event) if isinstance(event, Opened) else windows.answer(offset, event))
+            for offset, event in records
+        )
+
+    def close(end: int) -> None:
+        how = {"session_timeout": TIMEOUT, "whole_slates": whole_slates}
+        assert Closed.of(fast.close(end, **how)) == Closed.of(slow.close(end, **how))
+
+    for size in [*sizes, len(numbered)]:
+        assert late(fast, numbered[:size]) == late(slow, numbered[:size])
+        assert (fast.needed_from, fast.sessions) == (slow.needed_from, slow.sessions)
+        del numbered[:size]
+        if fast.due(WINDOW):
+            close(WINDOW)
+    fast.resize(length)
+    slow.resize(length)
+    while due := fast.due(10_000):
+        assert (due, fast.needed_from) == (slow.due(10_000), slow.needed_from)
+        close(due[0])
+    assert not slow.due(10_000)
+    assert not fast.answers
+
+
+def test_repeated_feedback_takes_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows_module, "LEAST_REPEATED", 100)
+    windows = OpenWindows(window=WINDOW)
+    windows.open(0, opened())
+    reports = [feedback(position, "abc"[position - 1], False) for position in (1, 2, 3)]
+    for offset in range(1, 1_000):
+        for report in reports:
+            windows.answer(offset, report)
+        assert windows.answers <= 110
+    assert windows.close(WINDOW, session_timeout=TIMEOUT, whole_slates=False).arms == ["a", "b", "c"]
+
+
+def test_columns_without_repeated_records_have_one_of_each() -> None:
+    columns = AnswerColumns()
+    for record in (("s", 1, 1, "a", True), ("t", 2, 1, "b", False), ("s", 1, 1, "a", True)):
+        columns.append(*record)
+    columns.drop_repeated()
+    assert list(columns) == [("s", 1, 1, "a", True), ("t", 2, 1, "b", False)]
+
+
+# ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_fact_that_raises_costs_itself_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = windows_module.pack_context
+
+    def raising(context: tuple[float, ...]) -> bytes:
+        if context == (6.0, 6.0):
+            raise ZeroDivisionError("as a test")
+        return pack(context)
+
+    monkeypatch.setattr(windows_module, "pack_context", raising)
+    facts = [opened(f"s{n}", context=(float(n), float(n))) for n in range(9)]
+    answers = [feedback(1, "a", n % 2 == 0, session_id=f"s{n}") for n in range(9)]
+    values = [*map(encode_journal, facts), b"{", *map(encode_journal, answers), progress(1_000)]
+    outcome = Learner(SETTINGS, ARMS).handle(enumerate(values))
+    assert [episode.sessions for episode in outcome.episodes] == [8]
+    assert [(kind, times) for kind, times, _ in outcome.troubles] == [("fold-passed-over", 2)]
+    (_, _, example), *_ = outcome.troubles
+    assert example.startswith("journal offset 9: "), "in the order of the journal"
+
+
+def progress(time: int) -> bytes:
+    return encode_journal(Progress(partition=0, partitions=1, time=time))
+
+
+def test_the_longest_slate_takes_memory_for_itself_alone() -> None:
+    windows = OpenWindows(window=WINDOW)
+    windows.open(0, opened("long", slate=("a",) * 100_000))
+    for n in range(5_000):
+        windows.open(n, opened(f"s{n}"))
+    window = windows.close(WINDOW, session_timeout=TIMEOUT, whole_slates=False)
+    assert window.slates.codes.nbytes < 2_000_000
+    assert window.slates.indices(np.array([1, 2]), {"b": 5}).tolist() == [[-1, 5, -1]] * 2

@@ -1,0 +1,419 @@
+"""The JSON record of a version: its types, its hash, and a bound on its size.
+
+Rules that hold in this file:
+
+- The same version gives the same bytes. The hash covers everything but the time and position at which it was made.
+- A field that is absent has its usual value, which the types say.
+- The size has an upper bound that follows from the number of arms, their ids and features, the shape of the model and
+  the sessions that may be pending. No reward and no estimate changes it, so a version whose bound fits can be
+  published whatever is learned. This limits the number of arms.
+- Only what adds arms is refused. What else a version holds has the `RESERVE`: settings, thresholds, progress.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import orjson
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from worker.bandit import MODELS
+from worker.bandit.arrays import Floats
+from worker.bandit.bonuses import BONUSES
+from worker.bandit.click_model import ClickModel
+from worker.bandit.estimators import ESTIMATORS
+from worker.bandit.policies import POLICIES
+from worker.errors import InputError, ParametersError
+from worker.stream.chance import ALL
+from worker.stream.contexts import LEAST_SESSIONS
+from worker.stream.events import (
+    MOST,
+    Active,
+    Amount,
+    Count,
+    FeatureValues,
+    Identifier,
+    Number,
+    Probability,
+    Rate,
+    Reward,
+    described,
+)
+from worker.stream.features import Features
+from worker.stream.settings import ANSWERS, LATER_SETTINGS, SETTINGS, UNANSWERED, Arm, LearningSettings
+
+if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
+    from worker.stream.parameters import Parameters
+
+# ── types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_WHOLE: Final[dict[str, Any]] = {"minimum": 0, "maximum": MOST}
+
+
+class PackedArray(Struct, frozen=True):
+    """A float64 array, packed. Files may have nested lists by rows in its place."""
+
+    shape: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=2)]
+    data: Annotated[
+        str,
+        described(
+            "base64 of little-endian float64 numbers, by rows.",
+            contentEncoding="base64",
+            pattern="^[A-Za-z0-9+/]*={0,2}$",
+        ),
+    ]
+
+
+Array: TypeAlias = PackedArray | tuple[Number | tuple[Number, ...], ...]
+
+
+class ArmRecord(Struct, frozen=True, kw_only=True):
+    """An arm of a version."""
+
+    arm: Identifier
+    reward: Reward
+    active: Active
+    features: Annotated[
+        FeatureValues | UnsetType, described("Features of the ad: numbers and texts by name; missing if it has none.")
+    ] = UNSET
+
+
+class ScaleRecord(Struct, frozen=True, kw_only=True):
+    """Centre and scale of the contexts: the model works on clip((x − centre) / scale, ±8)."""
+
+    centre: Annotated[Array, described("Shape (d).")]
+    scale: Annotated[Array, described("Shape (d), above zero.")]
+
+
+class PendingRecord(Struct, frozen=True, kw_only=True):
+    """Sessions that wait for the first fold, at most 99, and their displays that count."""
+
+    contexts: Annotated[Array, described("Contexts as they came, shape (n, d); NaN is a number that is missing.")]
+    rows: Annotated[Array, described("Session of each display.")]
+    arms: Annotated[Array, described("Index of the arm of each display.")]
+    positions: Annotated[Array, described("Position of each display.")]
+    clicked: Annotated[Array, described("1 if the display was clicked, else 0.")]
+
+
+class AnswerRecord(Struct, frozen=True, kw_only=True):
+    """Displays and answers so far."""
+
+    displayed: Annotated[Array, described("Displays, shape (H, K).")]
+    answered: Annotated[Array, described("Displays that were answered, shape (H, K).")]
+
+
+class SharesRecord(Struct, frozen=True, kw_only=True):
+    """Shares of the sessions that are journaled: of those that explore, random slates included, and of the others."""
+
+    exploring: Probability
+    others: Probability
+
+
+class PrecisionRecord(Struct, frozen=True, kw_only=True):
+    """Parts of the precision matrix A."""
+
+    context: Annotated[
+        Array | UnsetType, described("additive: context block, shape (d, d), or with an intercept (d+1, d+1).")
+    ] = UNSET
+    cross: Annotated[
+        Array | UnsetType, described("additive: cross block, shape (K, d) or (K, d+1), one row per arm.")
+    ] = UNSET
+    arms: Annotated[Array | UnsetType, described("additive: diagonal of the arm block, shape (K).")] = UNSET
+    features: Annotated[Array | UnsetType, described("personal: 1 and the features of each ad, shape (K, m).")] = UNSET
+    shared: Annotated[
+        Array | UnsetType,
+        described("personal: precision of the shared part, by columns, shape ((d+1)·m, (d+1)·m)."),
+    ] = UNSET
+    information: Annotated[
+        Array | UnsetType, described("personal: upper triangle of G_k, by rows, shape (K, (d+1)(d+2)/2).")
+    ] = UNSET
+
+
+class VersionRecord(Struct, frozen=True, kw_only=True):
+    """One version of the model, with the settings for serving and learning. Topic: parameters. Key: version mod 8.
+
+    A file for adcascade explain may omit fields that planning does not use. Unknown fields are ignored.
+    """
+
+    version: Annotated[int, described("Version number; 0 is the prior.", **_WHOLE)]
+    parent_sha256: Annotated[
+        str, described("sha256 of the previous version; empty for version 0.", pattern="^([0-9a-f]{64})?$")
+    ]
+    sha256: Annotated[
+        str,
+        described(
+            "SHA-256, in hexadecimal, of all fields except itself, made_at, effective_at, window_end, the offsets, "
+            "progress and kernels.",
+            pattern="^[0-9a-f]{64}$",
+        ),
+    ]
+    effective_at: Annotated[int, described("Event time from which this version serves arrivals.", **_WHOLE)]
+    made_at: Annotated[int, described("Highest progress of any partition when the version was made.", **_WHOLE)]
+    window_end: Annotated[int | None, described("End of the last closed window; null before the first.", minimum=0)]
+    journal_offset: Annotated[
+        int, described("Offset of the journal record that caused this version; −1 for the prior.", minimum=-1)
+    ]
+    resume_offset: Annotated[int, described("Offset of the oldest journal record that an open window needs.", **_WHOLE)]
+    progress: Annotated[
+        dict[Annotated[str, Meta(pattern="^(0|[1-9][0-9]*)$")], Annotated[int, described("Its time.", **_WHOLE)]],
+        described("Highest progress of each partition."),
+    ]
+    frozen: Annotated[bool, described("Whether learning is frozen.")]
+    folds: Annotated[int, described("t: number of versions that folded sessions.", **_WHOLE)]
+    observations: Annotated[int, described("Number of displays observed so far.", **_WHOLE)]
+    expected_sessions: Annotated[int, described("N: number of sessions in the last folded window.", **_WHOLE)]
+    explore_budget: Annotated[int, described("M_t: number of sessions that may explore.", **_WHOLE)]
+    thresholds: Annotated[
+        tuple[Number, ...],
+        described("Score above which a session explores, per position; if empty, all sessions explore."),
+    ]
+    radius: Annotated[Number, described("Value of beta.", minimum=0)]
+    arms: Annotated[tuple[ArmRecord, ...], described("Arms in the order of first appearance.")]
+    dim: Annotated[int, described("d: length of a context.", minimum=1)]
+    horizon: Annotated[int, described("H: maximum number of displays per session.", minimum=1)]
+    repeats: Annotated[bool, described("Whether an arm may be shown more than once in a session.")]
+    policy: Annotated[str, described("Policy of planning.", enum=list(POLICIES))]
+    epsilon: Annotated[Rate, described("Share of random choices under epsilon-greedy.")]
+    bonus: Annotated[str, described("Bonus of exploration.", enum=list(BONUSES))]
+    beta: Annotated[
+        Amount | Literal["theory"], described("Width of exploration: a number, or theory for the value of radius.")
+    ]
+    estimator: Annotated[str, described("Estimator of a fold.", enum=list(ESTIMATORS))]
+    ridge: Annotated[float, Meta(gt=0, description="λ: precision of the prior.")]
+    forgetting: Annotated[Probability, described("γ: forgetting factor per fold; 1 forgets nothing.")]
+    warmup: Annotated[int, described("Number of folds before the policy starts.", **_WHOLE)]
+    horizon_episodes: Annotated[int, described("T: number of windows in the schedule M_t.", minimum=2)]
+    random_share: Annotated[Rate, described("Share of sessions with random slates.")]
+    salt: Annotated[str, described("Input to the stable hashes that choose at random.")]
+    session_timeout: Annotated[
+        int, described("Time after the arrival in which feedback counts, in milliseconds.", **_WHOLE)
+    ]
+    lateness: Annotated[int, described("Time that a record may be late, in milliseconds.", **_WHOLE)]
+    window: Annotated[int, described("Length of an episode in milliseconds.", minimum=1)]
+    unanswered: Annotated[str, described("Meaning of a displayed position without feedback.", enum=list(UNANSWERED))]
+    model: Annotated[str, described("Click model.", enum=list(MODELS))] = LATER_SETTINGS["model"]
+    intercept: Annotated[bool, described("Whether the model has a shared intercept.")] = LATER_SETTINGS["intercept"]
+    answers: Annotated[
+        str, described("Whether answer rates are learned, or every display counts as answered.", enum=list(ANSWERS))
+    ] = LATER_SETTINGS["answers"]
+    standardise: Annotated[
+        bool, described("Whether the numbers of contexts are standardised by the first sessions.")
+    ] = LATER_SETTINGS["standardise"]
+    features: Annotated[
+        Features | None, described("Declared features; missing if none are declared. Their columns are in this order.")
+    ] = LATER_SETTINGS["features"]
+    learn_at_most: Annotated[
+        int,
+        described(
+            "Sessions per window that are learned from, about; beyond it a share is journaled. 0: all.", **_WHOLE
+        ),
+    ] = LATER_SETTINGS["learn_at_most"]
+    ties: Annotated[
+        tuple[Rate, ...],
+        described(
+            "Share of the sessions with exactly the score of the threshold that explore, per position; missing: all."
+        ),
+    ] = ()
+    kernels: Annotated[
+        str,
+        described(
+            "Fingerprint of numpy, BLAS, their kernels and threads that made the version: with the same one its "
+            "numbers come out again to the bit, with another one up to 1e-9. Absent in a version that nothing was "
+            "computed for."
+        ),
+    ] = ""
+    learn_shares: SharesRecord = SharesRecord(exploring=ALL.exploring, others=ALL.others)
+    answer_counts: AnswerRecord | UnsetType = UNSET
+    standardisation: ScaleRecord | UnsetType = UNSET
+    pending: PendingRecord | UnsetType = UNSET
+    theta_context: Annotated[
+        Array | UnsetType,
+        described("additive: context coefficients θ_x, shape (d); with an intercept, which comes first, (d+1)."),
+    ] = UNSET
+    theta_arms: Annotated[Array | UnsetType, described("additive: arm coefficients θ_k, shape (K).")] = UNSET
+    shared: Annotated[
+        Array | UnsetType,
+        described("personal: shared part Γ, shape (d+1, m), m = 1 + columns of the features of ads."),
+    ] = UNSET
+    own: Annotated[Array | UnsetType, described("personal: own part v_k of each arm, shape (K, d+1).")] = UNSET
+    tastes: Annotated[Array | UnsetType, described("personal: precision λ_t of own tastes, shape (1).")] = UNSET
+    precision: PrecisionRecord | UnsetType = UNSET
+
+
+#: Fields of a version that its record has under the same name.
+PLAIN: Final = (
+    *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
+    *("folds", "observations", "expected_sessions", "explore_budget", "thresholds", "radius"),
+)
+COUNTS: Final = ("displayed", "answered")
+_UNCOVERED: Final = frozenset(
+    ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
+)
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encode_parameters(parameters: Parameters) -> bytes:
+    """Return the record of a version, its hash included; the same version gives the same bytes."""
+    document = document_of(parameters)
+    document["sha256"] = parameters.known_sha256 or digest_of(document)
+    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
+
+
+def parameters_document(parameters: Parameters) -> dict[str, Any]:
+    """Return the record of a version as a document, as it is read again from another record."""
+    document: dict[str, Any] = orjson.loads(encode_parameters(parameters))
+    return document
+
+
+def document_of(parameters: Parameters) -> dict[str, Any]:
+    """Return the record of a version as a document, without its hash."""
+    settings = parameters.settings
+    document: dict[str, Any] = {
+        **{name: getattr(parameters, name) for name in PLAIN},
+        **{name: getattr(settings, name) for name in SETTINGS},
+        "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
+        "arms": [_arm_document(arm) for arm in parameters.arms],
+    }
+    for name, first in LATER_SETTINGS.items():
+        if (value := getattr(settings, name)) != first:
+            document[name] = value.document() if isinstance(value, Features) else value
+    if parameters.ties:
+        document["ties"] = parameters.ties
+    if parameters.kernels:
+        document["kernels"] = parameters.kernels
+    if parameters.shares != ALL:
+        document["learn_shares"] = parameters.shares._asdict()
+    for name, array in arrays_of(parameters).items():
+        *outer, last = name.split(".")
+        target = document
+        for part in outer:
+            target = target.setdefault(part, {})
+        target[last] = {"shape": list(array.shape), "data": b64encode(array.astype("<f8").tobytes()).decode()}
+    return document
+
+
+def _arm_document(arm: Arm) -> dict[str, Any]:
+    document: dict[str, Any] = {"arm": arm.arm, "reward": arm.reward, "active": arm.active}
+    if arm.features:
+        document["features"] = dict(arm.features)
+    return document
+
+
+def arrays_of(parameters: Parameters) -> dict[str, Floats]:
+    """Return all arrays of a version; a dot nests them in the record."""
+    arrays = dict(parameters.model.pack())
+    if (counts := parameters.answers) is not None:
+        arrays |= {f"answer_counts.{name}": getattr(counts, name) for name in COUNTS}
+    if (known := parameters.standardisation) is not None:
+        arrays |= {"standardisation.centre": known.centre, "standardisation.scale": known.scale}
+    if parameters.pending is not None:
+        arrays |= {f"pending.{name}": array for name, array in parameters.pending.pack().items()}
+    return arrays
+
+
+def array_in(document: Mapping[str, Any], name: str) -> Floats:
+    """Return an array of a document, packed or as nested lists; raise `ParametersError` if it is none."""
+    value: Any = document
+    for part in name.split("."):
+        value = value[part]
+    try:
+        if isinstance(value, Mapping):
+            packed = np.frombuffer(b64decode(value["data"], validate=True), "<f8")
+            return packed.astype(np.float64).reshape(value["shape"])
+        return np.array(value, dtype=np.float64)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ParametersError(f"{name} is not an array of numbers: {error}") from None
+
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """Return the hash of a record over all that it covers."""
+    covered = {name: value for name, value in document.items() if name not in _UNCOVERED}
+    return hashlib.sha256(orjson.dumps(covered, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#: Bytes of the largest record of a version; the topic `parameters` takes it.
+VERSION_BYTES: Final = 16 << 20
+#: Bytes for everything but arms and model: the progress of 10,000 partitions, for instance.
+RESERVE: Final = 256 << 10
+#: Bytes of an arm beside its id: names, marks, and the longest number.
+_PER_ARM: Final = len(b'{"active":false,"arm":,"reward":},') + 24
+_PER_ARRAY: Final = 128
+#: Bytes for the features of an arm, beside themselves; numbers may be written longer than they are given.
+_PER_FEATURES: Final = len(b'"features":,')
+
+
+def largest_size(arms: Sequence[Arm], model: ClickModel, settings: LearningSettings | None = None) -> int:
+    """Return the most bytes that the record of a version with these arms, this model and these settings can have."""
+    ids = len(orjson.dumps([arm.arm for arm in arms]))
+    features = sum(_PER_FEATURES + len(orjson.dumps(dict(arm.features))) for arm in arms if arm.features)
+    packed = sum(_PER_ARRAY + 4 * (array.nbytes // 3 + 1) for array in model.pack().values())
+    return (
+        RESERVE
+        + ids
+        + _PER_ARM * len(arms)
+        + features
+        + packed
+        + _of_answers(len(arms), settings)
+        + _of_contexts(settings)
+    )
+
+
+def _of_answers(arms: int, settings: LearningSettings | None) -> int:
+    """Return the bytes of the counts of answers."""
+    if settings is None or settings.answers == "all":
+        return 0
+    return 2 * (_PER_ARRAY + 4 * (8 * arms * settings.horizon // 3 + 1))
+
+
+def _of_contexts(settings: LearningSettings | None) -> int:
+    """Return the most bytes for declared features, for centre and scale of contexts, and for pending sessions."""
+    if settings is None:
+        return 0
+    declared = 0 if settings.features is None else len(orjson.dumps(settings.features.document()))
+    if not settings.standardise:
+        return declared
+    numbers = (LEAST_SESSIONS - 1) * (settings.dim + 4 * settings.horizon) + 2 * settings.dim
+    return declared + 7 * _PER_ARRAY + 4 * (8 * numbers // 3 + 1)
+
+
+def too_large(
+    arms: Sequence[Arm], model: ClickModel, most: int = VERSION_BYTES, *, settings: LearningSettings | None = None
+) -> str | None:
+    """Return why a version with these arms and this model does not fit into a record; None if it does.
+
+    >>> from worker.bandit.additive import AdditiveModel
+    >>> arms = [Arm(arm=str(n), reward=1.0) for n in range(60_000)]
+    >>> too_large(arms, AdditiveModel.prior(dim=32, arms=60_000, ridge=1.0))
+    '60,000 arms of 32 features take up to 24.8 MiB, more than the 16 MiB of a record: 38,515 such arms fit'
+    """
+    size = largest_size(arms, model, settings)
+    if size <= most:
+        return None
+    return (
+        f"{len(arms):,} arms of {model.dim} features take up to {size / 2**20:.1f} MiB, more than the "
+        f"{most / 2**20:g} MiB of a record: {_room(arms, model, size, most, settings):,} such arms fit"
+    )
+
+
+def check_size(
+    arms: Sequence[Arm], model: ClickModel, most: int = VERSION_BYTES, *, settings: LearningSettings | None = None
+) -> None:
+    """Raise `InputError` if a version with these arms and this model does not fit into a record."""
+    if reason := too_large(arms, model, most, settings=settings):
+        raise InputError(f"the catalogue is too large: {reason}")
+
+
+def _room(arms: Sequence[Arm], model: ClickModel, size: int, most: int, settings: LearningSettings | None) -> int:
+    """Return how many arms fit, with ids as long as these have on average."""
+    columns = 0 if settings is None or settings.features is None else settings.features.ad_dim
+    fixed = largest_size(
+        (), type(model).prior(dim=model.dim, arms=0, ridge=1.0, features=np.zeros((0, columns))), settings
+    )
+    return max(0, int((most - fixed) * len(arms) / max(1, size - fixed)))
