@@ -116,6 +116,8 @@ async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journa
     worker = await disturbed(golden, kafka, seed)
     assert is_golden(kafka, golden)
     assert worker.imbalance() == 0
+    deleted = {record.key for record in kafka.records(TOPICS.changelog) if record.value is None}
+    assert deleted == {one.session.encode() for one in golden.sent}, "progress ends all sessions"
     # Feedback of several positions in one batch is answered once, and the batches differ.
     ours, theirs = last_decisions(kafka.values(TOPICS.decisions)), last_decisions(golden.values("decisions"))
     common = ours.keys() & theirs.keys()
@@ -145,22 +147,6 @@ async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count
         for start, count in one.get("opened", ()):
             counts[one["partition"], start] = max(counts.get((one["partition"], start), 0), count)
     assert sum(counts.values()) == 60
-    assert worker.imbalance() == 0
-
-
-@in_loop
-async def test_progress_ends_all_sessions(golden: Golden) -> None:
-    kafka = Cluster.with_topics(TOPICS, PARTITIONS)
-    produce(golden, kafka)
-    worker = WorkerOnFake(kafka)
-    await worker.rebalance(range(PARTITIONS))
-    await worker.poll()
-    await worker.persist_all()
-    worker.now = golden.sent[-1].at + 60 * SECOND
-    await worker.report_progress()
-    changelog = kafka.records(TOPICS.changelog)
-    assert {record.key for record in changelog if record.value is None} == {one.session.encode() for one in golden.sent}
-    assert is_golden(kafka, golden)
     assert worker.imbalance() == 0
 
 
