@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError
 from faust.types import TP, RecordMetadata
 
+from tests.transport.memory import Cluster, FakeMessage
 from worker.kafka.partitions import Partitions
 from worker.kafka.polls import Flight, Flights, Poll, RecordList
-from worker.stream.topology import ONLY_PARTITION, DeadLetter, Record, Topics
+from worker.stream.topology import DeadLetter, Record, Topics
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -46,48 +45,16 @@ class Write(NamedTuple):
     tp: TP
     key: bytes | None
     value: bytes | None
-    report: Callable[[KafkaError | None, Any], None]
-
-
-class FakeKafka:
-    """Durable records, committed positions, and writes on their way."""
-
-    def __init__(self, topics: Topics) -> None:
-        self.topics = topics
-        self.durable: dict[TP, list[Record]] = defaultdict(list)
-        self.committed: dict[TP, int] = {}
-        self.pending: list[Write] = []
-        self.clock: Callable[[], int] | None = None  # of the broker, for the times of the journal
-
-    def append(self, tp: TP, key: bytes | None, value: bytes | None, timestamp: int = 0) -> Record:
-        log = self.durable[tp]
-        log.append(Record(*tp, len(log), timestamp, key, value))
-        return log[-1]
-
-    def values(self, topic: str) -> list[bytes]:
-        return [one.value for tp, log in sorted(self.durable.items()) if tp.topic == topic for one in log if one.value]
-
-    def persist(self, write: Write, error: KafkaError | None = None) -> None:
-        """Make a write durable, or let it fail."""
-        self.pending.remove(write)
-        stamp = 0 if self.clock is None else self.clock()
-        record = Record(*write.tp, -1, 0, None, None)
-        if error is None:
-            record = self.append(write.tp, write.key, write.value, stamp)
-        report = SimpleNamespace(
-            partition=lambda: record.partition,
-            offset=lambda: record.offset,
-            timestamp=lambda: (TIMESTAMP_LOG_APPEND_TIME if self.clock else 0, stamp),
-        )
-        write.report(error, report)
+    report: Callable[[None, FakeMessage], None]
 
 
 class FakeWorker:
     """Partitions with a driver that does what a test says. It is app, consumer and producer to them."""
 
-    def __init__(self, kafka: FakeKafka, partitions: Partitions) -> None:
+    def __init__(self, kafka: Cluster, topics: Topics, partitions: Partitions) -> None:
         self.kafka, self.partitions = kafka, partitions
-        self.options = SimpleNamespace(topics=kafka.topics)
+        self.options = SimpleNamespace(topics=topics)
+        self.pending: list[Write] = []
         self.failure: BaseException | None = None
         self.flights = Flights(lambda error: self.fail(RuntimeError(error.str())))
         self.generation, self.number = 0, 0
@@ -112,29 +79,30 @@ class FakeWorker:
         self.was_drained = self.flights.are_idle
         self.generation += 1
         self.flights.forget()
-        given, topics = list(partitions), self.kafka.topics
+        given, topics = list(partitions), self.options.topics
         changelogs = {one: TP(topics.changelog, one) for one in given}
-        kept = self.partitions.keep({one: len(self.kafka.durable[tp]) for one, tp in changelogs.items()})
+        kept = self.partitions.keep({one: len(self.kafka.logs[tp]) for one, tp in changelogs.items()})
         tables: dict[int, dict[bytes, Record]] = {one: {} for one in given if one not in kept}
         for one in tables:
-            for record in self.kafka.durable[changelogs[one]]:
+            for record in self.kafka.logs[changelogs[one]]:
+                assert record is not None
                 assert record.key is not None
                 if record.value is None:
                     tables[one].pop(record.key, None)
                 else:
                     tables[one][record.key] = record
-        await self.partitions.restore(tables, {one: len(self.kafka.durable[changelogs[one]]) - 1 for one in tables})
+        await self.partitions.restore(tables, {one: len(self.kafka.logs[changelogs[one]]) - 1 for one in tables})
         inputs = [TP(topic, one) for one in given for topic in (topics.arrivals, topics.clicks)]
         self.generation, self.number = self.generation + 1, 0
         self.starts = {tp: self.kafka.committed.get(tp, 0) for tp in inputs}
-        self.ends = {tp: len(self.kafka.durable[tp]) for tp in inputs}
+        self.ends = {tp: len(self.kafka.logs[tp]) for tp in inputs}
         self.positions = dict(self.starts)
         self.flights.begin(self.starts)
 
     def next_poll(self, most: int = 10**6) -> Poll | None:
         lists = []
         for tp, position in self.positions.items():
-            records = self.kafka.durable[tp][position : position + most]
+            records = self.kafka.logs[tp][position : position + most]
             if records:
                 self.positions[tp] = position + len(records)
                 lists.append(RecordList(tp, self.positions[tp], records))
@@ -148,14 +116,17 @@ class FakeWorker:
         if (poll := self.next_poll(most)) is not None:
             await self.partitions.handle(poll)
 
-    async def persist(self, write: Write, error: KafkaError | None = None) -> None:
-        self.kafka.persist(write, error)
+    async def persist(self, write: Write) -> None:
+        """Make a write durable, and report it."""
+        self.pending.remove(write)
+        record = self.kafka.append(*write.tp, write.key, write.value)
+        write.report(None, FakeMessage(record, is_stamped=self.kafka.clock is not None))
         self.flights.advance()
         await settle()
 
     async def persist_all(self) -> None:
-        while self.kafka.pending:
-            await self.persist(self.kafka.pending[0])
+        while self.pending:
+            await self.persist(self.pending[0])
 
     def handled(self, generation: int) -> None:
         """There is always room."""
@@ -164,7 +135,7 @@ class FakeWorker:
         self.kafka.committed |= self.flights.acknowledged
 
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
-        return {tp: len(self.kafka.durable[tp]) for tp in partitions}
+        return {tp: len(self.kafka.logs[tp]) for tp in partitions}
 
     # ── what the producer does ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,7 +149,7 @@ class FakeWorker:
         is_changelog: bool = False,
     ) -> None:
         report = flight.on_changelog_delivery if is_changelog else flight.on_delivery
-        self.kafka.pending += [Write(TP(topic, partition), key, value, report) for key, value in pairs]
+        self.pending += [Write(TP(topic, partition), key, value, report) for key, value in pairs]
         flight.writes += len(pairs)
 
     def write_dead_letters(self, topic: str, partition: int, letters: Iterable[DeadLetter], flight: Flight) -> None:
@@ -189,9 +160,9 @@ class FakeWorker:
     ) -> RecordMetadata:
         written: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
 
-        def report(error: KafkaError | None, message: Any) -> None:
-            tp, (kind, stamp) = TP(topic, partition), message.timestamp()
-            written.set_result(RecordMetadata(topic, partition, tp, message.offset(), stamp, kind))
+        def report(error: None, message: FakeMessage) -> None:
+            kind, stamp = message.timestamp()
+            written.set_result(RecordMetadata(topic, partition, TP(topic, partition), message.offset(), stamp, kind))
 
-        self.kafka.pending.append(Write(TP(topic, partition or ONLY_PARTITION), key, value, report))
+        self.pending.append(Write(TP(topic, partition), key, value, report))
         return await written

@@ -1,6 +1,7 @@
-"""Kafka in memory: librdkafka's public interface, as far as the driver uses it, on topics in this process.
+"""Kafka in memory: librdkafka's public interface, as far as the worker uses it, on topics in this process.
 
-A test decides when writes are reported (`Cluster.hold`), and which of them fail.
+A test decides when writes are reported (`Cluster.hold`), which of them fail (`Cluster.error`), and what a consumer gets
+in place of records (`Cluster.incoming`).
 """
 
 from __future__ import annotations
@@ -11,83 +12,127 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
+from unittest.mock import patch
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError, TopicPartition
+from faust.types import TP
 
-from worker.kafka.clients import BEGINNING
+from worker.kafka.clients import BEGINNING, TopicReader
+from worker.kafka.connection import Connection
+from worker.stream.topology import Record, Topics
+
+#: Where nothing listens.
+NOWHERE = Connection(servers=("127.0.0.1:1",))
+#: The longest wait for a record, in seconds, whatever is asked for: tests end soon.
+MOST_WAIT = 0.02
+
+R = TypeVar("R", bound=TopicReader)
 
 
 class FakeMessage:
-    """A record, or the end of a partition."""
+    """A record, or what comes in place of one: the end of a partition, or an error."""
 
-    def __init__(
-        self, tp: tuple[str, int], offset: int, key: bytes | None, value: bytes | None, error: KafkaError | None = None
-    ) -> None:
-        self._tp, self._offset, self._key, self._value, self._error = tp, offset, key, value, error
-        self._time = time.time_ns() // 1_000_000
+    def __init__(self, record: Record, error: KafkaError | None = None, *, is_stamped: bool = False) -> None:
+        self._record, self._error, self._is_stamped = record, error, is_stamped
+
+    @classmethod
+    def without_record(cls, tp: TP, offset: int, error: KafkaError) -> FakeMessage:
+        return cls(Record(*tp, offset, 0, None, None), error)
 
     def topic(self) -> str:
-        return self._tp[0]
+        return self._record.topic
 
     def partition(self) -> int:
-        return self._tp[1]
+        return self._record.partition
 
     def offset(self) -> int:
-        return self._offset
+        return self._record.offset
 
     def key(self) -> bytes | None:
-        return self._key
+        return self._record.key
 
     def value(self) -> bytes | None:
-        return self._value
+        return self._record.value
 
     def timestamp(self) -> tuple[int, int]:
-        return TIMESTAMP_LOG_APPEND_TIME, self._time
+        return TIMESTAMP_LOG_APPEND_TIME if self._is_stamped else TIMESTAMP_NOT_AVAILABLE, self._record.timestamp
 
     def error(self) -> KafkaError | None:
         return self._error
 
 
 class Cluster:
-    """Topics, and one consumer group whose members share their partitions by range."""
+    """Topics, and one consumer group whose members share their partitions by range.
+
+    Where a log has None there is no record, but an offset: the mark of a transaction, or one that was compacted.
+    """
 
     def __init__(self, partitions: Mapping[str, int]) -> None:
         self.lock = threading.RLock()
-        self.logs: dict[tuple[str, int], list[FakeMessage]] = {
-            (topic, number): [] for topic, count in partitions.items() for number in range(count)
+        self.logs: dict[TP, list[Record | None]] = {
+            TP(topic, number): [] for topic, count in partitions.items() for number in range(count)
         }
-        self.firsts: dict[tuple[str, int], int] = defaultdict(int)
-        self.committed: dict[tuple[str, int], int] = {}
+        self.written: list[Record] = []  # to all topics, in the order of the writes
+        self.firsts: dict[TP, int] = defaultdict(int)
+        self.committed: dict[TP, int] = {}
         self.members: list[FakeConsumer] = []
         self.generation = 0
+        self.clock: Callable[[], int] | None = None  # of a broker that sets the times of records
         self.hold = False
-        self.refuse: Callable[[str], bool] = lambda topic: False
+        self.error: Callable[[str, bytes | None], KafkaError | None] = lambda topic, key: None
+        self.incoming: list[FakeMessage] = []  # what the next consumer gets first
+        self.reads = 0  # records that consumers got
 
-    def append(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> FakeMessage:
+    @classmethod
+    def with_topics(cls, topics: Topics, count: int = 1) -> Cluster:
+        """Return a cluster with the topics of a worker; `count` is the number of partitions of the inputs."""
+        many = (topics.arrivals, topics.clicks, topics.decisions, topics.changelog)
+        one = (topics.journal, topics.parameters, topics.parameters_history, topics.episodes, topics.dead_letters)
+        return cls({**dict.fromkeys(many, count), **dict.fromkeys(one, 1)})
+
+    def append(self, topic: str, partition: int, key: bytes | None, value: bytes | None, timestamp: int = 0) -> Record:
         with self.lock:
-            log = self.logs[topic, partition]
-            log.append(FakeMessage((topic, partition), len(log), key, value))
-            return log[-1]
+            log = self.logs[TP(topic, partition)]
+            record = Record(topic, partition, len(log), self.clock() if self.clock else timestamp, key, value)
+            log.append(record)
+            self.written.append(record)
+            return record
+
+    def records(self, topic: str) -> list[Record]:
+        """Return the records of a topic, partition by partition."""
+        with self.lock:
+            return [one for tp, log in sorted(self.logs.items()) if tp.topic == topic for one in log if one is not None]
 
     def values(self, topic: str) -> list[bytes]:
-        with self.lock:
-            found = [one.value() for (name, _), log in sorted(self.logs.items()) if name == topic for one in log]
-        return [value for value in found if value is not None]
+        return [record.value for record in self.records(topic) if record.value is not None]
+
+    def compact(self, topic: str) -> None:
+        """Remove all but the last record of every key; offsets stay."""
+        newest = {(one.partition, one.key): one for one in self.records(topic)}
+        for tp, log in self.logs.items():
+            if tp.topic == topic:
+                log[:] = [one if one and newest[one.partition, one.key] is one else None for one in log]
+
+    def reader(self, kind: type[R] = TopicReader) -> R:  # type: ignore[assignment]
+        """Return a reader of the cluster."""
+        with patch("worker.kafka.clients.Consumer", lambda _: FakeConsumer(self)):
+            return kind(NOWHERE)
 
     def change_members(self, member: FakeConsumer, *, joins: bool) -> None:
         with self.lock:
             (self.members.append if joins else self.members.remove)(member)
             self.generation += 1
 
-    def share(self, member: FakeConsumer) -> set[tuple[str, int]]:
+    def share(self, member: FakeConsumer) -> set[TP]:
         """Return the partitions of a member: those with one number go together."""
         place, count = self.members.index(member), len(self.members)
         totals: dict[str, int] = defaultdict(int)
         for topic, _ in self.logs:
             totals[topic] += 1
-        wanted = {tp for tp in self.logs if tp[0] in member.topics}
-        return {(topic, number) for topic, number in wanted if number * count // totals[topic] == place}
+        return {
+            tp for tp in self.logs if tp.topic in member.topics and tp.partition * count // totals[tp.topic] == place
+        }
 
 
 class FakeConsumer:
@@ -96,11 +141,11 @@ class FakeConsumer:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.topics: set[str] = set()
-        self.reading: dict[tuple[str, int], int] = {}
-        self.owned: set[tuple[str, int]] = set()
+        self.reading: dict[TP, int] = {}
+        self.owned: set[TP] = set()
         self.is_lost = False
         self._joined = self._rejoined = -1
-        self._ends: dict[tuple[str, int], int] = {}
+        self._ends: dict[TP, int] = {}
         self._callbacks: dict[str, Any] = {}
 
     def subscribe(self, topics: Iterable[str], **callbacks: Any) -> None:
@@ -129,7 +174,7 @@ class FakeConsumer:
         return found[0] if found else None
 
     def consume(self, most: int, timeout: float = 0.0) -> list[FakeMessage]:
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + min(timeout, MOST_WAIT)
         while True:
             found = self._take(most)
             if found or time.monotonic() >= deadline:
@@ -137,28 +182,33 @@ class FakeConsumer:
             time.sleep(0.001)
 
     def _take(self, most: int) -> list[FakeMessage]:
-        found: list[FakeMessage] = []
-        with self.cluster.lock:
+        cluster = self.cluster
+        with cluster.lock:
+            found, cluster.incoming = cluster.incoming[:most], cluster.incoming[most:]
             for tp, position in self.reading.items():
                 if len(found) >= most:
                     break
-                log = self.cluster.logs[tp]
-                if position < self.cluster.firsts[tp] or position > len(log):
-                    error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+                log, end = cluster.logs[tp], len(cluster.logs[tp])
+                if not cluster.firsts[tp] <= position <= end:
                     if self._ends.get(tp) != -1:
                         self._ends[tp] = -1
-                        found.append(FakeMessage(tp, position, None, None, error))
+                        error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
+                        found.append(FakeMessage.without_record(tp, position, error))
                     continue
-                taken = log[position : position + most - len(found)]
-                found += taken
-                self.reading[tp] = position + len(taken)
-                if self.reading[tp] == len(log) and self._ends.get(tp) != len(log):
-                    self._ends[tp] = len(log)
-                    found.append(FakeMessage(tp, len(log), None, None, KafkaError(KafkaError._PARTITION_EOF)))
+                while position < end and len(found) < most:
+                    record = log[position]
+                    position += 1
+                    if record is not None:
+                        found.append(FakeMessage(record, is_stamped=cluster.clock is not None))
+                        cluster.reads += 1
+                self.reading[tp] = position
+                if position == end != self._ends.get(tp) and len(found) < most:
+                    self._ends[tp] = end
+                    found.append(FakeMessage.without_record(tp, end, KafkaError(KafkaError._PARTITION_EOF)))
         return found
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        self.reading, self._ends = {(one.topic, one.partition): one.offset for one in partitions}, {}
+        self.reading, self._ends = {TP(one.topic, one.partition): one.offset for one in partitions}, {}
 
     def unassign(self) -> None:
         self.reading = {}
@@ -166,14 +216,14 @@ class FakeConsumer:
     def commit(self, *, offsets: Iterable[TopicPartition], asynchronous: bool) -> None:
         assert not asynchronous
         with self.cluster.lock:
-            self.cluster.committed.update({(one.topic, one.partition): one.offset for one in offsets})
+            self.cluster.committed.update({TP(one.topic, one.partition): one.offset for one in offsets})
 
     def committed(self, partitions: Iterable[TopicPartition], timeout: float) -> list[TopicPartition]:
         known = self.cluster.committed
-        return [TopicPartition(p.topic, p.partition, known.get((p.topic, p.partition), -1001)) for p in partitions]
+        return [TopicPartition(p.topic, p.partition, known.get(TP(p.topic, p.partition), -1001)) for p in partitions]
 
     def get_watermark_offsets(self, tp: TopicPartition, timeout: float) -> tuple[int, int]:
-        place = tp.topic, tp.partition
+        place = TP(tp.topic, tp.partition)
         return self.cluster.firsts[place], len(self.cluster.logs[place])
 
     def close(self) -> None:
@@ -199,11 +249,11 @@ class FakeProducer:
         on_delivery: Callable[..., None],
         headers: object = None,
     ) -> None:
-        error = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE) if self.cluster.refuse(topic) else None
-        message = FakeMessage((topic, partition), -1, key, value)
+        error = self.cluster.error(topic, key)
+        record = Record(topic, partition, -1, 0, key, value)
         if error is None:
-            message = self.cluster.append(topic, partition, key, value)
-        self._reports.append((on_delivery, error, message))
+            record = self.cluster.append(topic, partition, key, value)
+        self._reports.append((on_delivery, error, FakeMessage(record, is_stamped=self.cluster.clock is not None)))
 
     def produce_batch(
         self, topic: str, messages: list[dict[str, Any]], partition: int, on_delivery: Callable[..., None]
@@ -233,7 +283,7 @@ class FakeAdmin:
     def list_offsets(self, wanted: Mapping[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
         futures: dict[TopicPartition, Future[Any]] = {}
         for tp, spec in wanted.items():
-            place = tp.topic, tp.partition
+            place = TP(tp.topic, tp.partition)
             is_first = spec is BEGINNING
             futures[tp] = Future()
             offset = self.cluster.firsts[place] if is_first else len(self.cluster.logs[place])

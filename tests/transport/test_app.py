@@ -10,14 +10,14 @@ from typing import Any
 
 import orjson
 import pytest
+from confluent_kafka import KafkaError
 
 from tests.embedded.traffic import ARMS, START, arrivals, settings
 from tests.transport.fake import in_loop, until
-from tests.transport.memory import Cluster, FakeAdmin, FakeConsumer, FakeProducer
+from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeProducer
 from worker.errors import FailedError
 from worker.kafka import app as app_module
 from worker.kafka.app import WorkerApp, worker_app
-from worker.kafka.connection import Connection
 from worker.kafka.driver import DriverOptions
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
@@ -47,8 +47,7 @@ class NoLearner:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Kafka in memory, in place of librdkafka."""
-    many = dict.fromkeys((TOPICS.arrivals, TOPICS.clicks, TOPICS.decisions, TOPICS.changelog), COUNT)
-    made = Cluster({**many, TOPICS.journal: 1, TOPICS.dead_letters: 1})
+    made = Cluster.with_topics(TOPICS, COUNT)
     monkeypatch.setattr("worker.kafka.driver.confluent_kafka.Consumer", lambda _: FakeConsumer(made))
     monkeypatch.setattr("worker.kafka.driver.durable_producer", lambda *_, **__: FakeProducer(made))
     monkeypatch.setattr("worker.kafka.driver.AdminClient", lambda _: FakeAdmin(made))
@@ -79,7 +78,7 @@ async def worker(group: str = "g") -> AsyncIterator[Running]:
     async def know_versions() -> None:
         return
 
-    options = DriverOptions(connection=Connection(servers=("127.0.0.1:1",)), topics=TOPICS, group=group)
+    options = DriverOptions(connection=NOWHERE, topics=TOPICS, group=group)
     partitions = Partitions(processors, TOPICS, know_versions=know_versions)
     app = worker_app(options, partitions, learner, count=COUNT)  # type: ignore[arg-type]
     starting = asyncio.create_task(app.start())
@@ -96,7 +95,7 @@ def send(cluster: Cluster, users: int, first: int = 0) -> set[str]:
     """Send arrivals; return their sessions."""
     sent = arrivals(first + users, seconds=1)[first:]
     for number, one in enumerate(sent):
-        cluster.append(TOPICS.arrivals, (first + number) % COUNT, one.session.encode(), one.value)
+        cluster.append(TOPICS.arrivals, (first + number) % COUNT, one.session.encode(), one.value, one.at)
     return {one.session for one in sent}
 
 
@@ -186,7 +185,8 @@ async def test_lost_partitions_are_neither_committed_nor_kept(cluster: Cluster) 
 @in_loop
 async def test_a_write_that_the_broker_refuses_ends_the_worker_and_commits_nothing(cluster: Cluster) -> None:
     async with worker() as running:
-        cluster.refuse = lambda topic: topic == TOPICS.journal
+        too_large = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+        cluster.error = lambda topic, key: too_large if topic == TOPICS.journal else None
         send(cluster, 4)
         await until(lambda: running.app.failure is not None)
         assert isinstance(running.app.failure, FailedError)

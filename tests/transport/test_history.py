@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from tests.embedded.traffic import ARMS, settings
-from tests.transport.memory_topics import MemoryTopics
-from tests.transport.test_learner import TOPICS, publisher
+from tests.transport.memory import Cluster, FakeProducer
+from tests.transport.test_learner import PARAMETERS, TOPICS, publisher
 from worker.kafka.history import HistoryReader, HistoryWriter
 from worker.stream.encoding import encode_journal
 from worker.stream.events import ArmChange, Tag
@@ -31,21 +31,24 @@ def versions(count: int, every: int = 600_000) -> list[Parameters]:
     return [replace(FIRST, version=number, made_at=START + number * every) for number in range(count)]
 
 
-class Topic(MemoryTopics):
+class Topic(Cluster):
     """The history topic."""
 
+    def __init__(self) -> None:
+        super().__init__({TOPIC: 1, TOPICS.parameters: 1})
+
     @property
-    def records(self) -> list[Record]:
-        return self.topics[TOPIC]
+    def history(self) -> list[Record]:
+        return self.records(TOPIC)
 
     def keys(self) -> list[bytes | None]:
-        return [record.key for record in self.records if record.key != INDEX_KEY]
+        return [record.key for record in self.history if record.key != INDEX_KEY]
 
-    def writer(self) -> HistoryWriter:
-        return HistoryWriter(TOPIC, reader=self, producer=self)  # type: ignore[arg-type]
+    def history_writer(self) -> HistoryWriter:
+        return HistoryWriter(TOPIC, reader=self.reader(), producer=FakeProducer(self))  # type: ignore[arg-type]
 
-    def reader(self) -> HistoryReader:
-        reader = HistoryReader(self, TOPIC)  # type: ignore[arg-type]
+    def history_reader(self) -> HistoryReader:
+        reader = HistoryReader(self.reader(), TOPIC)
         reader.refresh()
         return reader
 
@@ -56,13 +59,13 @@ def last(made: list[Parameters], number: int) -> list[Parameters]:
 
 def test_the_index_is_read_and_then_one_version_however_long_the_topic_is() -> None:
     topic, made = Topic(), versions(60)
-    writer = topic.writer()
+    writer = topic.history_writer()
     for number in range(1, 61):
         writer.keep(last(made, number))
     writer.tag(Tag(name="good", version=57), [])
     topic.compact(TOPIC)
     topic.reads = 0
-    reader = topic.reader()
+    reader = topic.history_reader()
     assert topic.reads == 1, "the index only"
     assert tags(reader.held) == {"good": 57}
     assert [kept.version for kept in reader.held.values()].count(57) == 2
@@ -77,7 +80,7 @@ def test_learners_that_die_anywhere_or_write_at_the_same_time_lose_nothing(seed:
     """A learner dies after any write; a second one that was paused writes what it knows."""
     random, topic, made = Random(seed), Topic(), versions(40, every=200_000)
     tagged: dict[str, set[int]] = {}  # a write that failed may have come through
-    writers = [topic.writer(), topic.writer()]
+    writers = [topic.history_writer(), topic.history_writer()]
     for number in range(1, len(made) + 1):
         writer = random.choice(writers)
         fails_after = random.choice((1, 2, 3, 99))
@@ -97,12 +100,12 @@ def test_learners_that_die_anywhere_or_write_at_the_same_time_lose_nothing(seed:
                 tagged[name] = {number - 1}
         except KafkaException:
             if random.random() < 0.5:
-                writers[writers.index(writer)] = topic.writer()
+                writers[writers.index(writer)] = topic.history_writer()
         if random.random() < 0.1:
             topic.compact(TOPIC)
     topic.error = lambda topic, key: None
-    topic.writer().keep(last(made, len(made)))
-    reader = topic.reader()
+    topic.history_writer().keep(last(made, len(made)))
+    reader = topic.history_reader()
     kept = {kept.version for kept in reader.held.values()}
     assert {one.version for one in made if one.made_at > made[-1].made_at - HOUR} <= kept
     assert all(tags(reader.held).get(name, -1) in possible for name, possible in tagged.items())
@@ -111,7 +114,7 @@ def test_learners_that_die_anywhere_or_write_at_the_same_time_lose_nothing(seed:
         assert found is not None
         assert found == made[found.version]
     # What the index says is what the log says.
-    whole = HistoryReader(topic, TOPIC)  # type: ignore[arg-type]
+    whole = HistoryReader(topic.reader(), TOPIC)
     whole.position = 0
     whole.refresh()
     assert {slot: kept.version for slot, kept in whole.held.items()} == {
@@ -121,8 +124,8 @@ def test_learners_that_die_anywhere_or_write_at_the_same_time_lose_nothing(seed:
 
 def test_garbage_is_passed_over_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     topic, made = Topic(), versions(3)
-    topic.writer().keep(made[:2])
-    forged = orjson.loads(topic.records[0].value) | {"observations": 99}
+    topic.history_writer().keep(made[:2])
+    forged = orjson.loads(topic.history[0].value) | {"observations": 99}
     for key, value in [
         (b"recent/1", b"{ no version"),
         (b"\xff", b"{}"),
@@ -131,20 +134,20 @@ def test_garbage_is_passed_over_with_a_warning(caplog: pytest.LogCaptureFixture)
         (b"recent/0", orjson.dumps(forged)),
         (INDEX_KEY, b"{}"),
     ]:
-        topic.produce(TOPIC, value, key)
-    reader = topic.reader()
+        topic.append(TOPIC, 0, key, value)
+    reader = topic.history_reader()
     assert reader.find("recent/0") is None, "its hash does not fit"
     assert reader.find("recent/1") == made[1], "the record before the damaged one"
     for text in ("passed over", "its key is no slot", "cannot be used: its sha256", "its index"):
         assert text in caplog.text or text == "its index"
-    topic.writer().keep(made)
-    assert topic.reader().find("recent/2") == made[2]
+    topic.history_writer().keep(made)
+    assert topic.history_reader().find("recent/2") == made[2]
 
 
 def test_an_index_that_points_to_compacted_records_is_made_again_from_the_topic() -> None:
     topic, made = Topic(), versions(3)
-    topic.writer().keep(made)
-    reader = topic.reader()
+    topic.history_writer().keep(made)
+    reader = topic.history_reader()
     reader.held = {slot: kept._replace(offset=99) for slot, kept in reader.held.items()}
     assert reader.find(recent_slot(1)) == made[1]
 
@@ -166,25 +169,25 @@ def test_the_learner_keeps_what_it_publishes_and_tags_before_the_next_version(
     writer.publish(Learner(settings(), ARMS).begin(), learner, 0)
     writer.publish(outcome, learner, len(orders))
     assert topic.keys() == [b"recent/0", b"recent/1", b"tag/good", b"recent/2", b"tag/old", b"tag/old"]
-    assert topic.records[-2].value is None
-    reader = topic.reader()
+    assert topic.history[-2].value is None
+    reader = topic.history_reader()
     assert reader.held[tag_slot("good")] == KeptVersion(1, 0, reader.held[tag_slot("good")].offset)
     good = reader.find("tag/good")
     assert good is not None
     assert good.sha256 == outcome.versions[0].sha256
     assert "version 77 is not kept" in caplog.text
     # Another learner finds nothing to do; one on a topic that was lost writes all that is left.
-    count = len(topic.records)
+    count = len(topic.history)
     again = publisher(topic)
     again.read_parameters()
     again.keep(Troubles())
-    assert len(topic.records) == count
+    assert len(topic.history) == count
     lost = Topic()
-    lost.topics[TOPICS.parameters] = topic.topics[TOPICS.parameters]
+    lost.logs[PARAMETERS] = topic.logs[PARAMETERS]
     again = publisher(lost)
     again.read_parameters()
     again.keep(Troubles())
-    assert [decode_parameters(one.value or b"").version for one in lost.records if one.key != INDEX_KEY] == [0, 1, 2]
+    assert [decode_parameters(one.value or b"").version for one in lost.history if one.key != INDEX_KEY] == [0, 1, 2]
 
 
 def test_a_version_is_kept_at_the_latest_before_the_next_is_written(
@@ -193,7 +196,7 @@ def test_a_version_is_kept_at_the_latest_before_the_next_is_written(
     topic, learner = Topic(), Learner(settings(), ARMS)
     writer = publisher(topic)
     writer.publish(learner.begin(), learner, 0)
-    assert topic.records == [], "workers read the version first"
+    assert topic.history == [], "workers read the version first"
     orders = [ArmChange(arm="new", reward=float(number), active=True) for number in range(1, 13)]
     outcome = learner.handle([(offset, encode_journal(order)) for offset, order in enumerate(orders)])
     writer.publish(outcome, learner, len(orders))

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 
-from tests.transport.fake import in_loop
+from tests.transport.fake import in_loop, until
 from worker.errors import FailedError
 from worker.metrics.troubles import TroubleLog
 from worker.runtime import supervision
@@ -36,13 +34,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
 
 
 class Supervised(LearnerProcess):
@@ -139,11 +130,13 @@ async def test_however_the_process_ends_it_is_started_again_and_the_trouble_is_k
 
 @in_loop
 async def test_a_process_that_recovers_ends_the_trouble(tmp_path: Path) -> None:
-    once = tmp_path / "once"
+    once, recovered = tmp_path / "once", tmp_path / "recovered"
     lines = (f"first = not os.path.exists({str(once)!r}); open({str(once)!r}, 'w')", "first and sys.exit(1)")
-    process, _ = supervised(*learner(*lines, "time.sleep(0.2)", REPORT_PID, "time.sleep(60)"))
+    wait = f"while not os.path.exists({str(recovered)!r}): time.sleep(0.01)"
+    process, _ = supervised(*learner(*lines, wait, REPORT_PID, "time.sleep(60)"))
     await until(lambda: process.trouble)
     assert not process.running
+    recovered.touch()
     await until(lambda: process.running)
     assert process.trouble == ""
     assert process.failure == ""

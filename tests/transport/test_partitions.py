@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 from faust.types import TP
 
-from tests.transport.fake import FakeKafka, FakeWorker, in_loop, settle
+from tests.transport.fake import FakeWorker, in_loop, settle
+from tests.transport.memory import Cluster
 from worker.errors import FailedError
 from worker.kafka import partitions as module
 from worker.kafka.partitions import Partitions
@@ -86,12 +87,12 @@ class Bench:
     """Partition 0 and its worker; versions are known at once, unless a test says otherwise."""
 
     def __init__(self, explosive: Callable[[Record], bool] = lambda record: False) -> None:
-        self.kafka, self.processors = FakeKafka(TOPICS), EchoProcessors(explosive)
+        self.kafka, self.processors = Cluster.with_topics(TOPICS, 2), EchoProcessors(explosive)
         self.versions_known = asyncio.Event()
         self.versions_known.set()
         self.asked = 0
         self.partitions = Partitions(self.processors, TOPICS, know_versions=self._know_versions)  # type: ignore[arg-type]
-        self.worker = FakeWorker(self.kafka, self.partitions)
+        self.worker = FakeWorker(self.kafka, TOPICS, self.partitions)
 
     async def _know_versions(self) -> None:
         self.asked += 1
@@ -99,7 +100,7 @@ class Bench:
 
     def send(self, count: int, tp: TP = ARRIVALS, value: bytes = b"v") -> None:
         for _ in range(count):
-            self.kafka.append(tp, b"k", value)
+            self.kafka.append(*tp, b"k", value)
 
     async def opened(self) -> Bench:
         await self.worker.rebalance([0])
@@ -110,7 +111,7 @@ class Bench:
         return self.processors.servings[-1]
 
     def pending_topics(self) -> list[str]:
-        return [write.tp.topic for write in self.kafka.pending]
+        return [write.tp.topic for write in self.worker.pending]
 
 
 @in_loop
@@ -133,8 +134,8 @@ async def test_decisions_are_written_together_with_their_facts_and_acknowledged_
     bench.send(1)
     await bench.worker.poll()
     assert set(bench.pending_topics()) == OUTPUTS
-    while len(bench.kafka.pending) > 1:
-        await bench.worker.persist(bench.kafka.pending[-1])
+    while len(bench.worker.pending) > 1:
+        await bench.worker.persist(bench.worker.pending[-1])
         assert bench.worker.flights.acknowledged[ARRIVALS] == 0
     await bench.worker.persist_all()
     assert bench.worker.flights.acknowledged == {ARRIVALS: 1, CLICKS: 0}
@@ -245,7 +246,7 @@ async def test_processors_that_always_raise_are_a_failure_and_make_no_dead_lette
     bench.send(3)
     with pytest.raises(FailedError, match="failed on every one of 3 records"):
         await bench.worker.poll()
-    assert bench.kafka.pending == []
+    assert bench.worker.pending == []
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ async def test_sessions_stay_in_memory_if_all_was_durable_and_nobody_else_change
     if changed != "undrained":
         await bench.worker.persist_all()
     if changed == "written":
-        bench.kafka.append(TP(TOPICS.changelog, 0), b"k", b"state")
+        bench.kafka.append(TOPICS.changelog, 0, b"k", b"state")
     before = bench.partitions.servings[0]
     await bench.worker.rebalance([0])
     assert (bench.partitions.servings[0] is before) is kept
@@ -281,7 +282,7 @@ async def test_sessions_stay_in_memory_if_all_was_durable_and_nobody_else_change
 async def test_tables_are_restored_in_pieces_between_which_the_loop_turns() -> None:
     bench, size = Bench(), 2 * module.RESTORED_AT_ONCE + 1
     for number in range(size):
-        bench.kafka.append(TP(TOPICS.changelog, 0), b"%d" % number, b"state")
+        bench.kafka.append(TOPICS.changelog, 0, b"%d" % number, b"state")
     turns = 0
 
     async def count() -> None:
@@ -303,5 +304,5 @@ async def test_sessions_that_are_over_are_deleted_when_progress_is_acknowledged(
     bench.partitions.acknowledge(0, 77)
     assert bench.echo.progress == [77]
     assert bench.partitions.progress == {0: 77}
-    assert [(write.tp.topic, write.value) for write in bench.kafka.pending] == [(TOPICS.changelog, None)]
+    assert [(write.tp.topic, write.value) for write in bench.worker.pending] == [(TOPICS.changelog, None)]
     bench.partitions.acknowledge(5, 77)  # revoked meanwhile

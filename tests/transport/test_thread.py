@@ -97,9 +97,9 @@ async def test_partitions_that_are_read_go_on_where_they_are_when_others_join_th
 
 @in_loop
 async def test_a_new_generation_starts_where_it_says() -> None:
-    async with running(filled(8)) as (thread, _, _consumer):
+    async with running(filled(8)) as (thread, _, consumer):
         await thread.read({A: 0}, 1)
-        await until(lambda: len(thread._polls) == 1)
+        await until(lambda: consumer.reading[A] == 4)
         await thread.read({A: 2}, 2)
         assert await offsets(thread, 2, 2) == [(0, 2), (0, 3)]
 
@@ -120,14 +120,12 @@ async def test_polls_of_a_generation_are_numbered() -> None:
 @in_loop
 async def test_a_position_moves_over_what_is_no_record() -> None:
     cluster = filled(2)
-    async with running(cluster) as (thread, _, consumer):
+    async with running(cluster) as (thread, _, _consumer):
         await thread.read({A: 0}, 1)
-        await offsets(thread, 1, 1)
-        marker = FakeMessage(A, 3, None, None, KafkaError(KafkaError._PARTITION_EOF))
-        await thread.call(lambda _: thread._hand_over([marker]))
+        assert await offsets(thread, 1, 1) == [(0, 0)]
+        cluster.logs[A] += [None, None]  # the marks of transactions
         poll = await thread.next_poll()
         assert [(one.tp, one.end, list(one.records)) for one in poll.lists] == [(A, 3, [])]
-        del consumer
 
 
 @in_loop
@@ -144,12 +142,11 @@ async def test_no_more_is_polled_than_the_loop_takes() -> None:
     cluster = filled(2)
     async with running(cluster) as (thread, _, consumer):
         await thread.read({A: 0}, 1)
-        for number in range(1, 5):
-            await until(lambda: len(thread._polls) == min(number, MOST_POLLS))  # noqa: B023
+        await until(lambda: consumer.reading[A] == 1)
+        for _ in range(4):
             cluster.append("t", 0, b"k", b"more")
-        position = consumer.reading[A]
-        await thread.call(lambda _: None)
-        assert consumer.reading[A] == position < 5
+            await thread.call(lambda _: None)  # it has gone round, and would have polled
+        assert (MOST_POLLS, consumer.reading[A]) == (1, 1)
         assert [offset for _, offset in await offsets(thread, 1, 5)] == [0, 1, 2, 3, 4]
 
 
@@ -199,8 +196,8 @@ async def test_lost_partitions_are_given_up_as_lost() -> None:
 
 @in_loop
 async def test_a_fatal_error_is_reported_to_the_loop_and_others_are_logged() -> None:
-    async with running(filled(0)) as (thread, loop, _consumer):
-        passing = FakeMessage(A, 0, None, None, KafkaError(KafkaError._TRANSPORT))
-        fatal = FakeMessage(A, 0, None, None, KafkaError(KafkaError.FENCED_INSTANCE_ID, "fenced", True))
-        await thread.call(lambda _: thread._hand_over([passing, fatal]))
+    cluster = filled(0)
+    async with running(cluster) as (_thread, loop, _consumer):
+        passing, fatal = KafkaError(KafkaError._TRANSPORT), KafkaError(KafkaError.FENCED_INSTANCE_ID, "fenced", True)
+        cluster.incoming = [FakeMessage.without_record(A, 0, error) for error in (passing, fatal)]
         await until(lambda: loop.events == ["assigned", "fatal"])

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
+from faust.types import TP
 
 from tests.embedded.traffic import ARMS, settings
 from tests.transport.fake import in_loop, until
-from tests.transport.memory import FakeMessage
-from worker.kafka.connection import Connection
+from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeMessage
 from worker.kafka.parameters import PublishedParameters, UnfitError
 from worker.kafka.versions import VersionReader
 from worker.metrics import Metrics
@@ -25,54 +25,28 @@ from worker.stream.version_records import encode_parameters
 
 ZERO = Parameters.first(settings(), ARMS)
 TOPICS = Topics("t")
-PLACE = TOPICS.parameters, 0
+PLACE = TP(TOPICS.parameters, 0)
 
 
-class Topic:
-    """The parameters topic; `error` is raised by the next read."""
-
-    def __init__(self) -> None:
-        self.values: list[bytes | None] = []
-        self.error: Exception | None = None
-        self.opened = 0
-
-    def append(self, parameters: Parameters) -> None:
-        self.values.append(encode_parameters(parameters))
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Kafka in memory, in place of librdkafka."""
+    made = Cluster.with_topics(TOPICS)
+    monkeypatch.setattr("worker.kafka.clients.Consumer", lambda _: FakeConsumer(made))
+    monkeypatch.setattr("worker.kafka.versions.AdminClient", lambda _: FakeAdmin(made))
+    monkeypatch.setattr(VersionReader, "pauses", Pauses(first=0.001, most=0.001))
+    return made
 
 
-class Reader:
-    """Reads it as a `TopicReader` does."""
-
-    def __init__(self, topic: Topic) -> None:
-        self.topic, self.positions = topic, {PLACE: 0}
-        topic.opened += 1
-
-    def read_from(self, positions: dict[tuple[str, int], int]) -> None:
-        self.positions = dict(positions)
-
-    def poll(self, seconds: float) -> list[FakeMessage]:
-        error, self.topic.error = self.topic.error, None
-        if error is not None:
-            raise error
-        start = self.positions[PLACE]
-        self.positions[PLACE] = len(self.topic.values)
-        return [FakeMessage(PLACE, start + at, b"0", one) for at, one in enumerate(self.topic.values[start:])]
-
-    def close(self) -> None:
-        pass
+def publish(cluster: Cluster, parameters: Parameters) -> None:
+    cluster.append(*PLACE, b"0", encode_parameters(parameters))
 
 
 @asynccontextmanager
-async def reading(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[VersionReader, PublishedParameters, Metrics]]:
-    monkeypatch.setattr("worker.kafka.versions.TopicReader", lambda *_, **__: Reader(topic))
-    monkeypatch.setattr("worker.kafka.versions.AdminClient", lambda _: None)
-    monkeypatch.setattr("worker.kafka.versions.offsets_of", lambda *_: {PLACE: len(topic.values)})
-    monkeypatch.setattr(VersionReader, "pauses", Pauses(first=0.001, most=0.001))
+async def reading() -> AsyncIterator[tuple[VersionReader, PublishedParameters, Metrics]]:
     metrics = Metrics()
     published = PublishedParameters(ZERO, [], metrics)
-    reader = VersionReader(Connection(servers=("127.0.0.1:1",)), TOPICS, published, metrics.troubles)
+    reader = VersionReader(NOWHERE, TOPICS, published, metrics.troubles)
     running = asyncio.create_task(reader.run())
     try:
         yield reader, published, metrics
@@ -87,63 +61,60 @@ def version(number: int, **changes: Any) -> Parameters:
 
 
 @in_loop
-async def test_versions_come_with_prepared_planners(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic, made = Topic(), list[int]()
+async def test_versions_come_with_prepared_planners(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
     monkeypatch.setattr("worker.kafka.versions.prepared", lambda one: made.append(one.version) or None)
-    topic.append(ZERO)
-    async with reading(topic, monkeypatch) as (reader, published, _):
+    publish(cluster, ZERO)
+    async with reading() as (reader, published, _):
         await reader.catch_up()
-        topic.append(version(1))
+        publish(cluster, version(1))
         await until(lambda: published.version == 1)
-        topic.append(version(1, made_at=5))  # published again
+        publish(cluster, version(1, made_at=5))  # published again
         await reader.catch_up()
     assert made == [0, 1]
 
 
 @in_loop
-async def test_catching_up_returns_when_all_is_taken_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = Topic()
-    async with reading(topic, monkeypatch) as (reader, published, _):
+async def test_catching_up_returns_when_all_is_taken_that_was_there(cluster: Cluster) -> None:
+    async with reading() as (reader, published, _):
         caught_up = asyncio.create_task(reader.catch_up())
         await asyncio.sleep(0)
         assert not reader.ready, "there is no version yet"
         for number in range(3):
-            topic.append(version(number))
+            publish(cluster, version(number))
         await caught_up
         assert published.version == 2
-        topic.append(version(3))
+        publish(cluster, version(3))
         await reader.catch_up()
         assert published.version == 3
 
 
 @in_loop
-async def test_a_topic_that_cannot_be_read_is_trouble_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = Topic()
-    topic.append(ZERO)
-    topic.error = KafkaException(KafkaError(KafkaError._TRANSPORT))
-    async with reading(topic, monkeypatch) as (reader, published, metrics):
+async def test_a_topic_that_cannot_be_read_is_trouble_and_read_again(cluster: Cluster) -> None:
+    publish(cluster, ZERO)
+    cluster.incoming = [FakeMessage.without_record(PLACE, 0, KafkaError(KafkaError._TRANSPORT))]
+    async with reading() as (reader, published, metrics):
         await reader.catch_up()
-        assert (topic.opened, published.version) == (2, 0)
-        assert "versions-down" not in {trouble.name for trouble in metrics.troubles.active()}
+        assert published.version == 0
+        await until(lambda: metrics.troubles.totals().get("versions-down") == 1 and not metrics.troubles.active())
 
 
 @in_loop
-async def test_a_record_that_is_no_version_is_refused_and_the_next_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = Topic()
-    topic.append(ZERO)
-    topic.values += [b"{", None]
-    topic.append(version(1))
-    async with reading(topic, monkeypatch) as (reader, published, metrics):
+async def test_a_record_that_is_no_version_is_refused_and_the_next_is_taken(cluster: Cluster) -> None:
+    publish(cluster, ZERO)
+    cluster.append(*PLACE, b"0", b"{")
+    cluster.append(*PLACE, b"0", None)
+    publish(cluster, version(1))
+    async with reading() as (reader, published, metrics):
         await reader.catch_up()
         assert published.version == 1
         assert metrics.registry.get_sample_value("adcascade_refused_versions_total") == 1
 
 
 @in_loop
-async def test_a_version_that_this_worker_cannot_serve_by_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = Topic()
-    topic.append(Parameters.first(settings(dim=settings().dim + 1), ARMS))
-    async with reading(topic, monkeypatch) as (reader, _, _metrics):
+async def test_a_version_that_this_worker_cannot_serve_by_ends_it(cluster: Cluster) -> None:
+    publish(cluster, Parameters.first(settings(dim=settings().dim + 1), ARMS))
+    async with reading() as (reader, _, _metrics):
         with pytest.raises(
             UnfitError, match=r"another worker has published version 0: --dim is \d, but the published .* have \d"
         ):

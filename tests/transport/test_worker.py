@@ -12,7 +12,8 @@ from faust.types import TP
 
 from tests.embedded.traffic import ARMS, SECOND, START, settings
 from tests.kafka.golden import Golden, last_decisions
-from tests.transport.fake import FakeKafka, FakeWorker, in_loop, settle
+from tests.transport.fake import FakeWorker, in_loop, settle
+from tests.transport.memory import Cluster
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
 from worker.kafka.processors import StreamProcessors
@@ -28,20 +29,20 @@ PARTITIONS = 4
 TOPICS = Topics()
 
 
-def produce(golden: Golden, kafka: FakeKafka, *, since: int = 0, until: int = 10**15) -> None:
+def produce(golden: Golden, kafka: Cluster, *, since: int = 0, until: int = 10**15) -> None:
     """Append the inputs of an embedded run, or those of a time."""
     for one in golden.sent:
         if not since < one.at <= until:
             continue
         key = one.session.encode()
         tp = TP(getattr(TOPICS, one.topic), golden.runner.partition_of(key))
-        kafka.append(tp, key, one.value, timestamp=one.at)
+        kafka.append(*tp, key, one.value, timestamp=one.at)
 
 
 class WorkerOnFake(FakeWorker):
     """A worker without learner process and web server; its clock is `error` milliseconds wrong."""
 
-    def __init__(self, kafka: FakeKafka, *, error: int = 0, shares: Shares = ALL) -> None:
+    def __init__(self, kafka: Cluster, *, error: int = 0, shares: Shares = ALL) -> None:
         self.metrics = Metrics()
         self.now, self.error = START, error
         zero = replace(Parameters.first(settings(), ARMS), shares=shares)
@@ -49,7 +50,7 @@ class WorkerOnFake(FakeWorker):
         clocks = {"clock": lambda: self.now + self.error, "steady": lambda: self.now}
         processors = StreamProcessors(published, TOPICS, self.metrics, limits=Limits(), **clocks)
         self.check_accounts = processors.check_accounts
-        super().__init__(kafka, Partitions(processors, TOPICS, know_versions=settle))
+        super().__init__(kafka, TOPICS, Partitions(processors, TOPICS, know_versions=settle))
         self.progress = ProgressReporter(count=PARTITIONS, clock=processors.clock, interval=0.0)
 
     async def report_progress(self) -> None:
@@ -73,34 +74,33 @@ def golden() -> Golden:
     return Golden(60, seconds=8)
 
 
-def is_golden(kafka: FakeKafka, golden: Golden) -> bool:
+def is_golden(kafka: Cluster, golden: Golden) -> bool:
     """Whether the journal holds the facts of the golden run, and folds to its parameters."""
-    journal = kafka.durable[TP(TOPICS.journal, 0)]
+    journal = kafka.records(TOPICS.journal)
     assert {record.value for record in journal if b'"progress"' not in (record.value or b"")} == golden.facts
     versions = Learner(settings(), ARMS).handle((one.offset, one.value, one.timestamp) for one in journal).versions
     return [version.sha256 for version in versions if version.version] == golden.hashes[1:]
 
 
-async def disturbed(golden: Golden, kafka: FakeKafka, seed: int, shares: Shares = ALL) -> WorkerOnFake:
+async def disturbed(golden: Golden, kafka: Cluster, seed: int, shares: Shares = ALL) -> WorkerOnFake:
     """Let workers serve the golden inputs that crash and rebalance anywhere; return the last, after its progress."""
     chance = random.Random(seed)
     produce(golden, kafka)
     worker = WorkerOnFake(kafka, shares=shares)
     await worker.rebalance(range(PARTITIONS))
-    inputs = [tp for tp in kafka.durable if tp.topic in TOPICS.inputs]
+    inputs = [tp for tp in kafka.logs if tp.topic in TOPICS.inputs]
     for step in range(10**5):
-        if all(kafka.committed.get(tp, 0) == len(kafka.durable[tp]) for tp in inputs):
+        if all(kafka.committed.get(tp, 0) == len(kafka.logs[tp]) for tp in inputs):
             break
         action = chance.random()
         if action < 0.3:
             await worker.poll(most=chance.randrange(1, 8))
-        elif pending := {write.tp: write for write in reversed(kafka.pending)}:
+        elif pending := {write.tp: write for write in reversed(worker.pending)}:
             await worker.persist(pending[chance.choice(sorted(pending))])  # the oldest of any partition
         if action > 0.97:
             worker.commit()
         if action > 0.99 and step < 2_000:
             if chance.random() < 0.5:  # kill -9: a new process joins
-                kafka.pending.clear()
                 worker = WorkerOnFake(kafka, shares=shares)
             await worker.rebalance(range(PARTITIONS))
     await worker.persist_all()
@@ -112,10 +112,12 @@ async def disturbed(golden: Golden, kafka: FakeKafka, seed: int, shares: Shares 
 @pytest.mark.parametrize("seed", range(12))
 @in_loop
 async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journal(golden: Golden, seed: int) -> None:
-    kafka = FakeKafka(TOPICS)
+    kafka = Cluster.with_topics(TOPICS, PARTITIONS)
     worker = await disturbed(golden, kafka, seed)
     assert is_golden(kafka, golden)
     assert worker.imbalance() == 0
+    deleted = {record.key for record in kafka.records(TOPICS.changelog) if record.value is None}
+    assert deleted == {one.session.encode() for one in golden.sent}, "progress ends all sessions"
     # Feedback of several positions in one batch is answered once, and the batches differ.
     ours, theirs = last_decisions(kafka.values(TOPICS.decisions)), last_decisions(golden.values("decisions"))
     common = ours.keys() & theirs.keys()
@@ -126,9 +128,9 @@ async def test_workers_that_crash_and_rebalance_anywhere_leave_the_golden_journa
 @pytest.mark.parametrize("seed", range(4))
 @in_loop
 async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count_all(golden: Golden, seed: int) -> None:
-    kafka, share = FakeKafka(TOPICS), 0.4
+    kafka, share = Cluster.with_topics(TOPICS, PARTITIONS), 0.4
     worker = await disturbed(golden, kafka, seed, Shares(share, share))
-    journal = [orjson.loads(record.value or b"") for record in kafka.durable[TP(TOPICS.journal, 0)]]
+    journal = [orjson.loads(record.value or b"") for record in kafka.records(TOPICS.journal)]
     bodies = [orjson.loads(fact) for fact in golden.facts]
     kept = {body["session_id"] for body in bodies if journaled(settings().salt, body["session_id"], share) != 0}
     assert 10 < len(kept) < 40
@@ -149,24 +151,8 @@ async def test_beyond_the_budget_they_journal_the_share_of_the_version_and_count
 
 
 @in_loop
-async def test_progress_ends_all_sessions(golden: Golden) -> None:
-    kafka = FakeKafka(TOPICS)
-    produce(golden, kafka)
-    worker = WorkerOnFake(kafka)
-    await worker.rebalance(range(PARTITIONS))
-    await worker.poll()
-    await worker.persist_all()
-    worker.now = golden.sent[-1].at + 60 * SECOND
-    await worker.report_progress()
-    changelog = [record for tp, log in kafka.durable.items() if tp.topic == TOPICS.changelog for record in log]
-    assert {record.key for record in changelog if record.value is None} == {one.session.encode() for one in golden.sent}
-    assert is_golden(kafka, golden)
-    assert worker.imbalance() == 0
-
-
-@in_loop
 async def test_a_partition_that_lags_keeps_its_target_and_holds_time_back(golden: Golden) -> None:
-    kafka = FakeKafka(TOPICS)
+    kafka = Cluster.with_topics(TOPICS, PARTITIONS)
     worker = WorkerOnFake(kafka)
     await worker.rebalance(range(PARTITIONS))
     produce(golden, kafka)
@@ -215,12 +201,12 @@ async def test_a_wrong_clock_costs_no_session_and_no_feedback(
 
 async def second_by_second(
     golden: Golden, *, broker: bool, wrong: range, error: int
-) -> tuple[WorkerOnFake, FakeKafka, list[int]]:
+) -> tuple[WorkerOnFake, Cluster, list[int]]:
     """Serve the inputs of a golden run as time passes; return the seconds with trouble, too.
 
     The clock of the worker is wrong in some of the seconds. With `broker`, the broker sets the times of the journal.
     """
-    kafka, reported = FakeKafka(TOPICS), []
+    kafka, reported = Cluster.with_topics(TOPICS, PARTITIONS), []
     worker = WorkerOnFake(kafka, error=error if 0 in wrong else 0)
     kafka.clock = (lambda: worker.now) if broker else None
     await worker.rebalance(range(PARTITIONS))
