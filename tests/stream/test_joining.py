@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 import worker.stream.windows as windows_module
 from tests.stream.one_by_one import Closed, WindowsOneByOne
-from tests.stream.scenes import feedback, opened
+from tests.stream.scenes import feedback, opened, progress
 from tests.stream.test_hostile_journal import ARMS, SETTINGS
 from tests.stream.test_windows import EVENTS, TIMEOUT, WINDOW
 from worker.stream.encoding import encode_journal
-from worker.stream.events import Opened, Progress
-from worker.stream.joining import AnswerColumns
+from worker.stream.events import Opened
 from worker.stream.learner import Learner
 from worker.stream.windows import OpenWindows
 
@@ -69,14 +68,6 @@ def test_repeated_feedback_takes_no_memory_beyond_a_bound(monkeypatch: pytest.Mo
     assert windows.close(WINDOW, session_timeout=TIMEOUT, whole_slates=False).arms == ["a", "b", "c"]
 
 
-def test_columns_without_repeated_records_have_one_of_each() -> None:
-    columns = AnswerColumns()
-    for record in (("s", 1, 1, "a", True), ("t", 2, 1, "b", False), ("s", 1, 1, "a", True)):
-        columns.append(*record)
-    columns.drop_repeated()
-    assert list(columns) == [("s", 1, 1, "a", True), ("t", 2, 1, "b", False)]
-
-
 # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -91,16 +82,12 @@ def test_a_fact_that_raises_costs_itself_and_nothing_else(monkeypatch: pytest.Mo
     monkeypatch.setattr(windows_module, "pack_context", raising)
     facts = [opened(f"s{n}", context=(float(n), float(n))) for n in range(9)]
     answers = [feedback(1, "a", n % 2 == 0, session_id=f"s{n}") for n in range(9)]
-    values = [*map(encode_journal, facts), b"{", *map(encode_journal, answers), progress(1_000)]
+    values = [*map(encode_journal, facts), b"{", *map(encode_journal, answers), encode_journal(progress(1_000))]
     outcome = Learner(SETTINGS, ARMS).handle(enumerate(values))
     assert [episode.sessions for episode in outcome.episodes] == [8]
     assert [(kind, times) for kind, times, _ in outcome.troubles] == [("fold-passed-over", 2)]
     (_, _, example), *_ = outcome.troubles
     assert example.startswith("journal offset 9: "), "in the order of the journal"
-
-
-def progress(time: int) -> bytes:
-    return encode_journal(Progress(partition=0, partitions=1, time=time))
 
 
 def test_the_longest_slate_takes_memory_for_itself_alone() -> None:

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.stream.scenes import feedback, opened, progress, written
 from worker.errors import InputError, ParametersError
 from worker.stream import version_records
 from worker.stream.catalogue import Refusal, take_over
 from worker.stream.contexts import LARGEST_STANDARD, LEAST_SESSIONS, MISSING, Standardisation, pack_context
 from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, Arrival, Command, FeedbackFact, Import, JournalEvent, Opened, Progress
+from worker.stream.events import ArmChange, Arrival, Command, Import, JournalEvent, Opened, Progress
 from worker.stream.explanation import explain
 from worker.stream.features import Features
 from worker.stream.learner import Learner
@@ -96,33 +97,14 @@ def traffic(sizes_of_windows: Sequence[int], *, length: int = 1000, seed: int = 
             context = (generator.random() * 0.01, float(generator.integers(0, 10**6)), float(generator.integers(0, 2)))
             context = (MISSING, *context[1:]) if number % 9 == 0 else context
             name, slate = f"s{number:04}", tuple(generator.choice(list("abc"), 2).tolist())
-            modes: Any = ("warmup", "warmup")
-            events.append(
-                Opened(
-                    session_id=name,
-                    arrived_at=at,
-                    context=context,
-                    slate=slate,
-                    modes=modes,
-                    exclude=(),
-                    parameters_version=0,
-                )
-            )
+            events.append(opened(name, at, slate, context=context, modes=("warmup", "warmup")))
             if number % 5:
                 click = bool(generator.random() < 0.4)
                 position = int(generator.integers(1, 3))
-                events.append(
-                    FeedbackFact(
-                        session_id=name, occurred_at=at + 10, position=position, arm=slate[position - 1], clicked=click
-                    )
-                )
+                events.append(feedback(position, slate[position - 1], click, at + 10, name))
             number += 1
-        events.append(Progress(partition=0, partitions=1, time=(window + 1) * length + 350))
+        events.append(progress((window + 1) * length + 350))
     return events
-
-
-def written(events: Iterable[JournalEvent]) -> list[tuple[int, bytes]]:
-    return list(enumerate(map(encode_journal, events)))
 
 
 def versions_of(events: Iterable[JournalEvent], **changes: Any) -> list[Parameters]:
