@@ -551,13 +551,6 @@ def test_a_learner_restarted_at_any_version_makes_the_same_versions_byte_for_byt
         assert not again.begin().versions
 
 
-def test_a_window_that_was_due_when_the_loaded_version_was_made_is_closed_without_another_record() -> None:
-    journal = written([*session("x", 10), *session("y", 1100), progress(2350)])
-    one, two = learner().handle(journal).versions
-    assert (one.resume_offset, one.journal_offset) == (2, 4)
-    assert hashes(learner([one]).handle(journal).versions) == hashes([two])
-
-
 def test_a_version_records_a_partition_without_progress_as_zero() -> None:
     journal = written([progress(2000, 0, 2), *session("x", 10), Command(action="freeze"), Command(action="unfreeze")])
     *_, version = learner().handle(journal).versions
