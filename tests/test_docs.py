@@ -219,13 +219,16 @@ def test_every_alert_is_explained() -> None:
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_the_code_that_a_page_names_exists(path: Path) -> None:
-    """Check `package/file.py` and `package/file.py:Class.method`, relative to `worker/` or to the root."""
+    """Check `package/file.py`, `package/file.py:Class.method` and `test_name`, in `worker/`, `tests/` or the root."""
     for file, name in re.findall(r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`", TEXTS[path]):
-        found = next((top / file for top in (ROOT / "worker", ROOT) if (top / file).exists()), None)
+        found = next((top / file for top in (ROOT / "worker", ROOT / "tests", ROOT) if (top / file).exists()), None)
         assert found is not None, file
         source = found.read_text(encoding="utf-8")
         for part in name.split(".") if name else ():
             assert re.search(rf"^\s*(?:async def|def|class) {part}\b", source, re.M), f"{file}:{name}"
+    tests = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    for name in re.findall(r"`(test_\w+)`", TEXTS[path]):
+        assert f"def {name}(" in tests, name
 
 
 @pytest.mark.parametrize("block", SCHEMAS, ids=str)

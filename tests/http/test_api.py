@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import pytest
 from jsonschema import Draft202012Validator
 
+import worker
 from tests.http.running import HttpClient, Memory, connect, http
 from worker.errors import InputError
 from worker.http.api import ApiSettings
@@ -53,6 +54,10 @@ def conforms(document: Any, name: str) -> bool:
     schema = {"$ref": f"#/components/schemas/{name}", "components": described["components"]}
     Draft202012Validator(schema).validate(document)
     return True
+
+
+def test_the_description_is_of_this_release():
+    assert openapi()["info"]["version"] == worker.__version__
 
 
 def test_a_cascade_ends_with_a_click(client):

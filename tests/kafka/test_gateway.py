@@ -94,6 +94,7 @@ def test_a_session_is_opened_at_one_gateway_goes_on_at_another_and_every_display
     here, there = pair
     first = here.arrive("both")
     assert (first["position"], len(first["tokens"])) == (1, 3)
+    eventually(lambda: there.json("/v1/sessions/both") == (200, first), what="the other knows the decision")
     assert there.arrive("both") == first
     second = there.feedback(first, clicked=False)
     assert (second["position"], second["arm"]) == (2, first["slate"][1])

@@ -101,6 +101,7 @@ def test_every_record_of_every_topic_is_in_the_log_once_in_the_order_of_time_and
     assert main(["record", str(path), *fleet.flags]) == 0
     assert lines(path) == [], "empty topics make an empty log"
     fill(fleet, rounds=5)
+    path.unlink()
     assert main(["record", str(path), *fleet.flags]) == 0
     assert sorted(positions(path)) == sorted(there(fleet))
     times = [line.record.timestamp for line in lines(path)]

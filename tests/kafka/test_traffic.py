@@ -118,7 +118,7 @@ def test_a_world_that_the_workers_do_not_serve_is_refused(served: Served, capsys
     for other, complaint in (
         (["--dim", "5"], "--dim 4"),
         (["--horizon", "3"], "--horizon 4"),
-        (["--no-repeats"], "--repeats"),
+        (["--repeats"], "--no-repeats"),
         (["--arms", "7"], "have no arm ad-7"),
     ):
         assert main(["traffic", *served.fleet.flags, *WORLD, *other, "--sessions", "1"]) == 2

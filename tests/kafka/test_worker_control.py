@@ -191,5 +191,5 @@ def test_the_learner_goes_on_after_a_disagreement_an_order_that_does_not_fit_and
     eventually(lambda: reports("order-refused") == reports("fold-passed-over") == 1)
     status, text = worker.ask("/readyz")
     assert status == 200
-    assert "ZeroDivisionError: as a test" in text
+    assert "ZeroDivisionError" in text
     assert fleet.running == [worker]

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from aiohttp import web
 
 from worker.http.application import KEY, problem_in
-from worker.http.connections import HEADERS, Connection, ConnectionLimits
+from worker.http.connections import HEADERS, ConnectionLimits, HttpConnection
 from worker.http.keys import ApiKeys, SessionQuota
 from worker.http.metrics import HttpMetrics
 from worker.http.problems import ProblemError, problem_of
@@ -125,7 +125,7 @@ async def _body(request: web.Request, most: int) -> bytes:
     if length is not None and length > most:
         raise Rejected("too-large", f"the body has {length} bytes, more than {most}")
     body = await request.read()
-    assert isinstance(request.protocol, Connection)
+    assert isinstance(request.protocol, HttpConnection)
     request.protocol.received()
     return body
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, web
 
-from worker.http.connections import HEADERS, Connection, problem_response
+from worker.http.connections import HEADERS, HttpConnection, problem_response
 from worker.http.keys import ApiKeys
 from worker.http.metrics import ROUTES, HttpMetrics
 from worker.http.pages import Page, Route
@@ -68,7 +68,7 @@ class Gatekeeper:
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request."""
         loop, connection = asyncio.get_running_loop(), request.protocol
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, HttpConnection)
         began = loop.time()
         try:
             if connection.writing_paused:

@@ -51,7 +51,7 @@ class ConnectionLimits:
     idle_timeout: float = 300.0
 
 
-class Connection(web.RequestHandler):
+class HttpConnection(web.RequestHandler):
     """A connection, and since when its client has kept the server waiting."""
 
     __slots__ = ("connections", "is_answering", "waiting_since")
@@ -150,12 +150,12 @@ class Connections:
         self.loop = asyncio.get_running_loop()
         self.patience = limits.request_timeout
         self._most = _that_fit(limits.max_connections)
-        self._by_use: dict[Connection, None] = {}  # the one whose last answer is oldest first
+        self._by_use: dict[HttpConnection, None] = {}  # the one whose last answer is oldest first
 
     def __len__(self) -> int:
         return len(self._by_use)
 
-    def admit(self, connection: Connection) -> None:
+    def admit(self, connection: HttpConnection) -> None:
         """Add a new connection; cut another one for it, or the new one itself."""
         self._by_use[connection] = None
         if len(self._by_use) > self._most:
@@ -163,11 +163,11 @@ class Connections:
             self.forget(oldest)
             oldest.cut()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: HttpConnection) -> None:
         """Remove a connection."""
         self._by_use.pop(connection, None)
 
-    def used(self, connection: Connection) -> None:
+    def used(self, connection: HttpConnection) -> None:
         """Note that a request of a connection is answered."""
         if connection in self._by_use:
             del self._by_use[connection]
@@ -204,7 +204,7 @@ async def listening(
         server = runner.server
         try:
             listener = await connections.loop.create_server(
-                lambda: Connection(server, connections, **options), host, port, backlog=1024
+                lambda: HttpConnection(server, connections, **options), host, port, backlog=1024
             )
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error

@@ -1,4 +1,5 @@
 """`adcascade serve`: real traffic over HTTP on one machine, without Kafka, durable in a state folder.
 
-One process serves; a second one learns and keeps the folder (`learner`). The rules are in `worker.stream`.
+One process serves and is the only writer of the folder; a second one learns (`learner`).
+The rules are in `worker.stream`.
 """

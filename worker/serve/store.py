@@ -31,7 +31,7 @@ MOVED: Final = b"moved"
 _POSITION: Final = "serve"
 
 
-class Position(msgspec.Struct, kw_only=True):
+class StorePosition(msgspec.Struct, kw_only=True):
     """Where a server stands.
 
     `time` is that of the last batch, `progress` the time up to which everything is in the journal, `closed` the end of
@@ -75,7 +75,7 @@ class ServeStore:
     def __init__(self, state: StateFolder, topics: Topics, record: Path | None = None) -> None:
         self._state = state
         self._topics = topics
-        self.position = msgspec.json.decode(state.meta(_POSITION) or b"{}", type=Position)
+        self.position = msgspec.json.decode(state.meta(_POSITION) or b"{}", type=StorePosition)
         _, self.journal_end = state.journal_bounds()
         self._log: Recording | None = None
         if record is None:
