@@ -102,7 +102,7 @@ def with_seeds(whole: int, some: int) -> pytest.MarkDecorator:
 
 
 @with_seeds(50, 6)
-def test_disorder_and_duplicates_leave_one_hash_and_the_same_facts(at_most: int, seed: int) -> None:
+def test_disorder_and_duplicates_leave_one_hash(at_most: int, seed: int) -> None:
     golden = undisturbed(at_most)
     again = run(untidy(golden.sent, seed), at_most=at_most, partitions=1 + seed % 5)
     assert_same(again.newest, golden)
