@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -15,40 +17,69 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.embedded.crashes import through_crashes
-from tests.embedded.traffic import ARMS, SECOND, START, Sent, arrivals, deliver, finish, settings
+from tests.embedded.traffic import ARMS, SECOND, START, Sent, Watcher, arrivals, deliver, finish, settings
 from worker.embedded.runner import Embedded
 from worker.embedded.state import StateFolder
 from worker.metrics import imbalances
 from worker.secret import Secret
+from worker.stream.chance import ALL
 from worker.stream.events import Command
 from worker.stream.parameters import Parameters
-from worker.stream.topology import Emits, Record, Tally
+from worker.stream.topology import Record
 
-Golden = tuple[list[Sent], str, int]
 SECRET = Secret(b"a secret of enough bytes")
+#: At most so many sessions per window are learned from; of about 50, these are all or some of them.
+ALL_OF_THEM, SOME = settings().learn_at_most, 15
 
 
-def run(sent: list[Sent], *, partitions: int = 4, live: bool = False, **more: Any) -> Embedded:
-    runner = Embedded(settings(), ARMS, partitions=partitions, **more)
-    deliver(runner, sent, live=live)
+class Run(NamedTuple):
+    """A run to its end: what was sent, and what was written by topic."""
+
+    runner: Embedded
+    sent: list[Sent]
+    records: dict[str, list[bytes | None]]
+
+    @property
+    def newest(self) -> Parameters:
+        return self.runner.versions.newest
+
+    def bodies(self, topic: str, kind: str | None = None) -> list[dict[str, Any]]:
+        bodies = [orjson.loads(value or b"") for value in self.records[topic]]
+        return [body for body in bodies if kind is None or body["kind"] == kind]
+
+    def facts(self, kind: str) -> set[bytes]:
+        return {value for value in self.records["ads.journal"] if value and orjson.loads(value)["kind"] == kind}
+
+
+def run(sent: list[Sent], *, at_most: int = ALL_OF_THEM, live: bool = False, **more: Any) -> Run:
+    records = defaultdict[str, list[bytes | None]](list)
+
+    def tap(record: Record, _: object) -> None:
+        records[record.topic].append(record.value)
+
+    runner = Embedded(settings(learn_at_most=at_most), ARMS, **{"partitions": 4, "tap": tap, **more})
+    delivered = deliver(runner, sent, live=live)
     finish(runner)
-    return runner
+    return Run(runner, delivered, records)
 
 
-@pytest.fixture(scope="module")
-def golden() -> Golden:
-    """An undisturbed run: the records sent, and hash and number of the last version."""
-    runner = Embedded(settings(), ARMS, partitions=4)
-    sent = deliver(runner, arrivals(300, seconds=60), live=True)
-    finish(runner)
-    newest = runner.versions.newest
-    assert newest.version >= 6
-    return sent, newest.sha256, newest.version
+@cache
+def undisturbed(at_most: int = ALL_OF_THEM) -> Run:
+    """Return the run with which those that are disturbed are compared."""
+    found = run(arrivals(300, seconds=60), at_most=at_most, live=True)
+    assert found.newest.version >= 6
+    assert (found.newest.shares == ALL) is (at_most == ALL_OF_THEM)
+    assert (found.runner.tally.unjournaled > 0) is (at_most == SOME)
+    return found
 
 
-def balanced(tally: Tally, runner: Embedded) -> None:
+def assert_same(newest: Parameters, golden: Run) -> None:
+    assert (newest.version, newest.sha256) == (golden.newest.version, golden.newest.sha256)
+
+
+def assert_balanced(runner: Embedded) -> None:
     counts = (sum(task.open_sessions for task in runner.tasks), sum(task.parked for task in runner.tasks))
-    assert set(imbalances(tally, *counts).values()) == {0}
+    assert set(imbalances(runner.tally, *counts).values()) == {0}
 
 
 def untidy(sent: list[Sent], seed: int) -> list[Sent]:
@@ -64,41 +95,74 @@ def untidy(sent: list[Sent], seed: int) -> list[Sent]:
 # ── order, repetition, partitions, accounting ────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_disorder_and_duplicates_leave_one_hash(golden: Golden, seed: int) -> None:
-    sent, sha256, _ = golden
-    runner = run(untidy(sent, seed), partitions=1 + seed % 5)
-    assert runner.versions.newest.sha256 == sha256
-    balanced(runner.tally, runner)
-    assert runner.tally.opened == 300
-    assert all(not task.table for task in runner.tasks)
+def with_seeds(whole: int, some: int) -> pytest.MarkDecorator:
+    """Run a test with so many seeds where all sessions are learned from, and where some are."""
+    cases = [(ALL_OF_THEM, seed) for seed in range(whole)] + [(SOME, seed) for seed in range(some)]
+    return pytest.mark.parametrize(("at_most", "seed"), cases)
 
 
-@pytest.mark.parametrize("how", [{"partitions": 1}, {"partitions": 4}, {"partitions": 12}, {"batch": 1}], ids=str)
-def test_the_number_of_partitions_and_the_size_of_batches_leave_one_hash(golden: Golden, how: dict[str, int]) -> None:
-    sent, sha256, version = golden
-    newest = run(sent, **how).versions.newest
-    assert (newest.sha256, newest.version) == (sha256, version)
+@with_seeds(50, 6)
+def test_disorder_and_duplicates_leave_one_hash(at_most: int, seed: int) -> None:
+    golden = undisturbed(at_most)
+    again = run(untidy(golden.sent, seed), at_most=at_most, partitions=1 + seed % 5)
+    assert_same(again.newest, golden)
+    assert again.facts("opened") == golden.facts("opened")
+    # Feedback that comes before its arrival is journaled in any case.
+    assert again.facts("feedback") >= golden.facts("feedback")
+    assert_balanced(again.runner)
+    assert again.runner.tally.opened == 300
+    assert all(not task.table for task in again.runner.tasks)
+
+
+@pytest.mark.parametrize("at_most", [ALL_OF_THEM, SOME])
+@pytest.mark.parametrize("how", [{"partitions": 1}, {"partitions": 12}, {"batch": 1}], ids=str)
+def test_the_number_of_partitions_and_the_size_of_batches_leave_one_hash(how: dict[str, int], at_most: int) -> None:
+    golden = undisturbed(at_most)
+    assert_same(run(golden.sent, at_most=at_most, **how).newest, golden)
 
 
 @pytest.mark.parametrize("most", [1, 7, 60])
-def test_without_room_every_arrival_is_answered_and_the_rest_is_learned(golden: Golden, most: int) -> None:
-    sent, _, _ = golden
-    opened, answered = set[str](), set[str]()
-
-    def tap(record: Record, _: object) -> None:
-        if record.topic in ("ads.journal", "ads.decisions"):
-            body = orjson.loads(record.value or b"")
-            if body.get("kind", "opened") == "opened":
-                (answered if record.topic == "ads.decisions" else opened).add(body["session_id"])
-
-    runner = run(sent, max_open_sessions=most, tap=tap)
+def test_without_room_every_arrival_is_answered_and_the_rest_is_learned(most: int) -> None:
+    sent = undisturbed().sent
+    found = run(sent, max_open_sessions=most)
+    opened = {fact["session_id"] for fact in found.bodies("ads.journal", "opened")}
+    answered = {decision["session_id"] for decision in found.bodies("ads.decisions")}
     assert {one.session for one in sent} - opened <= answered
-    assert 0 < runner.tally.opened == len(opened) < 300
-    assert runner.tally.opened + runner.tally.unremembered == 300
-    balanced(runner.tally, runner)
-    assert runner.versions.newest.observations > 0
-    assert all(not task.table for task in runner.tasks)
+    tally = found.runner.tally
+    assert 0 < tally.opened == len(opened) < 300
+    assert tally.opened + tally.unremembered == 300
+    assert_balanced(found.runner)
+    assert found.newest.observations > 0
+    assert all(not task.table for task in found.runner.tasks)
+
+
+# ── a share of the sessions is learned from ──────────────────────────────────────────────────────────────────────────
+
+
+def test_about_as_many_sessions_are_learned_from_as_the_budget_has_and_all_are_counted() -> None:
+    golden = undisturbed(SOME)
+    episodes = golden.bodies("ads.episodes")
+    assert sum(episode["sessions"] for episode in episodes) == 300
+    sampled = [episode for episode in episodes if "learned" in episode]
+    assert len(sampled) >= 3
+    assert 0.4 * SOME <= np.mean([episode["learned"] for episode in sampled]) <= 2 * SOME
+    whole = [episode for episode in episodes if "learned" not in episode]
+    one, other = (np.mean([e["displays"] / e["sessions"] for e in part]) for part in (sampled, whole))
+    assert one == pytest.approx(other, rel=0.5)
+    assert golden.newest.expected_sessions == episodes[-1]["sessions"]
+
+
+def test_which_sessions_are_journaled_does_not_depend_on_their_answers() -> None:
+    """With other answers, the estimates differ; under equal versions, the same sessions are journaled."""
+    golden = undisturbed(SOME)
+    until = golden.bodies("ads.episodes")[1]["window_end"] + 30 * SECOND
+    others = [one for one in golden.sent if one.topic != "clicks" or orjson.loads(one.value)["occurred_at"] <= until]
+
+    def first(found: Run) -> set[str]:
+        opened = found.bodies("ads.journal", "opened")
+        return {fact["session_id"] for fact in opened if fact["parameters_version"] <= 4}
+
+    assert first(run(others, at_most=SOME)) == first(golden)
 
 
 # ── the model is never corrupt ───────────────────────────────────────────────────────────────────────────────────────
@@ -131,7 +195,7 @@ def test_every_version_is_finite_and_positive_definite_whatever_the_input(contex
     for version in runner.versions.history:
         assert all(np.isfinite(array).all() for array in version.model.pack().values())
         assert version.model.smallest_eigenvalue > 0
-    balanced(runner.tally, runner)
+    assert_balanced(runner)
 
 
 # ── poison ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,54 +224,47 @@ def poison(count: int) -> Iterator[tuple[str, bytes | None]]:
         yield kinds[i % len(kinds)]
 
 
-def test_every_unusable_record_becomes_one_dead_letter_and_changes_nothing_else(golden) -> None:
-    sent, sha256, _ = golden
-    letters: list[bytes | None] = []
-
-    def tap(record: Record, headers: Any) -> None:
-        if record.topic == "ads.dead-letters":
-            letters.append(record.value)
-
+def test_every_unusable_record_becomes_one_dead_letter_and_changes_nothing_else() -> None:
+    golden = undisturbed()
     bad = list(poison(500))
-    generator = np.random.default_rng(1)
-    times = [sent[i].at for i in generator.integers(0, len(sent), len(bad)).tolist()]
-    mixed = sent + [
-        Sent(at, topic, f"p{i}", value) for i, (at, (topic, value)) in enumerate(zip(times, bad, strict=True))
+    places = np.random.default_rng(1).integers(0, len(golden.sent), len(bad)).tolist()
+    mixed = golden.sent + [
+        Sent(golden.sent[place].at, topic, f"p{i}", value)
+        for i, (place, (topic, value)) in enumerate(zip(places, bad, strict=True))
     ]
-    runner = run(mixed, tap=tap)
-    assert runner.versions.newest.sha256 == sha256
-    assert sorted(letters, key=repr) == sorted((value for _, value in bad), key=repr)
-    balanced(runner.tally, runner)
+    found = run(mixed)
+    assert_same(found.newest, golden)
+    assert sorted(found.records["ads.dead-letters"], key=repr) == sorted((value for _, value in bad), key=repr)
+    assert_balanced(found.runner)
 
 
 # ── restarts at any write ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(golden: Golden, tmp_path: Path, seed: int) -> None:
-    sent, sha256, version = golden
-    runner = through_crashes(tmp_path, settings(), sent, seed)
-    assert (runner.versions.newest.version, runner.versions.newest.sha256) == (version, sha256)
-    balanced(runner.tally, runner)
+@with_seeds(12, 4)
+def test_a_crash_before_or_after_any_commit_leaves_the_same_versions(tmp_path: Path, at_most: int, seed: int) -> None:
+    golden = undisturbed(at_most)
+    runner = through_crashes(tmp_path, settings(learn_at_most=at_most), golden.sent, seed)
+    assert_same(runner.versions.newest, golden)
+    assert_balanced(runner)
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 2)])
-def test_sessions_and_parameters_survive_a_restart(golden: Golden, tmp_path: Path, before: int, after: int) -> None:
-    sent, sha256, _ = golden
-    half = START + 30 * SECOND
+def test_sessions_and_parameters_survive_a_restart(tmp_path: Path, before: int, after: int) -> None:
+    golden, half = undisturbed(), START + 30 * SECOND
     with StateFolder(tmp_path) as state:
         first = Embedded(settings(), ARMS, partitions=before, state=state)
-        deliver(first, [one for one in sent if one.at < half])
+        deliver(first, [one for one in golden.sent if one.at < half])
         held = {name: session for task in first.tasks for name, session in task.table.items()}
     assert held
     with StateFolder(tmp_path) as state:
         second = Embedded(settings(), ARMS, partitions=after, state=state)
         assert {name: session for task in second.tasks for name, session in task.table.items()} == held
         assert second.versions.newest.sha256 == first.versions.newest.sha256
-        deliver(second, [one for one in sent if one.at >= half])
+        deliver(second, [one for one in golden.sent if one.at >= half])
         finish(second)
-        assert second.versions.newest.sha256 == sha256
-        balanced(second.tally, second)
+        assert_same(second.versions.newest, golden)
+        assert_balanced(second)
 
 
 # ── always serves ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -247,24 +304,8 @@ def test_every_arrival_is_answered_while_learning_is_frozen_or_dead() -> None:
 # ── together ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Batches:
-    """Keeps the numbers of partitions and of records of every step."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[int, int]] = []
-
-    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
-        self.steps.append((len(emits), records))
-
-    def episode(self, *_: Any) -> None: ...
-
-    def version(self, *_: Any) -> None: ...
-
-    def late(self, *_: Any) -> None: ...
-
-
 def test_few_records_of_many_partitions_are_one_step_and_many_are_steps_of_at_most_a_batch() -> None:
-    seen = Batches()
+    seen = Watcher()
     runner = Embedded(settings(), ARMS, partitions=4, batch=100, observers=[seen])
     assert len(answered(runner, arrivals(60, seconds=5))) == 60
     assert seen.steps == [(4, 60)]
@@ -273,7 +314,7 @@ def test_few_records_of_many_partitions_are_one_step_and_many_are_steps_of_at_mo
     assert sum(records for _, records in seen.steps) == 1_000
     assert max(records for _, records in seen.steps) == 100
     assert runner.tally.arrivals == runner.tally.opened == 1_060
-    balanced(runner.tally, runner)
+    assert_balanced(runner)
 
 
 # ── forged feedback ──────────────────────────────────────────────────────────────────────────────────────────────────

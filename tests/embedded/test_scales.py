@@ -16,12 +16,11 @@ import pytest
 
 from worker.embedded.runner import Embedded
 from worker.stream.contexts import Standardisation
-from worker.stream.events import Episode
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 
-from .traffic import SECOND, START
+from .traffic import SECOND, START, Watcher
 
 USERS, WINDOWS, WINDOW = 150, 12, 10 * SECOND
 REWARDS = np.array([1.0, 0.8, 0.55, 0.35, 0.2, 0.9])
@@ -76,22 +75,6 @@ class World:
             "arm": slate[position - 1],
             "clicked": bool(len(clicks)),
         }
-
-
-class Watcher:
-    """Keeps the episodes of a run."""
-
-    def __init__(self) -> None:
-        self.episodes: list[Episode] = []
-
-    def episode(self, episode: Episode) -> None:
-        self.episodes.append(episode)
-
-    def batches(self, *_: Any) -> None: ...
-
-    def version(self, *_: Any) -> None: ...
-
-    def late(self, *_: Any) -> None: ...
 
 
 @dataclass
@@ -184,9 +167,3 @@ def test_on_the_scale_on_which_they_come_the_same_contexts_teach_less(monkeypatc
     unscaled = Standardisation(centre=np.zeros(6), scale=np.ones(6))
     monkeypatch.setattr(Standardisation, "estimate", lambda *_: unscaled)
     assert served(world, world.raw.tolist()).revenue < 0.96 * standard.revenue
-
-
-def test_without_standardising_the_same_contexts_are_dead_letters() -> None:
-    world = World.of(0)
-    with pytest.raises(AssertionError, match=r"'norm': 1\d{3}"):
-        served(world, world.raw.tolist(), standardise=False)

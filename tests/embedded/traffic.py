@@ -10,7 +10,9 @@ import numpy as np
 import orjson
 
 from worker.embedded.runner import Embedded
+from worker.stream.events import Episode
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.topology import Emits
 
 SECOND = 1_000
 START = 1_700_000_000_000 // 60_000 * 60_000
@@ -39,6 +41,24 @@ class Sent:
     topic: str = field(compare=False)
     session: str = field(compare=False)
     value: Any = field(compare=False)  # bytes; None is a tombstone
+
+
+class Watcher:
+    """Keeps the episodes of a run, and the numbers of partitions and of records of its steps."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Episode] = []
+        self.steps: list[tuple[int, int]] = []
+
+    def episode(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+
+    def batches(self, emits: Sequence[Emits], records: int, seconds: float) -> None:
+        self.steps.append((len(emits), records))
+
+    def version(self, *_: Any) -> None: ...
+
+    def late(self, *_: Any) -> None: ...
 
 
 def arrivals(count: int, *, seconds: int, seed: int = 0) -> list[Sent]:

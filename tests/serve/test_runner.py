@@ -114,6 +114,18 @@ def play(folder: Path, story: Callable[[Scene], Awaitable[None]], **more: Any) -
     return found[0]
 
 
+def in_a_scene(**more: Any) -> Callable[[Callable[[Scene], Awaitable[None]]], Callable[[Path], None]]:
+    """Make a test of what happens in a fresh scene."""
+
+    def test_of(told: Callable[[Scene], Awaitable[None]]) -> Callable[[Path], None]:
+        def test(tmp_path: Path) -> None:
+            play(tmp_path, told, **more)
+
+        return test
+
+    return test_of
+
+
 def test_a_session_goes_through_its_slate_until_it_is_exhausted(tmp_path):
     async def story(scene: Scene) -> None:
         decision = await scene.arrive("s")
@@ -127,96 +139,80 @@ def test_a_session_goes_through_its_slate_until_it_is_exhausted(tmp_path):
     assert [fact["kind"] for fact in scene.facts()] == ["opened", "feedback", "feedback", "feedback"]
 
 
-def test_what_was_answered_is_in_the_folder(tmp_path):
-    async def story(scene: Scene) -> None:
-        await scene.arrive("s")
-        assert [fact["session_id"] for fact in scene.facts()] == ["s"]
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_what_was_answered_is_in_the_folder(scene: Scene) -> None:
+    await scene.arrive("s")
+    assert [fact["session_id"] for fact in scene.facts()] == ["s"]
 
 
-def test_an_arrival_that_comes_again_has_the_same_answer(tmp_path):
-    async def story(scene: Scene) -> None:
-        first = await scene.arrive("s")
-        scene.now += 5_000
-        assert await scene.arrive("s") == first
-        together = await asyncio.gather(*(scene.arrive("t") for _ in range(5)))
-        assert all(one == together[0] for one in together)
-        with pytest.raises(Rejected, match="session-reused"):
-            await scene.arrive("s", "[2,1]")
-        after = await scene.report(first, clicked=False)
-        assert await scene.arrive("s") == after
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_an_arrival_that_comes_again_has_the_same_answer(scene: Scene) -> None:
+    first = await scene.arrive("s")
+    scene.now += 5_000
+    assert await scene.arrive("s") == first
+    together = await asyncio.gather(*(scene.arrive("t") for _ in range(5)))
+    assert all(one == together[0] for one in together)
+    with pytest.raises(Rejected, match="session-reused"):
+        await scene.arrive("s", "[2,1]")
+    after = await scene.report(first, clicked=False)
+    assert await scene.arrive("s") == after
 
 
-def test_feedback_that_comes_again_counts_once(tmp_path):
-    async def story(scene: Scene) -> None:
-        decision = await scene.arrive("s")
-        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
-        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
-        assert scene.metrics.snapshot().now.tally.clicks.total() == 1
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_feedback_that_comes_again_counts_once(scene: Scene) -> None:
+    decision = await scene.arrive("s")
+    assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
+    assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "clicked"}
+    assert scene.metrics.snapshot().now.tally.clicks.total() == 1
 
 
-def test_many_requests_are_one_transaction(tmp_path):
-    async def story(scene: Scene) -> None:
-        before = scene.state.commits
-        await asyncio.gather(*(scene.arrive(f"s{number}") for number in range(50)))
-        assert scene.state.commits <= before + 2
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_many_requests_are_one_transaction(scene: Scene) -> None:
+    before = scene.state.commits
+    await asyncio.gather(*(scene.arrive(f"s{number}") for number in range(50)))
+    assert scene.state.commits <= before + 2
 
 
-def test_mistakes_have_the_reasons_of_dead_letters(tmp_path):
-    async def story(scene: Scene) -> None:
-        decision = await scene.arrive("s")
-        for wrong, reason in (
-            ({"arm": "nothing"}, "unknown-arm"),
-            ({"arm": decision["slate"][1]}, "arm-mismatch"),
-            ({"position": 7}, "position"),
-        ):
-            with pytest.raises(Rejected) as caught:
-                await scene.report({**decision, **wrong}, clicked=True)
-            assert caught.value.reason == reason
-        with pytest.raises(Rejected, match="dimension"):
-            await scene.arrive("t", "[1]")
-        with pytest.raises(UnknownSessionError):
-            await scene.report({**decision, "session_id": "nobody"}, clicked=True)
-        assert "nobody" not in scene.runner.serving.table
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_mistakes_have_the_reasons_of_dead_letters(scene: Scene) -> None:
+    decision = await scene.arrive("s")
+    for wrong, reason in (
+        ({"arm": "nothing"}, "unknown-arm"),
+        ({"arm": decision["slate"][1]}, "arm-mismatch"),
+        ({"position": 7}, "position"),
+    ):
+        with pytest.raises(Rejected) as caught:
+            await scene.report({**decision, **wrong}, clicked=True)
+        assert caught.value.reason == reason
+    with pytest.raises(Rejected, match="dimension"):
+        await scene.arrive("t", "[1]")
+    with pytest.raises(UnknownSessionError):
+        await scene.report({**decision, "session_id": "nobody"}, clicked=True)
+    assert "nobody" not in scene.runner.serving.table
 
 
-def test_a_good_request_beside_a_bad_one_is_answered(tmp_path):
-    async def story(scene: Scene) -> None:
-        good, bad = await asyncio.gather(scene.arrive("good"), scene.arrive("bad", "[1]"), return_exceptions=True)
-        assert good["arm"]
-        assert isinstance(bad, Rejected)
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_a_good_request_beside_a_bad_one_is_answered(scene: Scene) -> None:
+    good, bad = await asyncio.gather(scene.arrive("good"), scene.arrive("bad", "[1]"), return_exceptions=True)
+    assert good["arm"]
+    assert isinstance(bad, Rejected)
 
 
-def test_a_session_whose_time_is_over_has_expired(tmp_path):
-    async def story(scene: Scene) -> None:
-        decision = await scene.arrive("s")
-        scene.now += 60_001
-        assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "expired"}
-        assert document(await scene.service.session("s"))["ended"] == "expired"
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_a_session_whose_time_is_over_has_expired(scene: Scene) -> None:
+    decision = await scene.arrive("s")
+    scene.now += 60_001
+    assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "expired"}
+    assert document(await scene.service.session("s"))["ended"] == "expired"
 
 
-def test_tokens_are_asked_for_where_there_is_a_secret(tmp_path):
-    async def story(scene: Scene) -> None:
-        decision = await scene.arrive("s")
-        assert document(await scene.service.session("s")) == decision
-        with pytest.raises(Rejected, match="token"):
-            await scene.report({**decision, "tokens": decision["tokens"][1:]}, clicked=False)
-        assert (await scene.report(decision, clicked=False))["position"] == 2
-
-    play(tmp_path, story, secret=Secret(b"0123456789abcdef"))
+@in_a_scene(secret=Secret(b"0123456789abcdef"))
+async def test_tokens_are_asked_for_where_there_is_a_secret(scene: Scene) -> None:
+    decision = await scene.arrive("s")
+    assert document(await scene.service.session("s")) == decision
+    with pytest.raises(Rejected, match="token"):
+        await scene.report({**decision, "tokens": decision["tokens"][1:]}, clicked=False)
+    assert (await scene.report(decision, clicked=False))["position"] == 2
 
 
 def test_without_room_fallback_ads_are_answered_and_nothing_is_kept(tmp_path):
@@ -231,61 +227,55 @@ def test_without_room_fallback_ads_are_answered_and_nothing_is_kept(tmp_path):
     assert {fact["session_id"] for fact in scene.facts()} == {"one"}
 
 
-def test_time_never_goes_back(tmp_path):
-    async def story(scene: Scene) -> None:
-        first = await scene.arrive("one")
-        scene.now -= 10_000
-        assert (await scene.arrive("two"))["arrived_at"] >= first["arrived_at"]
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_time_never_goes_back(scene: Scene) -> None:
+    first = await scene.arrive("one")
+    scene.now -= 10_000
+    assert (await scene.arrive("two"))["arrived_at"] >= first["arrived_at"]
 
 
 # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(tmp_path):
-    async def story(scene: Scene) -> None:
-        decision = await scene.arrive("known")
-        release = _hold(scene)
-        request = ArriveRequest("s", b"[1,2]", exclude=b'["coat"]')
-        answer = document(await scene.service.arrive(request, scene.later(0.01)))
-        assert (answer["fallback"], answer["mode"], answer["slate"]) == (True, "fallback", ["shoe", "hat"])
-        fields = members(position=1, arm=decision["arm"], clicked=False)
-        answer = document(await scene.service.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
-        assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
-        early = FeedbackRequest("s2", fields)
-        arriving = asyncio.ensure_future(scene.service.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
-        with pytest.raises(UnavailableError, match="deadline"):
-            await scene.service.feedback(early, scene.later(0.01))
-        release.set()
-        assert (await arriving).session_id == "s2"
-        after = await scene.arrive("s", exclude=b'["coat"]')
-        assert "fallback" not in after
-        assert document(await scene.service.session("known"))["position"] == 2
-
-    play(tmp_path, story)
+@in_a_scene()
+async def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on(scene: Scene) -> None:
+    decision = await scene.arrive("known")
+    release = _hold(scene)
+    request = ArriveRequest("s", b"[1,2]", exclude=b'["coat"]')
+    answer = document(await scene.service.arrive(request, scene.later(0.01)))
+    assert (answer["fallback"], answer["mode"], answer["slate"]) == (True, "fallback", ["shoe", "hat"])
+    fields = members(position=1, arm=decision["arm"], clicked=False)
+    answer = document(await scene.service.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
+    assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
+    early = FeedbackRequest("s2", fields)
+    arriving = asyncio.ensure_future(scene.service.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
+    with pytest.raises(UnavailableError, match="deadline"):
+        await scene.service.feedback(early, scene.later(0.01))
+    release.set()
+    assert (await arriving).session_id == "s2"
+    after = await scene.arrive("s", exclude=b'["coat"]')
+    assert "fallback" not in after
+    assert document(await scene.service.session("known"))["position"] == 2
 
 
-def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(tmp_path):
-    async def story(scene: Scene) -> None:
-        decision = await scene.arrive("known")
-        arm, token = decision["arm"], decision["tokens"][0]
-        release = _hold(scene)
-        for name, fields, reason in (
-            ("nobody", {"position": 1, "arm": arm, "clicked": True}, None),
-            ("known", {"position": 1, "arm": arm, "clicked": True, "token": "forged"}, "token"),
-            ("known", {"position": 9, "arm": arm, "clicked": True, "token": token}, "position"),
-            ("known", {"position": 1, "clicked": True}, "invalid"),
-        ):
-            with pytest.raises((Rejected, UnknownSessionError)) as refused:
-                await scene.service.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
-            assert getattr(refused.value, "reason", None) == reason
-        with pytest.raises(Rejected) as wrong:
-            await scene.service.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
-        assert wrong.value.reason == "dimension"
-        release.set()
-
-    play(tmp_path, story, secret=Secret(b"0123456789abcdef"))
+@in_a_scene(secret=Secret(b"0123456789abcdef"))
+async def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(scene: Scene) -> None:
+    decision = await scene.arrive("known")
+    arm, token = decision["arm"], decision["tokens"][0]
+    release = _hold(scene)
+    for name, fields, reason in (
+        ("nobody", {"position": 1, "arm": arm, "clicked": True}, None),
+        ("known", {"position": 1, "arm": arm, "clicked": True, "token": "forged"}, "token"),
+        ("known", {"position": 9, "arm": arm, "clicked": True, "token": token}, "position"),
+        ("known", {"position": 1, "clicked": True}, "invalid"),
+    ):
+        with pytest.raises((Rejected, UnknownSessionError)) as refused:
+            await scene.service.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
+        assert getattr(refused.value, "reason", None) == reason
+    with pytest.raises(Rejected) as wrong:
+        await scene.service.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
+    assert wrong.value.reason == "dimension"
+    release.set()
 
 
 def _hold(scene: Scene) -> asyncio.Event:

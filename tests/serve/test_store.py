@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stream.scenes import feedback, opened, progress
 from worker.cli.main import main
 from worker.embedded.state import FILE, StateFolder
 from worker.errors import FailedError, InputError
@@ -17,8 +18,8 @@ from worker.runtime.learner_process import LearnerStatus
 from worker.serve.learner import JournalFolder
 from worker.serve.server import decoded_lesson
 from worker.serve.store import ServeStore, first_version
-from worker.stream.encoding import encode_journal, encode_progress
-from worker.stream.events import ArmChange, Command, FeedbackFact, Opened, Order, Progress, Tag
+from worker.stream.encoding import encode_journal
+from worker.stream.events import ArmChange, Command, Order, Tag
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Emits, Record, Topics
@@ -53,20 +54,14 @@ class Served:
         """Keep a session that is opened, shown one ad, and clicked, and progress to the end of its window."""
         name, at = f"s{number}", START + 7_000 * number
         facts = (
-            Opened(
-                session_id=name,
-                arrived_at=at,
-                context=(0.5,),
-                slate=("hat",),
-                modes=("warmup",),
-                exclude=(),
-                parameters_version=0,
-            ),
-            FeedbackFact(session_id=name, occurred_at=at + 1, position=1, arm="hat", clicked=True),
+            opened(name, at, ("hat",), context=(0.5,), modes=("warmup",)),
+            feedback(1, "hat", True, at + 1, name),
         )
-        progress = encode_progress(Progress(partition=0, partitions=1, time=at + 5_000))
         self.store.position.time = at + 5_000
-        journal = [*((name.encode(), encode_journal(fact)) for fact in facts), (None, progress)]
+        journal = [
+            *((name.encode(), encode_journal(fact)) for fact in facts),
+            (None, encode_journal(progress(at + 5_000))),
+        ]
         offset = self.store.next_offset("ads.clicks")
         records = [Record("ads.clicks", 0, offset, at, name.encode(), b"{}")]
         self.store.add_batch(records, Emits(changelog=[(name.encode(), b"value")]), journal)

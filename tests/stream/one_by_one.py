@@ -1,32 +1,19 @@
-"""Windows that join one session at a time, in plain Python. The slow reference."""
+"""Windows that keep every record and join one session at a time, in plain Python. The slow reference."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import defaultdict
 from dataclasses import dataclass, field
-
-import numpy as np
-from msgspec import Struct
 
 from worker.stream.contexts import pack_context
 from worker.stream.events import FeedbackFact, Opened
-from worker.stream.joining import SlateColumns
 from worker.stream.session import answered, pack_exclusions
 from worker.stream.windows import ClosedWindow, SessionPlan
 
 
-class Answer(Struct, frozen=True):
-    """A feedback record without its session."""
-
-    occurred_at: int
-    position: int
-    arm: str
-    clicked: bool
-
-
 @dataclass(slots=True, kw_only=True)
 class Closed:
-    """A closed window as lists."""
+    """A closed window as lists, which can be compared."""
 
     start: int
     end: int
@@ -40,7 +27,7 @@ class Closed:
 
     @classmethod
     def of(cls, window: ClosedWindow) -> Closed:
-        """Return the lists of a window, which can be compared."""
+        """Return the lists of a window."""
         return cls(
             start=window.start,
             end=window.end,
@@ -53,191 +40,76 @@ class Closed:
             uncertain=window.uncertain,
         )
 
-    def in_columns(self) -> ClosedWindow:
-        """Return the window as the learner folds it."""
-        slates = SlateColumns.of([plan.slate for plan in self.plans])
-        return ClosedWindow(
-            start=self.start,
-            end=self.end,
-            plans=self.plans,
-            slates=slates,
-            rows=np.array(self.rows, dtype=np.intp),
-            positions=np.array(self.positions, dtype=np.intp),
-            codes=np.array([slates.names[arm] for arm in self.arms], dtype=np.intp),
-            clicked=np.array(self.clicked, dtype=np.bool_),
-            unanswered_positions=np.array([position for position, _ in self.unanswered], dtype=np.intp),
-            unanswered_codes=np.array([slates.names[arm] for _, arm in self.unanswered], dtype=np.intp),
-            uncertain=self.uncertain,
-        )
+    def add(self, plan: SessionPlan, shown: int, clicked: bool) -> None:
+        """Add a session: of its slate so many displays count, all passed over but possibly the last."""
+        self.rows += [len(self.plans)] * shown
+        self.positions += range(1, 1 + shown)
+        self.arms += plan.slate[:shown]
+        self.clicked += [clicked and position == shown for position in range(1, 1 + shown)]
+        self.plans.append(plan)
+        if not clicked and shown < len(plan.slate):
+            self.unanswered.append((shown + 1, plan.slate[shown]))
 
 
-class _Window:
-    __slots__ = ("answered_sessions", "first_offset", "sessions")
+def time_of(event: Opened | FeedbackFact) -> int:
+    return event.arrived_at if isinstance(event, Opened) else event.occurred_at
 
-    def __init__(self, first_offset: int) -> None:
-        self.first_offset = first_offset
-        self.sessions: dict[tuple[str, int], set[SessionPlan | None]] = {}
-        self.answered_sessions: list[str] = []  # with feedback of this window's time
+
+def plan_of(event: Opened) -> SessionPlan:
+    context, exclusions = pack_context(event.context), pack_exclusions(event.exclude)
+    return SessionPlan(event.parameters_version, event.slate, context, exclusions, event.modes.count("explore"))
 
 
 class WindowsOneByOne:
-    """Sessions and feedback by window: every record is taken, joined and dropped by itself."""
+    """All records of the time that is not closed."""
 
-    def __init__(self, *, window: int, closed_until: int = 0) -> None:
-        self._window = window
-        self._closed_until = closed_until
-        self._windows: dict[int, _Window] = {}
-        self._answers: dict[str, Answer | set[Answer]] = {}
-        self._names: dict[str, str] = {}  # one string object per arm, not one per record
+    def __init__(self, *, window: int) -> None:
+        self.window = window
+        self.closed_until = 0
+        self.records: list[tuple[int, Opened | FeedbackFact]] = []
 
-    @property
-    def closed_until(self) -> int:
-        """The end of the closed time: a record from before it is late."""
-        return self._closed_until
+    def add(self, offset: int, event: Opened | FeedbackFact) -> bool:
+        """Add a record; return False if it is late."""
+        is_late = time_of(event) < self.closed_until
+        if not is_late:
+            self.records.append((offset, event))
+        return not is_late
 
     @property
     def sessions(self) -> int:
         """The number of open sessions."""
-        return sum(len(window.sessions) for window in self._windows.values())
+        return len({(event.session_id, event.arrived_at) for _, event in self.records if isinstance(event, Opened)})
 
     @property
-    def needed_from(self) -> int | None:
-        """The oldest journal offset that an open window still needs."""
-        return min((window.first_offset for window in self._windows.values()), default=None)
-
-    # ── collecting ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def open(self, offset: int, event: Opened) -> bool:
-        """Add a session; return False if it is late."""
-        arrived_at = event.arrived_at
-        if arrived_at < self._closed_until:
-            return False
-        name = self._names.setdefault
-        plan = SessionPlan(
-            event.parameters_version,
-            tuple([name(arm, arm) for arm in event.slate]),
-            pack_context(event.context),
-            pack_exclusions(event.exclude),
-            event.modes.count("explore"),
-        )
-        key = (event.session_id, arrived_at)
-        window = self._windows.get(arrived_at // self._window) or self._begin(arrived_at, offset)
-        window.sessions.setdefault(key, set()).add(None if event.uncertain else plan)
-        return True
-
-    def answer(self, offset: int, event: FeedbackFact) -> bool:
-        """Add feedback; return False if it is late."""
-        occurred_at = event.occurred_at
-        if occurred_at < self._closed_until:
-            return False
-        answer = Answer(occurred_at, event.position, self._names.setdefault(event.arm, event.arm), event.clicked)
-        window = self._windows.get(occurred_at // self._window) or self._begin(occurred_at, offset)
-        known = self._answers.setdefault(event.session_id, answer)
-        if known is not answer:
-            if known == answer:
-                return True
-            if isinstance(known, Answer):
-                self._answers[event.session_id] = {known, answer}
-            elif answer in known:
-                return True
-            else:
-                known.add(answer)
-        window.answered_sessions.append(event.session_id)
-        return True
-
-    def _begin(self, time: int, offset: int) -> _Window:
-        window = self._windows[time // self._window] = _Window(offset)
-        return window
-
-    def resize(self, window: int) -> None:
-        """Change the length of the windows; closed time stays closed."""
-        if window == self._window:
-            return
-        length = self._window
-        before, self._window, self._windows = self._windows, window, {}
-        for old in before.values():
-            for key, plans in old.sessions.items():
-                self._moved(key[1], old.first_offset).sessions[key] = plans
-            for session in set(old.answered_sessions):
-                for answer in _several(self._answers[session]):
-                    if answer.occurred_at // length in before and before[answer.occurred_at // length] is not old:
-                        continue  # is moved with its own window
-                    self._moved(answer.occurred_at, old.first_offset).answered_sessions.append(session)
-
-    def _moved(self, time: int, offset: int) -> _Window:
-        window = self._windows.get(time // self._window) or self._begin(time, offset)
-        window.first_offset = min(window.first_offset, offset)
-        return window
-
-    # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def oldest(self) -> int | None:
+        """The offset of the oldest record."""
+        return min((offset for offset, _ in self.records), default=None)
 
     def due(self, until: int) -> list[int]:
         """Return the ends, rising, of the windows with something in them that end by `until`."""
-        return sorted(end for end in ((k + 1) * self._window for k in self._windows) if end <= until)
+        ends = {(time_of(event) // self.window + 1) * self.window for _, event in self.records}
+        return sorted(end for end in ends if end <= until)
 
-    def close(self, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
-        """Close the window that ends at `end`: everything before is late from now on.
-
-        With `whole_slates`, a session without a click counts as having passed over its whole slate.
-        """
-        window = self._windows.pop(end // self._window - 1)
-        try:
-            return self._joined(window, end, session_timeout=session_timeout, whole_slates=whole_slates)
-        finally:  # also after an error: the window is closed, whatever became of it
-            self._expire(window, end)
-            self._names.clear()
-            self.skip(end)
-
-    def _joined(self, window: _Window, end: int, *, session_timeout: int, whole_slates: bool) -> ClosedWindow:
-        closed = Closed(start=end - self._window, end=end)
-        for key in sorted(window.sessions):
-            plan, *others = window.sessions[key]
-            if plan is None or others:
+    def close(self, end: int, *, session_timeout: int, whole_slates: bool) -> Closed:
+        """Close the window that ends at `end`: everything before is late from now on."""
+        closed = Closed(start=end - self.window, end=end)
+        facts = defaultdict[tuple[str, int], list[Opened]](list)
+        for _, event in self.records:
+            if isinstance(event, Opened) and event.arrived_at < end:
+                facts[event.session_id, event.arrived_at].append(event)
+        for (session_id, arrived_at), several in sorted(facts.items(), key=lambda item: item[0]):
+            plan, *others = {plan_of(fact) for fact in several}
+            if others or any(fact.uncertain for fact in several):
                 closed.uncertain += 1
                 continue
-            shown, clicked = answered(plan.slate, self._belonging(key, session_timeout), whole_slate=whole_slates)
-            _count(closed, len(closed.plans), plan.slate, shown, clicked)
-            closed.plans.append(plan)
-            if not clicked and shown < len(plan.slate):
-                closed.unanswered.append((shown + 1, plan.slate[shown]))
-        return closed.in_columns()
-
-    def skip(self, until: int) -> None:
-        """Close the time before `until`, in which there is nothing."""
-        self._closed_until = max(self._closed_until, until)
-
-    def _belonging(self, key: tuple[str, int], session_timeout: int) -> Collection[Answer]:
-        known = self._answers.get(key[0])
-        if known is None:
-            return ()
-        first, last = key[1], key[1] + session_timeout
-        if isinstance(known, Answer):
-            return (known,) if first <= known.occurred_at <= last else ()
-        return [answer for answer in known if first <= answer.occurred_at <= last]
-
-    def _expire(self, window: _Window, end: int) -> None:
-        """Drop feedback of closed times."""
-        for session in window.answered_sessions:
-            known = self._answers.get(session)
-            if isinstance(known, set):
-                left = {answer for answer in known if answer.occurred_at >= end}
-                if left:
-                    self._answers[session] = left
-                else:
-                    del self._answers[session]
-            elif known is not None and known.occurred_at < end:
-                del self._answers[session]
-
-
-def _several(known: Answer | set[Answer]) -> Collection[Answer]:
-    return (known,) if isinstance(known, Answer) else known
-
-
-def _count(closed: Closed, row: int, slate: tuple[str, ...], shown: int, clicked: bool) -> None:
-    """Add the first displays of a slate, all passed over but possibly the last."""
-    if shown:
-        closed.rows.extend([row] * shown)
-        closed.positions.extend(range(1, 1 + shown))
-        closed.arms.extend(slate[:shown])
-        closed.clicked.extend([False] * (shown - 1))
-        closed.clicked.append(clicked)
+            reports = [
+                event
+                for _, event in self.records
+                if isinstance(event, FeedbackFact)
+                and event.session_id == session_id
+                and arrived_at <= event.occurred_at <= arrived_at + session_timeout
+            ]
+            closed.add(plan, *answered(plan.slate, reports, whole_slate=whole_slates))
+        self.closed_until = end
+        self.records = [(offset, event) for offset, event in self.records if time_of(event) >= end]
+        return closed

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 
 from worker.metrics import imbalances
 from worker.secret import Secret
-from worker.stream.events import Decision, FeedbackFact, Opened
+from worker.stream.contexts import pack_context
+from worker.stream.encoding import encode_journal
+from worker.stream.events import Arrival, Decision, FeedbackFact, JournalEvent, Opened, Progress
 from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving
 from worker.stream.settings import Arm, LearningSettings
+from worker.stream.slates import SlatePlanner
 from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
 
@@ -66,6 +70,42 @@ def opened(session_id: str = "s", arrived_at: int = 100, slate: Sequence[str] = 
 def feedback(position: int, arm: str, clicked: bool, occurred_at: int = 150, session_id: str = "s") -> FeedbackFact:
     """Return the fact of an answer."""
     return FeedbackFact(session_id=session_id, occurred_at=occurred_at, position=position, arm=arm, clicked=clicked)
+
+
+def progress(time: int, partition: int = 0, partitions: int = 1) -> Progress:
+    """Return the fact that a partition has come to a time."""
+    return Progress(partition=partition, partitions=partitions, time=time)
+
+
+def written(events: Iterable[JournalEvent], start: int = 0) -> list[tuple[int, bytes]]:
+    """Return events as the journal has them, from an offset on."""
+    return [(offset, encode_journal(event)) for offset, event in enumerate(events, start)]
+
+
+def window_of_sessions(
+    planner: SlatePlanner, contexts: np.ndarray, start: int, answer: Callable[[str, np.ndarray], bool | None]
+) -> list[JournalEvent]:
+    """Return the sessions of a window, planned as serving plans them.
+
+    A user passes or clicks, as `answer` says of an arm and a context, or gives no further answer if it returns None.
+    """
+    length = planner.parameters.settings.window
+    arrivals = [
+        Arrival(session_id=f"{start}-{row}", occurred_at=start + row * length // len(contexts), context=tuple(context))
+        for row, context in enumerate(contexts.tolist())
+    ]
+    slates = planner.plan(arrivals, [pack_context(one.context) for one in arrivals])
+    events: list[JournalEvent] = []
+    for one, slate, context in zip(arrivals, slates, contexts, strict=True):
+        events.append(opened(one.session_id, one.occurred_at, slate.arms, context=one.context, modes=slate.modes))
+        for position, arm in enumerate(slate.arms, 1):
+            clicked = answer(arm, context)
+            if clicked is None:
+                break
+            events.append(feedback(position, arm, clicked, one.occurred_at + position, one.session_id))
+            if clicked:
+                break
+    return events
 
 
 def decision(session_id: str, slate: Sequence[str], position: int = 1, **more: Any) -> Decision:

@@ -174,8 +174,6 @@ def test_the_revenue_of_an_ad_may_be_declared_as_a_feature_and_counts_by_its_log
     version = first(PRICED_ARMS, PRICED)
     assert version.ad_columns[:, 0] == pytest.approx(np.sqrt(1.5) * np.array([-1.0, 0.0, 1.0]))
     assert decode_parameters(encode_parameters(version)) == version
-    with pytest.raises(InputError, match="the feature 'reward' of ads is their revenue: it can only be a \"number\""):
-        Features.of_table({"ads": {"reward": ["high", "low"]}})
 
 
 def test_after_a_new_price_the_column_follows_and_the_coefficients_of_the_ad_stay() -> None:

@@ -14,8 +14,7 @@ from tests.stream import scenes
 from worker.bandit.additive import AdditiveModel
 from worker.bandit.arrays import sigmoid
 from worker.bandit.click_model import Observations
-from worker.stream.chance import ALL, OpenedCounts, Shares, journaled
-from worker.stream.encoding import encode_journal
+from worker.stream.chance import ALL, Shares, journaled
 from worker.stream.events import Progress
 from worker.stream.folding import score_of_rank, score_of_weighted_rank
 from worker.stream.learner import Learner
@@ -122,10 +121,6 @@ ARMS = tuple(Arm(arm=name, reward=reward) for name, reward in (("a", 1.0), ("b",
 LEARNING = LearningSettings(dim=2, window=100, session_timeout=50, lateness=5, standardise=False, learn_at_most=20)
 
 
-def journal(*parts: Any) -> list[tuple[int, bytes]]:
-    return [(offset, encode_journal(event)) for offset, event in enumerate(parts)]
-
-
 def sessions(count: int, share: float | None, mode: str = "exploit", start: int = 0) -> list[Any]:
     return [
         event
@@ -137,19 +132,14 @@ def sessions(count: int, share: float | None, mode: str = "exploit", start: int 
     ]
 
 
-def test_episodes_count_all_sessions_and_say_how_many_were_learned_from() -> None:
+def test_episodes_and_the_next_shares_count_all_sessions_and_say_how_many_were_learned_from() -> None:
     facts = [*sessions(10, None, "explore"), *sessions(5, 0.125, start=10)]
     done = Progress(partition=0, partitions=1, time=200, opened=((0, 48),))
-    (episode,) = Learner(LEARNING, ARMS).handle(journal(*facts, done)).episodes
+    outcome = Learner(LEARNING, ARMS).handle(scenes.written([*facts, done]))
+    (episode,), (version,) = outcome.episodes, outcome.versions
     assert (episode.sessions, episode.learned) == (48, 15)
     assert (episode.displays, episode.clicks) == (10 + 5 * 8, 5 + 3 * 8)
     assert (episode.reward, episode.explored) == (5 + 3 * 8, 10)
-
-
-def test_the_next_shares_come_from_the_number_of_all_sessions() -> None:
-    facts = [*sessions(10, None, "explore"), *sessions(5, 0.125, start=10)]
-    done = Progress(partition=0, partitions=1, time=200, opened=((0, 48),))
-    (version,) = Learner(LEARNING, ARMS).handle(journal(*facts, done)).versions
     assert version.expected_sessions == 48
     assert version.shares == Shares.of(sessions=48, exploring=10.0, at_most=20) == Shares(1.0, 10 / 38)
 
@@ -160,14 +150,13 @@ def test_counts_of_several_records_and_partitions_are_joined() -> None:
 
     facts = [progress(0, 5, 9), *sessions(5, 0.5), progress(1, 50, 3), progress(0, 200, 8), progress(1, 200, 30)]
     learner = Learner(LEARNING, ARMS)
-    (version,) = learner.handle(journal(*facts)).versions
+    (version,) = learner.handle(scenes.written(facts)).versions
     assert version.expected_sessions == 39
     assert version.resume_offset == len(facts), "counts of the far future hold nothing back"
 
 
 def test_without_shares_the_records_of_versions_and_episodes_are_as_they_were() -> None:
-    done = Progress(partition=0, partitions=1, time=200)
-    outcome = Learner(LEARNING, ARMS).handle(journal(*sessions(20, None), done))
+    outcome = Learner(LEARNING, ARMS).handle(scenes.written([*sessions(20, None), scenes.progress(200)]))
     assert outcome.versions[0].shares == ALL
     assert outcome.episodes[0].learned is None
 
@@ -226,12 +215,3 @@ def test_the_estimate_from_a_share_by_context_and_slate_is_unbiased_and_by_outco
     off = {name: np.mean(found, axis=0) / (np.std(found, axis=0) / 30**0.5) for name, found in errors.items()}
     assert np.abs(off["context"]).max() < 4
     assert np.abs(off["outcome"]).max() > 10
-
-
-def test_counts_that_are_over_are_dropped() -> None:
-    counts = OpenedCounts()
-    for time in (5, 15, 16):
-        counts.add(time, 10)
-    assert counts.report() == ((0, 1), (10, 2))
-    counts.drop(1)
-    assert counts.report() == ((10, 2),)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.metrics.episodes import an_episode
 from tests.stream.conftest import encode_decision
-from tests.stream.scenes import opened
+from tests.stream.scenes import feedback, opened, progress
 from worker.stream import decoding, encoding
 from worker.stream.contexts import pack_context, stack_packed, unpack_context
 from worker.stream.decoding import (
@@ -25,7 +25,7 @@ from worker.stream.decoding import (
     decode_journal,
 )
 from worker.stream.encoding import encode_journal
-from worker.stream.events import DEAD_LETTER_REASONS, MOST, ArmChange, Arrival, FeedbackFact, Opened, Progress
+from worker.stream.events import DEAD_LETTER_REASONS, MOST, ArmChange, Arrival, Opened
 from worker.stream.session import Session
 
 NOW = 1_700_000_000_000
@@ -287,12 +287,9 @@ def test_the_text_guesses_no_unit_from_a_record_without_a_plausible_time() -> No
 @pytest.mark.parametrize(
     ("event", "most"),
     [
-        (
-            Opened(session_id="s", arrived_at=0, context=(), slate=(), modes=(), exclude=(), parameters_version=0),
-            MAX_FACT_LEAD,
-        ),
-        (FeedbackFact(session_id="s", occurred_at=0, position=1, arm="a", clicked=True), MAX_FACT_LEAD),
-        (Progress(partition=0, partitions=1, time=0), MAX_PROGRESS_LEAD),
+        (opened(), MAX_FACT_LEAD),
+        (feedback(1, "a", True), MAX_FACT_LEAD),
+        (progress(0), MAX_PROGRESS_LEAD),
     ],
 )
 def test_a_journal_record_may_be_ahead_of_its_timestamp_by_a_bound_and_no_more(event: Any, most: int) -> None:

@@ -234,12 +234,6 @@ def test_ties_with_a_threshold_explore_and_a_note_says_so():
     assert any("here all of them explore" in note for note in tied.notes)
 
 
-def test_the_papers_bonus_is_the_width_alone():
-    version = parameters(bonus="paper", beta=0.5)
-    for position in explain(version, np.ones(3), NOBODY).positions:
-        assert all(one.bonus == pytest.approx(0.5 * one.width) for one in position.arms)
-
-
 def test_retired_and_excluded_arms_do_not_compete():
     reasons = explain(parameters(), np.zeros(3), np.array([4]))
     competed = [one.arm for one in reasons.positions[0].arms]

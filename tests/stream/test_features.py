@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.first_release import FIRST_RELEASE
+from tests.stream.scenes import TOPICS, opened, serving
 from worker.errors import InputError
 from worker.stream.contexts import MISSING, pack_context
 from worker.stream.decoding import LARGEST_NUMBER, Limits, Rejected, decode_arrival, decode_journal
@@ -28,12 +29,10 @@ from worker.stream.features import (
     hashed_column,
 )
 from worker.stream.parameters import Parameters, decode_parameters
-from worker.stream.serving import Serving
 from worker.stream.session import Session, decode_state, encode_state
 from worker.stream.settings import LATER_SETTINGS, Arm, LearningSettings, continued
-from worker.stream.topology import Record, Topics
+from worker.stream.topology import Record
 from worker.stream.version_records import encode_parameters
-from worker.stream.versions import Versions
 
 DECLARED = Features.of_table(
     {"context": {"age": "number", "device": ["mobile", "desktop"], "visits": "number", "country": {"hashed": 4}}}
@@ -123,15 +122,11 @@ def test_the_dimension_follows_from_the_declaration_and_another_is_refused() -> 
 
 
 names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=6).filter(lambda name: name not in TAKEN)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 listed_values = st.lists(names, min_size=1, max_size=4, unique=True).map(tuple)
 features = st.one_of(
     st.builds(Feature, name=names, kind=st.just("number")),
-    st.builds(
-        Feature,
-        name=names,
-        kind=st.just("category"),
-        values=st.lists(names, min_size=1, max_size=4, unique=True).map(tuple),
-    ),
+    st.builds(Feature, name=names, kind=st.just("category"), values=listed_values),
     st.builds(Feature, name=names, kind=st.just("hashed"), columns=st.integers(1, 9)),
 )
 declarations = st.lists(features, min_size=1, max_size=5, unique_by=lambda feature: feature.name).map(tuple)
@@ -157,7 +152,9 @@ def test_a_version_carries_the_declaration_and_one_without_keeps_its_hash() -> N
 def test_a_learner_continues_with_the_published_features_and_refuses_others() -> None:
     published = Parameters.first(settings(), ARMS).settings
     assert continued(LearningSettings(dim=8, beta=1.0), published).features == DECLARED
-    assert continued(settings(standardise=False), published).standardise, "the scale of a model stays"
+    for standardise in (True, False):
+        made = settings(standardise=standardise)
+        assert continued(settings(standardise=not standardise), made) == made, "the scale of a model stays"
     other = Features.of_table({"context": {"age": "number", "score": {"hashed": 7}}})
     with pytest.raises(InputError, match="features of contexts differ from those of the published parameters"):
         continued(LearningSettings(dim=8, features=other), published)
@@ -184,21 +181,12 @@ def test_the_hash_of_an_open_category_is_stable() -> None:
     assert [hashed_column("city", "DE", columns) for columns in (1, 2, 16, 1000)] == [0, 1, 13, 429]
 
 
-@given(st.text(max_size=20), st.integers(1, 50))
-def test_a_hashed_value_has_one_column_within_bounds(value: str, columns: int) -> None:
-    declared = Features(context=(Feature(name="country", kind="hashed", columns=columns),))
-    encodable = value.encode("utf-8", "ignore").decode()
-    encoded = ContextEncoder(declared).encode({"country": encodable})
-    assert len(encoded) == columns
-    assert sorted(encoded) == [0.0] * (columns - 1) + [1.0]
-
-
 @given(st.data())
 def test_every_object_of_declared_types_is_encoded_into_as_many_numbers_as_columns(data: st.DataObject) -> None:
     context = data.draw(declarations)
     declared = Features(context=context)
     given_values = {
-        feature.name: data.draw(st.floats(-1e9, 1e9) if feature.kind == "number" else names)
+        feature.name: data.draw({"number": st.floats(-1e9, 1e9), "category": names, "hashed": texts}[feature.kind])
         for feature in context
         if data.draw(st.booleans())
     }
@@ -274,43 +262,29 @@ def test_a_number_that_no_float_holds_is_a_dead_letter() -> None:
         decode_arrival(value, limits=Limits(), dim=8, timestamp=0, encoder=context_encoder(DECLARED))
 
 
-def opened(context: tuple[float, ...]) -> Opened:
-    return Opened(
-        session_id="s",
-        arrived_at=5,
-        context=context,
-        slate=("null",),
-        modes=("explore",),
-        exclude=(),
-        parameters_version=0,
-    )
-
-
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.just(MISSING), max_size=8).map(tuple))
 def test_a_missing_number_is_null_in_the_journal_and_missing_again_when_it_is_read(context: Any) -> None:
-    value = encode_opened(opened(context))
+    fact = opened(context=context)
+    value = encode_opened(fact)
     assert json.loads(value)["context"] == [None if math.isnan(number) else number for number in context]
     again = decode_journal(value)
     assert isinstance(again, Opened)
-    assert again == opened(context)
+    assert again == fact
     assert pack_context(again.context) == pack_context(context)
 
 
 @pytest.mark.parametrize("field", ["session_id", "arrived_at", "slate", "modes", "exclude", "parameters_version"])
 def test_null_is_accepted_nowhere_else_in_the_journal(field: str) -> None:
-    document = json.loads(encode_opened(opened((1.0,))))
+    document = json.loads(encode_opened(opened()))
     for wrong in (None, [None]):
         with pytest.raises(Rejected):
             decode_journal(json.dumps(document | {field: wrong}).encode())
 
 
 def test_a_session_is_served_from_an_object_and_the_fact_has_its_numbers() -> None:
-    versions = Versions(Parameters.first(settings(warmup=0), ARMS))
-    topics = Topics()
-    serving = Serving(versions, topics=topics)
     value = json.dumps({"session_id": "s", "occurred_at": 5, "context": {"device": "mobile"}}).encode()
-    arrival = Record(topics.arrivals, 0, 0, 5, b"s", value)
-    emits = serving.handle([arrival, arrival])
+    arrival = Record(TOPICS.arrivals, 0, 0, 5, b"s", value)
+    emits = serving(Parameters.first(settings(warmup=0), ARMS)).handle([arrival, arrival])
     assert (emits.tally.opened, emits.tally.repeated, emits.tally.dead_arrivals) == (1, 1, 0)
     assert len(emits.decisions) == 1
     facts = [json.loads(fact) for _, fact in emits.journal]
@@ -320,14 +294,3 @@ def test_a_session_is_served_from_an_object_and_the_fact_has_its_numbers() -> No
     assert isinstance(state, Session)
     assert encode_state(state) == emits.changelog[0][1]
     assert state.context == pack_context(ContextEncoder(DECLARED).encode({"device": "mobile"}))
-
-
-def test_an_arrival_that_does_not_fit_costs_one_dead_letter_and_nothing_else() -> None:
-    topics = Topics()
-    serving = Serving(Versions(Parameters.first(settings(), ARMS)), topics=topics)
-    value = json.dumps({"session_id": "s", "occurred_at": 5, "context": {"age": "31"}}).encode()
-    emits = serving.handle([Record(topics.arrivals, 0, 7, 5, b"s", value)])
-    assert not emits.journal
-    assert not emits.decisions
-    (letter,) = emits.dead_letters
-    assert dict(letter.headers)["adcascade.error"] == b"$.context.age: a number is declared, not a text"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -15,12 +15,22 @@ from hypothesis import strategies as st
 
 import worker.stream.folding as folding
 import worker.stream.learner as learner_module
-from tests.stream.scenes import feedback, opened
+from tests.stream.scenes import feedback, opened, progress, written
 from worker.bandit.personal import PersonalModel
 from worker.errors import InputError
 from worker.stream import version_records
 from worker.stream.encoding import encode_episode, encode_journal
-from worker.stream.events import MOST, ArmChange, ArmEntry, CatalogueChange, Command, Import, Progress, Tag
+from worker.stream.events import (
+    MOST,
+    ArmChange,
+    ArmEntry,
+    CatalogueChange,
+    Command,
+    Import,
+    JournalEvent,
+    Progress,
+    Tag,
+)
 from worker.stream.learner import Learner, Outcome
 from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -30,6 +40,7 @@ from worker.stream.versions import keep
 SETTINGS = LearningSettings(dim=2, horizon=3, window=100, session_timeout=60, lateness=10, warmup=0, standardise=False)
 ARMS = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0), Arm(arm="c", reward=3.0))
 LARGE = (0.0, 1.0, -1.0, 1e-300, 1e154, -1e300, 1.7976931348623157e308)
+Journal = Sequence[tuple[int, bytes | None]]
 TIMES = (0, 1, 99, 100, MOST - 1, MOST)
 
 
@@ -85,7 +96,7 @@ def journals(seed: int) -> list[tuple[int, bytes | None]]:
     return list(enumerate(records))
 
 
-def folded(journal: list[tuple[int, bytes | None]], **changes: Any) -> tuple[Outcome, Learner]:
+def folded(journal: Journal, **changes: Any) -> tuple[Outcome, Learner]:
     learner = Learner(replace(SETTINGS, **changes), ARMS)
     first = learner.begin().versions
     outcome = learner.handle(journal)
@@ -93,7 +104,7 @@ def folded(journal: list[tuple[int, bytes | None]], **changes: Any) -> tuple[Out
     return outcome, learner
 
 
-def restarted(journal: list[tuple[int, bytes | None]], every: int, **changes: Any) -> dict[int, Parameters]:
+def restarted(journal: Journal, every: int, **changes: Any) -> dict[int, Parameters]:
     """Fold with a new learner for every few records, each from what was published; return all versions."""
     kept: dict[int, Parameters] = {}
     made: dict[int, Parameters] = {}
@@ -117,29 +128,33 @@ def restarted(journal: list[tuple[int, bytes | None]], every: int, **changes: An
 
 @settings(max_examples=25, deadline=None, print_blob=True)
 @given(
-    st.integers(0, 2**32), st.integers(1, 40), st.sampled_from([2.5, "theory"]), st.sampled_from(["ucbbp", "aucbbp"])
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+    st.fixed_dictionaries(
+        {
+            "beta": st.sampled_from([2.5, "theory"]),
+            "policy": st.sampled_from(["ucbbp", "aucbbp"]),
+            "forgetting": st.sampled_from([1.0, 0.9]),
+        }
+    ),
 )
 def test_no_journal_stops_the_learner_and_restarts_change_nothing(
-    seed: int, every: int, beta: float | str, policy: str
+    seed: int, every: int, changes: dict[str, Any]
 ) -> None:
     journal = journals(seed)
-    outcome, _ = folded(journal, beta=beta, policy=policy)
+    outcome, _ = folded(journal, **changes)
     expected = {version.version: version.sha256 for version in outcome.versions}
-    made = restarted(journal, every, beta=beta, policy=policy)
+    made = restarted(journal, every, **changes)
     assert {number: version.sha256 for number, version in made.items()} == expected
 
 
 # ── records that raise ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sessions(at: int) -> Iterator[bytes]:
+def sessions(at: int) -> Iterator[JournalEvent]:
     for n in range(6):
-        yield encode_journal(opened(f"u{at}{n}", at + n))
-        yield encode_journal(feedback(2, "b", n % 2 == 0, at + n + 5, f"u{at}{n}"))
-
-
-def progress(time: int) -> bytes:
-    return encode_journal(Progress(partition=0, partitions=1, time=time))
+        yield opened(f"u{at}{n}", at + n)
+        yield feedback(2, "b", n % 2 == 0, at + n + 5, f"u{at}{n}")
 
 
 def raising(call: Callable[..., Any], on: Callable[..., bool]) -> Callable[..., Any]:
@@ -151,19 +166,17 @@ def raising(call: Callable[..., Any], on: Callable[..., bool]) -> Callable[..., 
     return wrapped
 
 
-JOURNAL: list[tuple[int, bytes | None]] = list(
-    enumerate(
-        [
-            *sessions(0),
-            encode_journal(ArmChange(arm="bad", reward=2.0, active=True)),
-            encode_journal(ArmChange(arm="good", reward=2.0, active=True)),
-            progress(200),
-            *sessions(300),
-            progress(500),
-            *sessions(600),
-            progress(1_000),
-        ]
-    )
+JOURNAL = written(
+    [
+        *sessions(0),
+        ArmChange(arm="bad", reward=2.0, active=True),
+        ArmChange(arm="good", reward=2.0, active=True),
+        progress(200),
+        *sessions(300),
+        progress(500),
+        *sessions(600),
+        progress(1_000),
+    ]
 )
 
 
@@ -234,7 +247,7 @@ def test_an_order_that_would_make_a_version_too_large_is_refused(monkeypatch: py
         ArmChange(arm="e", reward=1.0, active=True),
         ArmChange(arm="d", reward=1e12, active=False),  # adds nothing
     ]
-    outcome, learner = folded(list(enumerate(map(encode_journal, orders))))
+    outcome, learner = folded(written(orders))
     assert [refusal.order for refusal in outcome.refusals] == [orders[0], orders[1], orders[3]]
     assert "more than the" in outcome.refusals[0].reason
     assert outcome.troubles.reports["order-refused"] == (3, outcome.refusals[-1].reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,11 @@ from hypothesis import strategies as st
 
 import worker.stream.windows as windows_module
 from tests.stream.one_by_one import Closed, WindowsOneByOne
-from tests.stream.scenes import feedback, opened
+from tests.stream.scenes import feedback, opened, progress
 from tests.stream.test_hostile_journal import ARMS, SETTINGS
 from tests.stream.test_windows import EVENTS, TIMEOUT, WINDOW
 from worker.stream.encoding import encode_journal
-from worker.stream.events import Opened, Progress
-from worker.stream.joining import AnswerColumns
+from worker.stream.events import Opened
 from worker.stream.learner import Learner
 from worker.stream.windows import OpenWindows
 
@@ -30,31 +28,32 @@ def test_windows_joined_in_arrays_close_as_those_joined_one_by_one(
     events: list[Any], sizes: list[int], whole_slates: bool, length: int
 ) -> None:
     fast, slow = OpenWindows(window=WINDOW), WindowsOneByOne(window=WINDOW)
-    numbered = list(enumerate([*events, opened(arrived_at=1_200)]))
-
-    def late(windows: OpenWindows | WindowsOneByOne, records: Sequence[Any]) -> int:
-        return sum(
-            not (windows.open(offset, event) if isinstance(event, Opened) else windows.answer(offset, event))
-            for offset, event in records
-        )
+    across = [opened(arrived_at=1_900), feedback(1, "a", True, occurred_at=2_050)]  # of two windows
+    numbered = list(enumerate([*events, *across]))
 
     def close(end: int) -> None:
         how = {"session_timeout": TIMEOUT, "whole_slates": whole_slates}
-        assert Closed.of(fast.close(end, **how)) == Closed.of(slow.close(end, **how))
+        assert Closed.of(fast.close(end, **how)) == slow.close(end, **how)
 
     for size in [*sizes, len(numbered)]:
-        assert late(fast, numbered[:size]) == late(slow, numbered[:size])
-        assert (fast.needed_from, fast.sessions) == (slow.needed_from, slow.sessions)
+        for offset, event in numbered[:size]:
+            taken = fast.open(offset, event) if isinstance(event, Opened) else fast.answer(offset, event)
+            assert taken == slow.add(offset, event)
+        assert (fast.needed_from, fast.sessions) == (slow.oldest, slow.sessions)
         del numbered[:size]
         if fast.due(WINDOW):
             close(WINDOW)
     fast.resize(length)
-    slow.resize(length)
+    slow.window = length
     while due := fast.due(10_000):
-        assert (due, fast.needed_from) == (slow.due(10_000), slow.needed_from)
+        assert due == slow.due(10_000)
+        # The records of a window that was divided are needed as long as any of them.
+        assert fast.needed_from is not None
+        assert slow.oldest is not None
+        assert fast.needed_from <= slow.oldest
         close(due[0])
-    assert not slow.due(10_000)
-    assert not fast.answers
+    assert not slow.records
+    assert (fast.needed_from, fast.answers) == (None, 0)
 
 
 def test_repeated_feedback_takes_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,14 +66,6 @@ def test_repeated_feedback_takes_no_memory_beyond_a_bound(monkeypatch: pytest.Mo
             windows.answer(offset, report)
         assert windows.answers <= 110
     assert windows.close(WINDOW, session_timeout=TIMEOUT, whole_slates=False).arms == ["a", "b", "c"]
-
-
-def test_columns_without_repeated_records_have_one_of_each() -> None:
-    columns = AnswerColumns()
-    for record in (("s", 1, 1, "a", True), ("t", 2, 1, "b", False), ("s", 1, 1, "a", True)):
-        columns.append(*record)
-    columns.drop_repeated()
-    assert list(columns) == [("s", 1, 1, "a", True), ("t", 2, 1, "b", False)]
 
 
 # ── the learner ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,16 +82,12 @@ def test_a_fact_that_raises_costs_itself_and_nothing_else(monkeypatch: pytest.Mo
     monkeypatch.setattr(windows_module, "pack_context", raising)
     facts = [opened(f"s{n}", context=(float(n), float(n))) for n in range(9)]
     answers = [feedback(1, "a", n % 2 == 0, session_id=f"s{n}") for n in range(9)]
-    values = [*map(encode_journal, facts), b"{", *map(encode_journal, answers), progress(1_000)]
+    values = [*map(encode_journal, facts), b"{", *map(encode_journal, answers), encode_journal(progress(1_000))]
     outcome = Learner(SETTINGS, ARMS).handle(enumerate(values))
     assert [episode.sessions for episode in outcome.episodes] == [8]
     assert [(kind, times) for kind, times, _ in outcome.troubles] == [("fold-passed-over", 2)]
     (_, _, example), *_ = outcome.troubles
     assert example.startswith("journal offset 9: "), "in the order of the journal"
-
-
-def progress(time: int) -> bytes:
-    return encode_journal(Progress(partition=0, partitions=1, time=time))
 
 
 def test_the_longest_slate_takes_memory_for_itself_alone() -> None:

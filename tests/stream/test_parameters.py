@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.bandit.beliefs import belief
@@ -288,6 +288,9 @@ def decoded_or_refused(value: bytes) -> None:
             encode_parameters(decoded)
 
 
+@example(b"")
+@example(b"NaN")
+@example(b'{"sha256": 5}')
 @given(anything.map(orjson.dumps) | st.binary(max_size=40))
 @settings(max_examples=400, deadline=None)
 def test_bytes_and_json_of_any_kind_are_refused(value: bytes) -> None:
@@ -366,39 +369,33 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_the_error_of_a_contradictory_record_names_the_contradiction(spoil, message) -> None:
-    record = record_of(version())
-    spoil(record)
-    with pytest.raises(ParametersError, match=message):
-        decode_parameters(sealed(record))
+WRONG_PERSONAL: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda r: r.update(tastes=[0.0]), "tastes must be above zero"),
+    (lambda r: r.update(own=[[1.0]]), "own must be a row"),
+    (lambda r: r.update(own=[[0.0, 0.0, float("1e999")]] * 3), r"got `null` - at `\$.own"),
+    (lambda r: r.update(shared=[[0.0]]), "shared: shape"),
+    (lambda r: r["precision"].update(features=[[2.0]] * 3), "begins with 1"),
+    (lambda r: r["precision"].update(information=[[-1e6] * 6] * 3), "not positive definite"),
+    (lambda r: r["precision"].update(shared=(-1e6 * np.eye(3)).tolist()), "not positive definite"),
+    (lambda r: r["precision"].pop("information"), "information is missing"),
+    (lambda r: r.update(intercept=False), "has an intercept"),
+    (lambda r: r.update(model="additive"), "theta_context is missing"),
+    (lambda r: r.update(model="best"), "unknown model 'best'"),
+    (lambda r: r["answer_counts"].update(answered=[[9.0] * 3] * 3), "at most answers.displayed"),
+    (lambda r: r["answer_counts"].update(displayed=[[0.0]], answered=[[0.0]]), "answers have the shape"),
+    (lambda r: r.update(answers="some"), "unknown answers 'some'"),
+    (lambda r: r.update(ties=[0.5]), "1 ties for 3 thresholds"),
+    (lambda r: r.update(ties="0.5"), r"\$.ties"),
+]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda record: record.update(tastes=[0.0]), "tastes must be above zero"),
-        (lambda record: record.update(own=[[1.0]]), "own must be a row"),
-        (lambda record: record.update(own=[[0.0, 0.0, float("1e999")]] * 3), r"got `null` - at `\$.own"),
-        (lambda record: record.update(shared=[[0.0]]), "shared: shape"),
-        (lambda record: record["precision"].update(features=[[2.0]] * 3), "begins with 1"),
-        (lambda record: record["precision"].update(information=[[-1e6] * 6] * 3), "not positive definite"),
-        (lambda record: record["precision"].update(shared=(-1e6 * np.eye(3)).tolist()), "not positive definite"),
-        (lambda record: record["precision"].pop("information"), "information is missing"),
-        (lambda record: record.update(intercept=False), "has an intercept"),
-        (lambda record: record.update(model="additive"), "theta_context is missing"),
-        (lambda record: record.update(model="best"), "unknown model 'best'"),
-        (lambda record: record["answer_counts"].update(answered=[[9.0] * 3] * 3), "at most answers.displayed"),
-        (lambda record: record["answer_counts"].update(displayed=[[0.0]], answered=[[0.0]]), "answers have the shape"),
-        (lambda record: record.update(answers="some"), "unknown answers 'some'"),
-        (lambda record: record.update(ties=[0.5]), "1 ties for 3 thresholds"),
-        (lambda record: record.update(ties="0.5"), r"\$.ties"),
-    ],
+    ("make", "spoil", "message"),
+    [*((version, *case) for case in WRONG), *((personal, *case) for case in WRONG_PERSONAL)],
+    ids=[message for _, message in [*WRONG, *WRONG_PERSONAL]],
 )
-def test_the_error_of_a_contradictory_personal_version_names_the_contradiction(
-    spoil: Callable[[dict[str, Any]], Any], message: str
-) -> None:
-    record = record_of(personal())
+def test_the_error_of_a_contradictory_record_names_the_contradiction(make, spoil, message) -> None:
+    record = record_of(make())
     spoil(record)
     with pytest.raises(ParametersError, match=message):
         decode_parameters(sealed(record))
@@ -440,12 +437,6 @@ def test_the_error_of_an_incomplete_file_names_the_missing_field(name: str) -> N
     del record[name]
     with pytest.raises(ParametersError, match=f"{name}|is missing"):
         decode_parameters(json.dumps(record).encode(), complete=False)
-
-
-@pytest.mark.parametrize("value", [b"", b"null", b"[]", b"3", b'"x"', b"{", b"\xff", b"NaN", b'{"sha256": 5}'])
-def test_bytes_without_a_record_are_refused(value: bytes) -> None:
-    with pytest.raises(ParametersError):
-        decode_parameters(value)
 
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -108,14 +108,6 @@ def test_murmur2_is_that_of_the_java_client(key: bytes, number: int) -> None:
     assert [murmur2_partition(key, partitions) for partitions in (1, 8, 10_007)] == [0, number % 8, number % 10_007]
 
 
-@pytest.mark.parametrize(
-    ("key", "expected"), [(b"", 0x811C9DC5), (b"a", 0xE40C292C), (b"foobar", 0xBF9CF968)], ids=repr
-)
-def test_fnv1a_is_taken_as_a_signed_number(key: bytes, expected: int) -> None:
-    signed = expected - (1 << 32) if expected >> 31 else expected
-    assert fnv1a_partition(key, 1000) == abs(signed) % 1000
-
-
 @pytest.mark.parametrize("partitions", [1, 2, 4, 12])
 @pytest.mark.parametrize("place", [murmur2_partition, crc32_partition, fnv1a_partition, doubled])
 def test_any_partitioner_will_do_if_both_topics_have_it(place: Place, partitions: int) -> None:

@@ -9,18 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.stream.scenes import feedback, opened
+from tests.stream.scenes import feedback, opened, progress, window_of_sessions, written
 from worker.bandit.arrays import sigmoid
 from worker.bandit.bonuses import explore_budget
 from worker.errors import InputError
-from worker.stream.contexts import pack_context
-from worker.stream.encoding import encode_journal
-from worker.stream.events import ArmChange, Arrival, Episode, JournalEvent, Progress
+from worker.stream.events import ArmChange, Episode, JournalEvent, Opened
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters, decode_parameters
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.slates import SlatePlanner
-from worker.stream.version_records import encode_parameters
 
 WINDOW = 6000
 SETTINGS = LearningSettings(
@@ -51,34 +48,17 @@ class Stream:
     def order(self, *orders: JournalEvent) -> None:
         offset = len(self.journal)
         self.journal += orders
-        outcome = self.learner.handle((offset + n, encode_journal(order)) for n, order in enumerate(orders))
+        outcome = self.learner.handle(written(orders, offset))
         assert not outcome.refusals
         self.episodes += outcome.episodes
         self.versions += outcome.versions
 
     def window(self, contexts: np.ndarray, answer: Answer) -> list[tuple[str, ...]]:
         """Serve users with these contexts, close their window, and return their slates."""
-        start = self.windows * WINDOW
-        arrivals = [
-            Arrival(session_id=f"{start}-{row}", occurred_at=start + row * WINDOW // len(contexts), context=tuple(one))
-            for row, one in enumerate(contexts.tolist())
-        ]
-        slates = SlatePlanner(self.current).plan(arrivals, [pack_context(one.context) for one in arrivals])
-        events: list[JournalEvent] = []
-        for arrival, slate, context in zip(arrivals, slates, contexts, strict=True):
-            name, at = arrival.session_id, arrival.occurred_at
-            events.append(opened(name, at, slate.arms, context=arrival.context, modes=slate.modes))
-            for position, arm in enumerate(slate.arms, 1):
-                clicked = answer(arm, context)
-                if clicked is None:
-                    break
-                events.append(feedback(position, arm, clicked, at + position, name))
-                if clicked:
-                    break
+        events = window_of_sessions(SlatePlanner(self.current), contexts, self.windows * WINDOW, answer)
         self.windows += 1
-        end = self.windows * WINDOW + 350
-        self.order(*events, Progress(partition=0, partitions=1, time=end))
-        return [slate.arms for slate in slates]
+        self.order(*events, progress(self.windows * WINDOW + 350))
+        return [event.slate for event in events if isinstance(event, Opened)]
 
 
 def taste(generator: np.random.Generator) -> Answer:
@@ -101,25 +81,6 @@ def test_users_get_the_ad_that_users_like_them_prefer() -> None:
     liked = np.where(contexts[:, 0] > 0, "a", "b")
     first = np.array([slate[0] for slate in slates])
     assert (first[clear] == liked[clear]).mean() > 0.9
-
-
-@pytest.mark.parametrize("every", [1, 7, 100])
-def test_a_restarted_learner_makes_the_same_versions_to_the_bit(every: int) -> None:
-    generator = np.random.default_rng(2)
-    stream = Stream(forgetting=0.9, policy="aucbbp", features=None)
-    for _ in range(3):
-        stream.window(generator.normal(size=(30, 2)), taste(generator))
-    stream.order(ArmChange(arm="e", reward=2.0, active=True))
-    stream.window(generator.normal(size=(30, 2)), taste(generator))
-    known: dict[int, Parameters] = {}
-    records = [(offset, encode_journal(event)) for offset, event in enumerate(stream.journal)]
-    for end in range(every, len(records) + every, every):
-        again = Learner(stream.settings, stream.arms, known.values())
-        first = again.begin().versions
-        made = again.handle(records[again.resume_offset : end]).versions
-        for version in (*first, *made):
-            known[version.version] = decode_parameters(encode_parameters(version))
-    assert known[stream.current.version].sha256 == stream.current.sha256
 
 
 def test_a_new_ad_starts_at_the_base_rate_and_a_version_without_data_nowhere() -> None:
@@ -173,9 +134,9 @@ def test_answers_are_counted_up_to_the_first_display_that_has_none() -> None:
         feedback(2, "b", True, 31, "clicks"),
         opened("passes all", 40, ("c", "c", "d")),
         feedback(3, "d", False, 41, "passes all"),
-        Progress(partition=0, partitions=1, time=WINDOW + 350),
+        progress(WINDOW + 350),
     ]
-    (version,) = learner.handle((n, encode_journal(event)) for n, event in enumerate(events)).versions
+    (version,) = learner.handle(written(events)).versions
     assert version.answers is not None
     assert version.answers.displayed.tolist() == [[3, 0, 1, 0], [0, 2, 1, 0], [0, 0, 0, 1]]
     assert version.answers.answered.tolist() == [[2, 0, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
@@ -239,17 +200,15 @@ def test_where_contexts_are_few_as_many_sessions_explore_as_the_budget_says(segm
 def test_regret_stays_above_zero_when_ads_are_retired() -> None:
     generator = np.random.default_rng(9)
     stream = Stream()
-    for _ in range(3):
+    for _ in range(4):
         stream.window(generator.normal(size=(100, 2)), taste(generator))
-    stream.window(generator.normal(size=(100, 2)), taste(generator))
-    served = stream.windows
     # Served before, assessed after: all but one are retired while their window is open.
-    start = served * WINDOW
+    start = stream.windows * WINDOW
     events: list[JournalEvent] = [
         opened(f"last-{row}", start + row, ("a", "b", "a"), context=(1.0, 0.0)) for row in range(50)
     ]
     stream.order(*events, *(ArmChange(arm=name, reward=1.0, active=False) for name in "abc"))
-    stream.order(Progress(partition=0, partitions=1, time=start + WINDOW + 350))
+    stream.order(progress(start + WINDOW + 350))
     episode = stream.episodes[-1]
     assert episode.sessions == 50
     assert episode.regret_bound is not None

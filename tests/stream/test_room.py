@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -157,13 +156,3 @@ def test_the_accounts_balance_and_the_bound_holds_whatever_comes(most: int, plan
         assert room.held == held(task)
         assert room.held < most + largest + len("abcdefgh")
         assert_balanced(tally, task)
-
-
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_a_flood_stays_within_the_bound(most: int) -> None:
-    task, tally = served(most), Tally()
-    for n in range(50):
-        tally.add(task.handle([arrival(f"s{n}-{i}") for i in range(5)] + [click(f"c{n}-{i}") for i in range(5)]).tally)
-        assert held(task) <= most
-    assert tally.unremembered + tally.opened == 250
-    assert_balanced(tally, task)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.stream.one_by_one import Answer, Closed
+from tests.stream.one_by_one import Closed
 from tests.stream.scenes import feedback, opened
 from worker.stream.events import Opened
 from worker.stream.session import answered
@@ -197,7 +197,7 @@ def test_an_uncertain_session_stays_uncertain_in_windows_of_another_length() -> 
 
 ARMS = st.sampled_from("abc")
 SLATES = st.lists(ARMS, max_size=4).map(tuple)
-REPORTS = st.builds(Answer, occurred_at=st.integers(0, 9), position=st.integers(1, 5), arm=ARMS, clicked=st.booleans())
+REPORTS = st.builds(feedback, position=st.integers(1, 5), arm=ARMS, clicked=st.booleans())
 EVENTS = st.lists(
     st.one_of(
         st.builds(
