@@ -104,7 +104,7 @@ def test_an_order_without_a_learner_waits_and_is_carried_out_later(
     fleet: Fleet, command: CommandLine, tmp_path: Path
 ) -> None:
     code, _, err = command("parameters", "freeze", "--wait", "1s")
-    assert (code, "holds no parameters yet" in err) == (2, True)
+    assert (code, "holds no parameters yet" in err) == (2, True), err
     fleet.serving().kill()
     code, _, err = command("parameters", "freeze", "--wait", "500ms")
     assert code == 1
