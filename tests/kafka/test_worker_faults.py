@@ -45,8 +45,8 @@ def as_golden(fleet: Fleet, golden: Golden) -> None:
 def as_golden_but_for_stale_plans(fleet: Fleet, golden: Golden) -> None:
     """Judge a run in which a worker was paused for longer than the group waits.
 
-    Until the group tells it so, it may fetch what came meanwhile, and serve it by the versions of before. Then a session
-    has two plans, and is not learned from.
+    Until the group tells it so, it may fetch what came meanwhile, and serve it by the versions of before. Then a
+    session has two plans, and is not learned from.
     """
     more = [orjson.loads(fact) for fact in fleet.facts() - golden.facts]
     if not more:
