@@ -70,7 +70,7 @@ def play(golden: Golden, fleet: Fleet, disturb: Callable[[int], None] = lambda s
     `disturb` is called in every step, with its number, between the arrivals and the clicks: while the workers are busy.
     A step ends when every running worker has the versions of its time. In production a version has a lateness to reach
     the workers before it is in force. Here too, since a step ends wherever a version was made: a worker that takes over
-    arrivals of a killed one is then sure by which version that one served them (`Versions.candidates`).
+    arrivals of a killed one is then sure by which version that one served them (`Versions.is_certain`).
     """
     queue, now, step = sorted(golden.sent), START, 0
     opened: set[str] = set()
