@@ -13,9 +13,9 @@ import numpy as np
 
 from worker.bandit.answers import AnswerRates
 from worker.bandit.arrays import Floats, Ints, sigmoid
-from worker.bandit.click_model import ClickModel
+from worker.bandit.click_model import Truth
 from worker.bandit.ordering import best_values
-from worker.bandit.planning import Planner, optimal_values, values_of_slates
+from worker.bandit.planning import Planner, optimal_values, slate_values
 
 #: Draws from the posterior that are planned together.
 DRAWN_AT_ONCE = 8
@@ -26,25 +26,19 @@ def best_revenue(planner: Planner, chances: Floats) -> Floats:
     rewards = planner.rewards[planner.shown]
     if not len(rewards):
         return np.zeros(len(chances))
-    answers = None if planner.answers is None else planner.answers.choose_arms(planner.shown)
     if not planner.repeats:
-        return best_values(chances, rewards, planner.horizon, answers)
-    rates = None if answers is None else answers.of_arms(np.arange(len(rewards)))
-    return optimal_values(chances, rewards, planner.horizon, rates)[:, 0]
+        return best_values(chances, rewards, planner.horizon, planner.cascade)
+    return optimal_values(chances, rewards, planner.horizon, planner.cascade)[:, 0]
 
 
 def slate_revenue(
-    model: ClickModel, rewards: Floats, contexts: Floats, arms: Ints, answers: AnswerRates | None = None
+    model: Truth, rewards: Floats, contexts: Floats, arms: Ints, answers: AnswerRates | None = None
 ) -> Floats:
-    """Return the expected revenue of slates under a model: arms (n, H) → (n,).
-
-    NO_ARM is never clicked, and neither is the index K if `rewards` has an entry for it.
-    """
-    rates = None if answers is None else answers.of_slates(arms)
-    return values_of_slates(sigmoid(model.log_odds_of(contexts, arms)), rewards[arms], rates)[:, 0]
+    """Return the expected revenue of slates under a model: arms (n, H) → (n,)."""
+    return slate_values(model, rewards, contexts, arms, answers)[:, 0]
 
 
-def pseudo_regret(planner: Planner, truth: ClickModel, contexts: Floats, arms: Ints) -> Floats:
+def pseudo_regret(planner: Planner, truth: Truth, contexts: Floats, arms: Ints) -> Floats:
     """Return V^{π*} − V^{π} of slates under the true model: (n, H) → (n,)."""
     best = best_revenue(planner, sigmoid(truth.log_odds(contexts)[:, planner.shown]))
     return best - slate_revenue(truth, planner.rewards, contexts, arms, planner.answers)
