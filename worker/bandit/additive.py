@@ -21,8 +21,9 @@ from numpy.typing import DTypeLike
 
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, row_products, sigmoid
 from worker.bandit.click_model import Displays, Fit, Observations, inputs
-from worker.bandit.estimators import ByArm, Coefficients, estimate, inner
+from worker.bandit.estimators import ByArm, Coefficients, inner
 from worker.bandit.groups import Groups
+from worker.bandit.learning import learn
 from worker.bandit.precision import Precision
 from worker.errors import InputError
 
@@ -176,19 +177,20 @@ class AdditiveModel:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit[AdditiveModel]:
+    def fold(self, data: Observations, *, estimator: str, forgetting: float | str = 1.0) -> Fit[AdditiveModel]:
         """Learn from answered displays by the estimator called `estimator`.
 
         A hundred clicks in a hundred displays move an arm's log-odds up, but not to infinity.
 
         >>> prior = AdditiveModel.prior(dim=1, arms=2, ridge=1.0)
         >>> shown = Observations(contexts=np.zeros((100, 1)), sessions=np.arange(100),
-        ...                      arms=np.zeros(100, dtype=np.intp), clicked=np.ones(100))
+        ...                      arms=np.zeros(100, dtype=np.intp), positions=np.zeros(100, dtype=np.intp),
+        ...                      clicked=np.ones(100))
         >>> prior.fold(shown, estimator="laplace").model.theta_arms.round(2)
         array([3.36, 0.  ])
         """
-        model, steps = estimate(self, data, estimator=estimator)
-        return Fit(model=model, steps=steps)
+        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting)
+        return Fit(model=model, steps=steps, kept=kept)
 
     @property
     def coefficients(self) -> Coefficients:

@@ -1,8 +1,8 @@
 """What happens between two displays of a session: users who do not click go on, or leave (docs/math.md §8).
 
-Users leave, at some arms and positions more than at others. A display of arm k at position h is clicked with probability
-f_kh. Of the users who do not click, a share s_kh = min(1, ρ_k r_h) goes on to the next display; for the others the
-session is over. So
+Users leave, at some arms and positions more than at others. A display of arm k at position h is clicked with
+probability f_kh. Of the users who do not click, a share s_kh = min(1, ρ_k r_h) goes on to the next display; for the
+others the session is over. So
 
     Q_h(k) = f_kh e_k + (1 − f_kh) s_kh V_{h+1}
 

@@ -195,6 +195,8 @@ class Spread:
 
     >>> Spread(share=1.0, keys=np.array([7, 8], dtype=np.uint32)).factors(
     ...     slice(0, 2), np.array([1, 2], dtype=np.uint32), np.float32).round(2)
+    array([[0.99, 0.77],
+           [0.62, 1.2 ]], dtype=float32)
     """
 
     share: float
@@ -207,7 +209,7 @@ class Spread:
             mixed ^= mixed >> shift
             mixed *= odd
         mixed ^= mixed >> _SHIFTS[1]
-        factors = mixed.astype(dtype)
+        factors: Array = mixed.astype(dtype)
         factors *= self.share * 2.0**-32
         factors += 1 - self.share / 2
         return factors

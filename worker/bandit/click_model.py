@@ -150,17 +150,17 @@ class ClickModel(Truth, Protocol):
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit[ClickModel]:
-        """Learn from answered displays; raise `EstimationError` rather than return a model that cannot be used."""
+    def fold(self, data: Observations, *, estimator: str, forgetting: float | str = 1.0) -> Fit[ClickModel]:
+        """Learn from displays; raise `EstimationError` rather than return a model that cannot be used.
+
+        `forgetting` is the share of older displays that is kept, or "auto" (`learning.py`).
+        """
 
     def leverage(self, shown: Displays, slopes: Floats, seen: Displays) -> tuple[float, Floats]:
         """Return the variance of Σ slopes·log-odds over `shown`, and each display's pull on that sum, (len(seen),).
 
         The pull is per unit of surprise (y − p) of a display that the model was fitted on.
         """
-
-    def strengthened(self) -> ClickModel:
-        """Learn from the estimate how strong features are."""
 
     def forget(self, keep: float) -> ClickModel:
         """Keep the share `keep` of all that displays have said: A ← Λ + γ (A − Λ), Aθ̂ ← γ Aθ̂."""
@@ -204,10 +204,11 @@ Model = TypeVar("Model", bound=ClickModel, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit(Generic[Model]):
-    """A new belief, and the number of Newton steps that it took."""
+    """A new belief, the number of Newton steps that it took, and the share of older displays that was kept."""
 
     model: Model
     steps: int
+    kept: float
 
 
 class Heads(Protocol):

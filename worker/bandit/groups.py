@@ -27,7 +27,7 @@ class Groups:
     --------
     A number and a category of three values that everybody has:
 
-    >>> groups = Groups(widths=[1, 3], squares=[1.0, 1.0])
+    >>> groups = Groups(widths=np.array([1, 3]), squares=np.array([1.0, 1.0]))
     >>> groups.first, groups.by_column(groups.first)
     (array([2., 2.]), array([2., 2., 2., 2.]))
     """
@@ -53,18 +53,18 @@ class Groups:
     @classmethod
     def vector(cls, columns: int) -> Groups:
         """Return a plain vector of standardised numbers: one feature."""
-        return cls(widths=[columns], squares=[float(columns)])
+        return cls(widths=np.array([columns]), squares=np.array([float(columns)]))
 
     @classmethod
     def numbers(cls, columns: int) -> Groups:
         """Return standardised numbers, a feature each."""
-        return cls(widths=np.ones(columns), squares=np.ones(columns))
+        return cls(widths=np.ones(columns, dtype=np.intp), squares=np.ones(columns))
 
     @classmethod
     def measured(cls, widths: Sequence[int], columns: Floats) -> Groups:
         """Return features of these widths with q_g as in some sessions: (n, columns)."""
         squares = np.add.reduceat((columns**2).mean(axis=0), np.cumsum([0, *widths[:-1]]))
-        return cls(widths=widths, squares=np.maximum(squares, LEAST_SQUARE))
+        return cls(widths=np.array(widths), squares=np.maximum(squares, LEAST_SQUARE))
 
     @property
     def columns(self) -> int:

@@ -11,10 +11,10 @@ usually that is one more fit.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol, Self, TypeVar
 
-from worker.bandit.click_model import ClickModel, Fit, Observations
-from worker.bandit.estimators import estimate, evidence
+from worker.bandit.click_model import Observations
+from worker.bandit.estimators import LinearModel, estimate, evidence
 
 AUTO: Final = "auto"
 #: Shares of the older displays that are weighed against each other.
@@ -23,21 +23,35 @@ SHARES: Final = (1.0, 0.7, 0.3, 0.1)
 RELUCTANCE: Final = 3.0
 
 
-def learn(model: ClickModel, data: Observations, *, estimator: str, forgetting: float | str) -> tuple[Fit, float]:
-    """Fold displays into a belief; return the fit, and the share of older displays that it has kept."""
-    if forgetting != AUTO:
-        kept = float(forgetting)
-        return (model if kept == 1 else model.forget(kept)).fold(data, estimator=estimator), kept
-    best: tuple[float, ClickModel, int, float] | None = None
-    for share in SHARES:
+class LearningModel(LinearModel, Protocol):
+    """A click model that can forget, and learn how strong its features are."""
+
+    def forget(self, keep: float) -> Self:
+        """Keep the share `keep` of what displays have said."""
+
+    def strengthened(self) -> Self:
+        """Learn from the estimate how strong features are."""
+
+
+Model = TypeVar("Model", bound=LearningModel)
+
+
+def learn(
+    model: Model, data: Observations, *, estimator: str, forgetting: float | str = 1.0
+) -> tuple[Model, int, float]:
+    """Fold displays into a belief; return it, the number of Newton steps, and the share of older displays kept."""
+    shares = SHARES if forgetting == AUTO else (float(forgetting),)
+    if not len(data):
+        return model, 0, 1.0
+    best: tuple[float, Model, int, float] | None = None
+    for share in shares:
         before = model if share == 1 else model.forget(share)
         after, steps = estimate(before, data, estimator=estimator)
-        if not len(data):
-            return Fit(model=after, steps=steps), 1.0
+        if len(shares) == 1:
+            return after.strengthened(), steps, share
         weight = evidence(before, after, data) - (RELUCTANCE if share < 1 else 0.0)
         if best is not None and weight <= best[0]:
             break
         best = weight, after, steps, share
     assert best is not None
-    _, after, steps, kept = best
-    return Fit(model=after.strengthened(), steps=steps), kept
+    return best[1].strengthened(), best[2], best[3]

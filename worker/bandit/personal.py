@@ -25,9 +25,10 @@ from numpy.typing import DTypeLike
 from worker.bandit.additive import INTERCEPT_PRECISION
 from worker.bandit.arrays import Array, Floats, Ints, freeze_fields, frozen_array, row_products
 from worker.bandit.click_model import Displays, Fit, Observations, arm_features, inputs
-from worker.bandit.estimators import ByArm, Coefficients, estimate, inner
+from worker.bandit.estimators import ByArm, Coefficients, inner
 from worker.bandit.groups import Groups
 from worker.bandit.hierarchy import Hierarchy
+from worker.bandit.learning import learn
 from worker.errors import EstimationError, InputError
 
 #: Bounds of λ_g, in multiples of q_g and of G q_g. Without the lower one, few sessions and many features make the data
@@ -49,7 +50,7 @@ class PersonalModel:
     >>> prior = PersonalModel.prior(dim=1, arms=2, ridge=1.0)
     >>> x = np.where(np.arange(400) % 2, 1.0, -1.0)
     >>> seen = Observations(contexts=x[:, None], sessions=np.arange(400), arms=np.arange(400) // 2 % 2,
-    ...                     clicked=(x > 0) == (np.arange(400) // 2 % 2 == 0))
+    ...                     positions=np.zeros(400, dtype=np.intp), clicked=(x > 0) == (np.arange(400) // 2 % 2 == 0))
     >>> learned = prior.fold(seen, estimator="laplace").model
     >>> sigmoid(learned.log_odds(np.array([[1.0], [-1.0]]))).round(2)
     array([[0.99, 0.01],
@@ -203,12 +204,13 @@ class PersonalModel:
     @property
     def strengths(self) -> Floats:
         """λ_g, the precision of tastes by feature of contexts, (G,): the higher, the less the feature matters."""
-        return self.precision.own[1 + _firsts(self.groups)]
+        return np.asarray(self.precision.own[1 + _firsts(self.groups)])
 
     @property
     def ad_strengths(self) -> Floats:
         """The factor on the precisions of Γ for each feature of arms, (A,): the higher, the less the feature says."""
-        return self.precision.prior[0, 1 + _firsts(self.ad_groups)] / self.precision.prior[0, 0]
+        prior = self.precision.prior[0]
+        return np.asarray(prior[1 + _firsts(self.ad_groups)] / prior[0])
 
     @property
     def position_effects(self) -> Floats:
@@ -260,10 +262,10 @@ class PersonalModel:
 
     # ── learning ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, data: Observations, *, estimator: str) -> Fit[PersonalModel]:
+    def fold(self, data: Observations, *, estimator: str, forgetting: float | str = 1.0) -> Fit[PersonalModel]:
         """Learn from displays by the estimator called `estimator`, then how strong features are."""
-        model, steps = estimate(self, data, estimator=estimator)
-        return Fit(model=model.strengthened() if len(data) else model, steps=steps)
+        model, steps, kept = learn(self, data, estimator=estimator, forgetting=forgetting)
+        return Fit(model=model, steps=steps, kept=kept)
 
     def strengthened(self) -> PersonalModel:
         model = self
@@ -306,12 +308,12 @@ class PersonalModel:
     def predict(self, coefficients: Coefficients, data: ByArm) -> Floats:
         shared, positions, own = coefficients
         effects = np.concatenate([[0.0], positions])
-        return data.products(self.precision.coefficients(shared, own)) + effects[data.positions]
+        return np.asarray(data.products(self.precision.coefficients(shared, own)) + effects[data.positions])
 
     def gradient(self, data: ByArm, slopes: Floats) -> Coefficients:
         own = data.sums(slopes, arms=self.arms)
         by_position = np.bincount(data.positions, weights=slopes, minlength=len(self.positions) + 1)
-        return own.T @ self.precision.features, by_position[1:], own
+        return own.T @ self.precision.features, np.asarray(by_position[1:], dtype=np.float64), own
 
     def information(self, data: ByArm, weights: Floats) -> Hierarchy:
         return self.precision.plus(data, weights)
@@ -448,18 +450,18 @@ def _own_prior(groups: Groups, strengths: Floats) -> Floats:
 
 def _shared_prior(base: Floats, ad_groups: Groups, strengths: Floats) -> Floats:
     """Return the diagonal of Λ_Γ, (n, m), from its first column."""
-    return np.multiply.outer(base, np.concatenate([[1.0], ad_groups.by_column(strengths)]))
+    return np.asarray(np.multiply.outer(base, np.concatenate([[1.0], ad_groups.by_column(strengths)])))
 
 
 def _bounded(known: Floats, lengths: Floats, groups: Groups) -> Floats:
     strengths = (known + 1) / (lengths + 1 / groups.first)
     if not np.isfinite(strengths).all():
         raise EstimationError("the strength of a feature is not finite")
-    return np.clip(strengths, LEAST * groups.squares, MOST * groups.first)
+    return np.asarray(np.clip(strengths, LEAST * groups.squares, MOST * groups.first))
 
 
 def _unpacked_groups(arrays: Mapping[str, Floats], part: str, columns: int) -> tuple[Groups, Floats]:
-    groups = Groups(widths=arrays[f"{part}.widths"], squares=arrays[f"{part}.squares"])
+    groups = Groups(widths=arrays[f"{part}.widths"].astype(np.intp), squares=arrays[f"{part}.squares"])
     strengths = frozen_array(arrays[f"{part}.strengths"], groups.squares.shape)
     if groups.columns != columns or (strengths <= 0).any():
         raise InputError(f"{part}: the features must have {columns} columns, and strengths above zero")
