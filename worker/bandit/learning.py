@@ -43,15 +43,14 @@ def learn(
     shares = SHARES if forgetting == AUTO else (float(forgetting),)
     if not len(data):
         return model, 0, 1.0
-    best: tuple[float, Model, int, float] | None = None
+    tried: list[tuple[float, Model, int, float]] = []
     for share in shares:
         before = model if share == 1 else model.forget(share)
         after, steps = estimate(before, data, estimator=estimator)
         if len(shares) == 1:
             return after.strengthened(), steps, share
-        weight = evidence(before, after, data) - (RELUCTANCE if share < 1 else 0.0)
-        if best is not None and weight <= best[0]:
+        tried.append((evidence(before, after, data), after, steps, share))
+        if len(tried) > 1 and tried[-1][0] <= tried[-2][0]:
             break
-        best = weight, after, steps, share
-    assert best is not None
-    return best[1].strengthened(), best[2], best[3]
+    _, after, steps, share = max(tried, key=lambda one: one[0] - (RELUCTANCE if one[3] < 1 else 0.0))
+    return after.strengthened(), steps, share
