@@ -55,7 +55,7 @@ def test_the_tables_of_the_settings_file_declare_features_in_their_order(tmp_pat
         ("[features.user]\nage = 'number'\n", r"\[features\] has no table 'user'"),
         ("[features.context]\nage = 'years'\n", "age must be"),
         ("[features.context]\nage = 'number'\nage = 'number'\n", "not valid TOML"),
-        ("[feature.context]\nage = 'number'\n", "there is no command for the table 'feature'"),
+        ("[feature.context]\nage = 'number'\n", r"unknown table \[feature\]; did you mean features\?"),
     ],
 )
 def test_a_wrong_declaration_is_one_line(tmp_path: Path, text: str, message: str) -> None:

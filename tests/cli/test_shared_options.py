@@ -204,8 +204,8 @@ def test_a_time_without_a_unit_is_refused(text: str) -> None:
     [
         (["--beta", "much"], "--beta: must be a number, not 'much' (or theory)"),
         (["--window", "0"], "window must be a whole number of at least 1"),
-        (["--member-timeout", "1ms"], "--member-timeout must be between"),
-        (["--progress-interval", "2m"], "--progress-interval must be between"),
+        (["--member-timeout", "1ms"], "--member-timeout: must be at least 1s, not 1ms"),
+        (["--progress-interval", "2m"], "--progress-interval: must be at most 60s, not 2m"),
         (["--bonus", "paper"], "needs --repeats"),
         (["--max-norm", "0.5"], "--max-norm: must be at least 1"),
         (["--prefix", "a b"], "prefix"),

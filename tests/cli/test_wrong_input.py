@@ -48,7 +48,7 @@ WRONG = {
     "demo --report /proc/x": "--report /proc/x: this folder cannot be created",
     "demo --state file": "cannot use file as a state folder",
     "demo --partition 3": "unrecognized arguments: --partition 3; did you mean --partitions?",
-    "demo --config table.toml": "--config table.toml: there is no command for the table 'wroker'; did you mean worker?",
+    "demo --config table.toml": "--config table.toml: unknown table [wroker]; did you mean worker?",
     "simulate --episodes 1": "at least 2",
     "simulate --episodes 6 --warmup 6": "leaves none of 6",
     "simulate --stay 0": "--stay: must be above 0",

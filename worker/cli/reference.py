@@ -48,7 +48,7 @@ As `adcascade topics create` makes them by default. P is the number of partition
 """
 
 #: A default that the help text states, because it is computed when the command runs.
-_STATED = re.compile(r"^(.*) (?:\[([^\]]+)\]|\(default: ([^)]+)\))$")
+_STATED = re.compile(r"(.*) \(default: ([^)]+)\)")
 
 
 def reference() -> str:
@@ -116,8 +116,8 @@ def _only(actions: Sequence[str], command: CommandSpec) -> str:
 
 
 def _cells(option: Option) -> tuple[str, str, str]:
-    stated = _STATED.match(option.help) if option.default in (None, ()) else None
-    text, default = (stated[1], stated[2] or stated[3]) if stated else (option.help, _default(option))
+    stated = _STATED.fullmatch(option.help)
+    text, default = stated.groups() if stated else (option.help, _default(option))
     if option.choices:
         text += f" ({', '.join(f'`{choice}`' for choice in option.choices)})"
     return _name(option), default, text
@@ -134,15 +134,7 @@ def _name(option: Option) -> str:
 
 
 def _default(option: Option) -> str:
-    if option.default in (None, ()):
-        return ""
-    if isinstance(option.default, tuple) and not option.repeatable:
-        return f"`{','.join(map(str, option.default))}`"
-    if isinstance(option.default, tuple):
-        return ", ".join(f"`{value}`" for value in option.default)
-    if option.flag:
-        return "on" if option.default else "off"
-    return f"`{option.default}`"
+    return ", ".join(text if option.flag else f"`{text}`" for text in option.default_texts())
 
 
 def _labels(spec: MetricSpec) -> str:

@@ -35,7 +35,7 @@ OPERATION = (
     Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
-    time_option("progress-interval", "time between two progress records", 1_000),
+    time_option("progress-interval", "time between two progress records", 1_000, least=10, most=60_000),
     count(
         "max-open-sessions",
         "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
@@ -89,8 +89,6 @@ def read(options: argparse.Namespace) -> ServeOptions:
 
 def run(options: argparse.Namespace) -> int:
     """Check the options, then serve until a signal or a failure."""
-    if not 10 <= options.progress_interval <= 60_000:
-        raise InputError(f"--progress-interval must be between 10ms and 60s, not {options.progress_interval}")
     check_writable(options.record)
     checked = read(options)
     api = api_settings(options)

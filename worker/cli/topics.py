@@ -37,8 +37,8 @@ def _run(options: argparse.Namespace, action: str) -> int:
     layout = topics.TopicLayout(
         partitions=options.partitions,
         replication=options.replication,
-        retention=None if options.retention is None else int(options.retention),
-        journal_retention=int(options.journal_retention),
+        retention=options.retention,
+        journal_retention=options.journal_retention,
     )
     act = {"create": topics.create, "check": topics.check}[action]
     findings = act(connection(options), topic_names(options), layout)

@@ -39,11 +39,15 @@ OPERATION = (
         "member-timeout",
         "time after which the group assigns the partitions of a silent worker to others",
         round(1000 * _DEFAULTS["member_timeout"]),
+        least=1_000,
+        most=300_000,
     ),
     time_option(
         "progress-interval",
         "time between two progress records of a partition",
         round(1000 * _DEFAULTS["progress_interval"]),
+        least=10,
+        most=60_000,
     ),
     count(
         "max-open-sessions",
@@ -94,10 +98,6 @@ def run(options: argparse.Namespace) -> int:
     """Check the options, then serve until a signal or a failure."""
     if not options.group:
         raise InputError("--group is empty")
-    if not 1_000 <= options.member_timeout <= 300_000:
-        raise InputError(f"--member-timeout must be between 1s and 300s, not {options.member_timeout}")
-    if not 10 <= options.progress_interval <= 60_000:
-        raise InputError(f"--progress-interval must be between 10ms and 60s, not {options.progress_interval}")
     settings = read(options)
 
     # Faust takes half a second to import; --help and wrong options need not wait for it.

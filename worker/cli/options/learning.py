@@ -14,7 +14,7 @@ from worker.bandit.bonuses import BONUSES
 from worker.bandit.estimators import ESTIMATORS
 from worker.bandit.policies import POLICIES
 from worker.cli.options.parser import Option, count, grouped, number
-from worker.cli.options.times import Duration, time_option
+from worker.cli.options.times import time_option
 from worker.errors import InputError
 from worker.simulation.environments import ENVIRONMENTS
 from worker.stream.decoding import MAX_FACT_LEAD, Limits
@@ -101,6 +101,7 @@ LIMITS = grouped(
         "max-ahead",
         "largest lead of an event time over the timestamp of its record and over the clock",
         _LIMITS.max_ahead_ms,
+        most=MAX_FACT_LEAD,  # the learner refuses events that are further ahead
     ),
     time_option(
         "max-behind",
@@ -167,21 +168,17 @@ def declared_ads(options: argparse.Namespace) -> tuple[Feature, ...] | None:
 
 def learning_settings(options: argparse.Namespace, dim: int) -> LearningSettings:
     """Return the settings of the options, for contexts of `dim` numbers."""
-    values = {f.name: getattr(options, f.name) for f in fields(LearningSettings) if f.name != "dim"}
-    plain: dict[str, Any] = {
-        name: int(value) if isinstance(value, Duration) else value for name, value in values.items()
-    }
-    return LearningSettings(dim=dim, **plain)
+    return LearningSettings(
+        dim=dim, **{f.name: getattr(options, f.name) for f in fields(LearningSettings) if f.name != "dim"}
+    )
 
 
 def limits(options: argparse.Namespace) -> Limits:
     """Return the limits of the options."""
-    if options.max_ahead > MAX_FACT_LEAD:
-        raise InputError("--max-ahead may be at most 1d: the learner refuses events that are further ahead")
     return Limits(
         max_record_bytes=options.max_record_bytes,
         max_norm=options.max_norm,
         max_exclude=options.max_exclude,
-        max_ahead_ms=int(options.max_ahead),
-        max_behind_ms=int(options.max_behind),
+        max_ahead_ms=options.max_ahead,
+        max_behind_ms=options.max_behind,
     )
