@@ -176,6 +176,18 @@ def boolean(text: str) -> bool:
     raise ValueError(f"must be true or false, not {text!r}")
 
 
+def pair(text: str) -> tuple[str, str]:
+    """Read a name with its value; the error does not show the text, which may have a secret.
+
+    >>> pair("brand=north face")
+    ('brand', 'north face')
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name.strip():
+        raise ValueError("must be NAME=VALUE")
+    return name.strip(), value
+
+
 # ── the parser of a command line ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -364,8 +376,8 @@ def _parse_pairs(option: Option, flags: Iterable[str], variable: str, table: Any
     if not isinstance(table, Mapping):
         raise InputError(f"{option.attribute} in the config file must be a table [{option.attribute}]")
     pairs = dict(_flat(table, option.attribute))
-    pairs |= dict(_pair(text, option.variable) for text in _NEXT_PAIR.split(variable) if text.strip())
-    for name, value in (_pair(text, f"--{option.name}") for text in flags):
+    pairs |= _pairs((text for text in _NEXT_PAIR.split(variable) if text.strip()), option.variable)
+    for name, value in _pairs(flags, f"--{option.name}").items():
         if option.hidden(name):
             raise InputError(
                 f"--{option.name} {name}: the list of processes would show its value; put it into {option.variable}, "
@@ -379,11 +391,11 @@ def _parse_pairs(option: Option, flags: Iterable[str], variable: str, table: Any
 _NEXT_PAIR = re.compile(r"\s*,\s*(?=[\w.]+=)")
 
 
-def _pair(text: str, where: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign or not name.strip():
-        raise InputError(f"{where}: must be NAME=VALUE")
-    return name.strip(), value
+def _pairs(texts: Iterable[str], where: str) -> dict[str, str]:
+    try:
+        return dict(map(pair, texts))
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _flat(table: Mapping[str, Any], place: str, prefix: str = "") -> Iterator[tuple[str, str]]:

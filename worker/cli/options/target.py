@@ -6,14 +6,16 @@ Also what all of them need of it: a version by number, tag or file, and the vers
 from __future__ import annotations
 
 import argparse
+import inspect
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
-from worker.cli.options.parser import Option, grouped
+from worker.cli.options.parser import CommandSpec, Option, grouped
 from worker.cli.options.times import time_option
 from worker.console import read_file
 from worker.embedded.control import LearnerControl, StateFolderControl
@@ -46,6 +48,15 @@ def control(options: argparse.Namespace) -> LearnerControl:
     from worker.kafka.control import KafkaControl
 
     return KafkaControl(connection(options), topic_names(options), timeout=options.wait / 1000)
+
+
+def action(
+    command: str, name: str, run: Callable[[argparse.Namespace], int], example: str, *options: Option
+) -> CommandSpec:
+    """Return an action of a command that has a target; its summary is the docstring of `run`."""
+    example = " ".join(["adcascade", command, name, *([example] if example else []), "--state demo-state"])
+    summary = inspect.cleandoc(run.__doc__ or "")
+    return CommandSpec(name=name, summary=summary, examples=(example,), options=(*options, *TARGET), run=run)
 
 
 # ── versions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
