@@ -132,9 +132,12 @@ def read_file(path: str, option: str) -> bytes:
 
 
 def check_writable(*paths: str | None) -> None:
-    """Raise `InputError`, before any work is done, for a path that cannot be written."""
-    for path in paths:
-        if path is None or path == "-":
+    """Raise `InputError`, before any work is done, for a path that cannot be written, or is given for two outputs."""
+    given = [path for path in paths if path is not None]
+    for path in given:
+        if given.count(path) > 1:
+            raise InputError(f"{path}: two outputs cannot be the same file")
+        if path == "-":
             continue
         folder = Path(path).absolute().parent
         if not folder.is_dir():

@@ -12,7 +12,6 @@ from worker.cli.options.learning import SEED, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, number, port
 from worker.console import check_writable, note, say, stops_on_signals, write_json
 from worker.embedded.state import StateFolder
-from worker.errors import InputError
 from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
@@ -92,10 +91,7 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace, settings: DemoSettings) -> None:
     """Refuse, before any work, wrong settings and files that could not be written."""
     settings.learning()
-    files = [path for path in (options.json, options.record) if path is not None]
-    if len(set(files)) < len(files):
-        raise InputError("--json and --record must be different files")
-    check_writable(*files)
+    check_writable(options.json, options.record)
     if options.report not in (None, NO_REPORT):
         check_report(Path(options.report))
 

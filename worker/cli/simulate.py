@@ -13,7 +13,6 @@ from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
 from worker.console import check_writable, note, progress, table, write_file, write_result
-from worker.errors import InputError
 from worker.simulation.environments import DigitsTruth
 from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
 from worker.stream.settings import ANSWERS
@@ -99,10 +98,7 @@ def _settings(options: argparse.Namespace) -> ExperimentSettings:
 
 def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:
     """Refuse, before any work, files that could not be written."""
-    files = [path for path in (options.json, options.plot, options.plot_structure) if path is not None]
-    if len(set(files)) < len(files):
-        raise InputError("--json, --plot and --plot-structure must be different files")
-    check_writable(*files)
+    check_writable(options.json, options.plot, options.plot_structure)
     plots = [path for path in (options.plot, options.plot_structure) if path is not None]
     if not plots:
         return

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from worker.cli.options.brokers import CONNECTION, connection, topic_names
 from worker.cli.options.parser import JSON, CommandSpec, Option, count
 from worker.cli.options.times import time_option
-from worker.console import say, table, write_json, write_result
+from worker.console import table, write_result
 from worker.stream.events import MOST_PARTITIONS
 
 OPTIONS = (
@@ -43,25 +41,15 @@ def _run(options: argparse.Namespace, action: str) -> int:
     act = {"create": topics.create, "check": topics.check}[action]
     findings = act(connection(options), topic_names(options), layout)
     right = all(finding.state in ("right", "created") for finding in findings)
-    write_json(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]})
-    if options.json != "-":
-        _print(findings, right)
-    return 0 if right else 1
-
-
-def _print(findings: Sequence[Any], right: bool) -> None:
     rows = [[finding.topic, finding.partitions or "–", finding.replicas or "–", finding.state] for finding in findings]
-    say(table(["topic", "partitions", "replicas", "state"], rows))
-    if right:
-        return
-    say()
-    for finding in findings:
-        for difference in finding.differences:
-            say(f"{finding.topic}: {difference}")
+    lines = [f"{finding.topic}: {difference}" for finding in findings for difference in finding.differences]
     if any(finding.state == "different" for finding in findings):
-        say("Existing topics are never changed: use the tools of Kafka (kafka-configs, kafka-topics).")
+        lines.append("Existing topics are never changed: use the tools of Kafka (kafka-configs, kafka-topics).")
     if any(finding.state == "missing" for finding in findings):
-        say("`adcascade topics create` creates the missing topics.")
+        lines.append("`adcascade topics create` creates the missing topics.")
+    text = "\n".join([table(["topic", "partitions", "replicas", "state"], rows), *([] if right else ["", *lines])])
+    write_result(options.json, {"right": right, "topics": [asdict(finding) for finding in findings]}, text)
+    return 0 if right else 1
 
 
 def import_(options: argparse.Namespace) -> int:

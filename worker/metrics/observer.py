@@ -86,7 +86,7 @@ class Metrics:
             kept = [sample for sample in samples if self._contexts.offer(sample)]
         self.troubles.observe(tally)
         for sample in kept:
-            self.troubles.count("contexts")
+            self.troubles.count(contexts=1)
             standardised = self._parameters is not None and self._parameters.settings.standardise
             if not standardised and (wrong := wrong_scale(sample)):
                 self.troubles.add("norms", wrong)
