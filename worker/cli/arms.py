@@ -28,9 +28,9 @@ REWARD = Option("reward", "reward of a click, above zero", parse=number(above=0)
 FEATURE = Option(
     "feature", "feature of the ad; repeatable", parse=pair, repeatable=True, default=(), metavar="NAME=VALUE"
 )
-FILE = Option("file", "wanted ads: JSON, CSV or TOML with arm, reward and features", positional=True)
-DRY_RUN = Option("dry-run", "whether the difference is only shown", flag=True, default=False)
-YES = Option("yes", "whether the changes are published without a question", flag=True, default=False)
+FILE = Option("file", "ads as they should be: JSON, CSV or TOML with arm, reward and features", positional=True)
+DRY_RUN = Option("dry-run", "preview of the changes, without publishing them", flag=True, default=False)
+YES = Option("yes", "publication of the changes without a confirmation", flag=True, default=False)
 
 #: Changes that are shown one by one.
 SHOWN = 200
@@ -138,7 +138,7 @@ def _declared(newest: Parameters) -> tuple[Feature, ...] | None:
 
 
 def sync(options: argparse.Namespace) -> int:
-    """Make active arms, rewards and features those of a file, in one version: shows the difference and asks."""
+    """Make the active arms those of a file, in one version: show the changes and ask for confirmation."""
     target = control(options)
     newest = target.history()[-1]
     wanted = read_arms(options.file, name="FILE", declared=_declared(newest))
@@ -186,7 +186,7 @@ _action = partial(action, "arms")
 
 COMMAND = CommandSpec(
     name="arms",
-    summary="Add, price and retire ads, one by one or all of a file; list them.",
+    summary="Add, price, retire and list ads, or make them those of a file.",
     examples=(
         "adcascade arms list --state /var/lib/adcascade",
         "adcascade arms add winter-coat --reward 1.20 --state /var/lib/adcascade",

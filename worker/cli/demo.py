@@ -1,4 +1,4 @@
-"""`adcascade demo`: the whole job in one process, on simulated users."""
+"""`adcascade demo`: everything in one process, with simulated users."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPTIONS = (
     ),
     Option(
         "beside",
-        "a second run with the same users and the additive model, to compare with, in a separate process",
+        "second run with the same users and the additive model, for comparison, in a separate process",
         flag=True,
         default=True,
     ),
@@ -52,7 +52,7 @@ OPTIONS = (
         metavar="DIR",
     ),
     port("metrics-port", "port of the status page http://127.0.0.1:PORT/ and of /metrics; 0: any free port"),
-    Option("speed", "most seconds of event time per second (default: as fast as possible)", parse=number(above=0)),
+    Option("speed", "maximum seconds of event time per second (default: as fast as possible)", parse=number(above=0)),
     JSON,
 )
 
@@ -137,7 +137,7 @@ def _print_summary(
 
 COMMAND = CommandSpec(
     name="demo",
-    summary="The whole job in this process: simulated users, live view, metrics, and a report at the end.",
+    summary="Run everything in one process: simulated users, live view, metrics, and a report at the end.",
     examples=(
         "adcascade demo",
         "adcascade demo --environment leaving     # users leave, and one ad never gets an answer",

@@ -29,7 +29,7 @@ from worker.stream.version_records import encode_parameters, parameters_document
 from worker.stream.versions import KEPT
 
 VERSION = Option("version", "version, by number or tag (default: the newest)", metavar="VERSION")
-ARM = Option("arm", "ad, by its id: for whom it works, instead of the whole version", metavar="ARM")
+ARM = Option("arm", "id of an ad, to see for whom it works instead of the whole version", metavar="ARM")
 OUTPUT = Option("output", "output file, or - for standard output", default="-", metavar="FILE")
 OLD = Option("old", "earlier version, by number or tag", positional=True)
 NEW = Option("new", "later version (default: the newest)", positional=True, optional=True)

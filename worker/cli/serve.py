@@ -12,9 +12,9 @@ from worker.cli.options.brokers import secret
 from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.http import HTTP, api_settings
 from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
-from worker.cli.options.parser import CommandSpec, Option, count
+from worker.cli.options.parser import CommandSpec, Option
 from worker.cli.options.times import time_option
-from worker.cli.worker import CLOCK
+from worker.cli.worker import CLOCK, PROCESS
 from worker.console import check_writable
 from worker.errors import InputError
 from worker.runtime.child import command
@@ -36,18 +36,7 @@ OPERATION = (
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
     time_option("progress-interval", "time between two progress records", 1_000, least=10, most=60_000),
-    count(
-        "max-open-sessions",
-        "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
-    ),
-    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
-    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
-    Option(
-        "log-format",
-        "format of the log, json or text (default: text on a terminal, else json)",
-        choices=log_format.FORMATS,
-    ),
-    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
+    *PROCESS,
 )
 
 

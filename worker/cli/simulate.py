@@ -41,27 +41,31 @@ OPTIONS = (
     *_world(),
     count(
         "features",
-        "number of features of each arm, which explain most of the tastes; the model then has the revenue as one more",
+        "number of features of each arm, which explain most of the tastes; the revenue is then a feature, too",
         DEFAULTS.features,
         least=0,
     ),
-    count("new-arms", "number of further arms, which come in the middle of the run", DEFAULTS.new_arms, least=0),
+    count("new-arms", "number of arms that are added during the run", DEFAULTS.new_arms, least=0),
     count("new-at", "first episode with the new arms", least=2),
-    Option("model", "click model that learns", choices=tuple(MODELS), default=DEFAULTS.model),
+    Option("model", "click model of the learner", choices=tuple(MODELS), default=DEFAULTS.model),
     Option(
         "intercept",
-        "shared intercept of the model additive (default: on, but for the estimator paper)",
+        "shared intercept of the additive model (default: on, except with the estimator paper)",
         flag=True,
         default=None,
     ),
     Option(
         "answers",
-        "answer rates of displays: learned, or all displays taken as answered (default: learned where users leave)",
+        "answer rates: learned, or all displays counted as answered (default: learned where users leave)",
         choices=ANSWERS,
         default=None,
     ),
     *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "epsilon", "ridge"),
-    setting("learn-at-most", default=DEFAULTS.learn_at_most, help="sessions per episode that are learned from; 0: all"),
+    setting(
+        "learn-at-most",
+        default=DEFAULTS.learn_at_most,
+        help="sessions per episode to learn from; 0: all",
+    ),
     setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
         "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users

@@ -28,7 +28,18 @@ LOG = (
         "format of the log, json or text (default: text on a terminal, else json)",
         choices=log_format.FORMATS,
     ),
-    Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
+    Option("log-level", "lowest level in the log", choices=log_format.LEVELS, default="info"),
+)
+
+#: Options of a process that answers arrivals, `worker` or `serve`.
+PROCESS = (
+    count(
+        "max-open-sessions",
+        "maximum sessions in memory; further arrivals get fallback ads (default: what half of the memory holds)",
+    ),
+    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
+    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
+    *LOG,
 )
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
@@ -37,7 +48,7 @@ OPERATION = (
     Option("group", "consumer group of all workers of these topics", default=_DEFAULTS["group"]),
     time_option(
         "member-timeout",
-        "time after which the group assigns the partitions of a silent worker to others",
+        "time after which the partitions of a silent worker are assigned to others",
         round(1000 * _DEFAULTS["member_timeout"]),
         least=1_000,
         most=300_000,
@@ -50,19 +61,13 @@ OPERATION = (
         most=60_000,
     ),
     count(
-        "max-open-sessions",
-        "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
-    ),
-    count(
         "changelog-replication",
         "replicas of the changelog, if `adcascade topics create` has not created it",
         _DEFAULTS["changelog_replication"],
     ),
-    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
-    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
     Option("web-host", "address of /metrics, /livez and /readyz", default=_DEFAULTS["web_host"]),
-    port("web-port", "port of the web server; 0: a free one"),
-    *LOG,
+    port("web-port", "port of the web server; 0: any free port"),
+    *PROCESS,
 )
 
 

@@ -56,32 +56,40 @@ def _count(name: str, help: str, *, least: int) -> Option:
 LEARNING = grouped(
     "serving and learning",
     count("dim", "number d of context features (default: that of [features.context] or the published parameters)"),
-    _count("horizon", "most displays H in a session", least=1),
+    _count("horizon", "maximum number H of displays in a session", least=1),
     _option("repeats", "repeated displays of an arm within a session", flag=True),
     _option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
-    _option("intercept", "base rate shared by all ads; without it additive is the model of the paper", flag=True),
-    _option("answers", "rates at which displays are answered: learned, or all taken as answered", choices=ANSWERS),
+    _option("intercept", "base rate shared by all ads; without it, additive is the model of the paper", flag=True),
+    _option("answers", "answer rates: learned, or all displays counted as answered", choices=ANSWERS),
     _option("policy", "policy that chooses the slates", choices=POLICIES),
-    _option("epsilon", "share of random choices of epsilon-greedy", parse=_SHARE),
+    _option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
     _option("bonus", "exploration bonus added to Q", choices=BONUSES),
-    _option("beta", "strength of exploration: a number of standard deviations, or theory", parse=beta),
+    _option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
     _option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
     _option(
         "ridge",
-        "precision of the prior, per context feature in units of their number d (without an intercept: λ of λI)",
+        "precision of the prior per context feature, in multiples of d (without an intercept: λ of λI)",
         parse=number(above=0),
     ),
-    _option("forgetting", "factor γ per fold, for users who drift; 1 forgets nothing", parse=number(above=0, most=1)),
-    _count("warmup", "number of first folds during which slates are random", least=0),
+    _option(
+        "forgetting",
+        "factor γ per fold, for users who drift; 1: no forgetting",
+        parse=number(above=0, most=1),
+    ),
+    _count("warmup", "number of initial folds with random slates", least=0),
     _count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
     _option("random-share", "share of sessions with random slates, for `adcascade evaluate`", parse=_SHARE),
     _option("salt", "salt of the hashes behind random choices", metavar="TEXT"),
-    _time("session-timeout", "time after its arrival during which feedback of a session counts"),
-    _time("lateness", "largest delay of a record"),
+    _time("session-timeout", "time after the arrival during which feedback counts"),
+    _time("lateness", "maximum delay of a record"),
     _time("window", "length of an episode"),
     _option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
-    _count("learn-at-most", "sessions per window that are learned from, beyond it a sample; 0: all", least=0),
-    _option("standardise", "whether numbers of contexts are brought to one scale by the first sessions", flag=True),
+    _count(
+        "learn-at-most",
+        "sessions per window to learn from, a sample if there are more; 0: all",
+        least=0,
+    ),
+    _option("standardise", "standardisation of numbers in contexts, by the first sessions", flag=True),
     _option(
         "features",
         "declared features of contexts and of ads, in the tables [features.context] and [features.ads]",
@@ -92,20 +100,20 @@ LEARNING = grouped(
 
 LIMITS = grouped(
     "limits on input records",
-    count("max-record-bytes", "largest record, in bytes", _LIMITS.max_record_bytes),
+    count("max-record-bytes", "maximum size of a record, in bytes", _LIMITS.max_record_bytes),
     Option(
-        "max-norm", "largest norm of the vector of context and arm", parse=number(least=1), default=_LIMITS.max_norm
+        "max-norm", "maximum norm of the vector of context and arm", parse=number(least=1), default=_LIMITS.max_norm
     ),
-    count("max-exclude", "most excluded arms of an arrival", _LIMITS.max_exclude, least=0),
+    count("max-exclude", "maximum number of excluded arms in an arrival", _LIMITS.max_exclude, least=0),
     time_option(
         "max-ahead",
-        "largest lead of an event time over the timestamp of its record and over the clock",
+        "maximum lead of an event time over its record's timestamp and over the clock",
         _LIMITS.max_ahead_ms,
         most=MAX_FACT_LEAD,  # the learner refuses events that are further ahead
     ),
     time_option(
         "max-behind",
-        "largest lag of an event time behind the timestamp of its record, besides session timeout and lateness",
+        "maximum lag of an event time behind its record's timestamp, beyond session timeout and lateness",
         _LIMITS.max_behind_ms,
     ),
 )
@@ -115,7 +123,7 @@ def setting(name: str, **changes: Any) -> Option:
     """Return the option of one setting, changed for another command.
 
     >>> setting("horizon", default=3).help
-    'most displays H in a session'
+    'maximum number H of displays in a session'
     """
     return replace(next(option for option in LEARNING if option.name == name), group="options", **changes)
 
@@ -136,7 +144,7 @@ def world(defaults: Any) -> tuple[Option, ...]:
         count("arms", "number K of arms", defaults.arms),
         Option(
             "stay",
-            "probability that a display is answered, times the rate of its arm",
+            "probability that a display is answered, multiplied by the answer rate of its arm",
             parse=number(above=0, most=1),
             default=defaults.stay,
         ),

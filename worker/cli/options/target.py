@@ -30,7 +30,7 @@ TARGET = (
         Option("state", "state folder of `adcascade serve` or of `adcascade demo --state`", metavar="DIR"),
         replace(BROKER, default=None, help="bootstrap brokers of running workers, host:port[,…], without --state"),
         PREFIX,
-        time_option("wait", "longest wait for the answer of the learner", 30_000),
+        time_option("wait", "maximum wait for the answer of the learner", 30_000),
     ),
     *SECURITY,
 )
