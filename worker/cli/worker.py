@@ -31,6 +31,16 @@ LOG = (
     Option("log-level", "lowest level that is logged", choices=log_format.LEVELS, default="info"),
 )
 
+MAX_OPEN_SESSIONS = count(
+    "max-open-sessions",
+    "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
+)
+
+TOKENS = (
+    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
+    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
+)
+
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
 
 OPERATION = (
@@ -45,17 +55,13 @@ OPERATION = (
         "time between two progress records of a partition",
         round(1000 * _DEFAULTS["progress_interval"]),
     ),
-    count(
-        "max-open-sessions",
-        "most sessions remembered; further arrivals get fallback ads (default: what half of the memory holds)",
-    ),
+    MAX_OPEN_SESSIONS,
     count(
         "changelog-replication",
         "replicas of the changelog, if `adcascade topics create` has not created it",
         _DEFAULTS["changelog_replication"],
     ),
-    Option("token-secret", "secret that signs the tokens of decisions, at least 16 bytes", parse=Secret, secret=True),
-    Option("token-secret-file", "file with the secret that signs the tokens", metavar="FILE"),
+    *TOKENS,
     Option("web-host", "address of /metrics, /livez and /readyz", default=_DEFAULTS["web_host"]),
     port("web-port", "port of the web server; 0: a free one"),
     *LOG,

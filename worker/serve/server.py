@@ -134,9 +134,7 @@ class Server:
             url = await stack.enter_async_context(
                 http_server(
                     self._service,
-                    settings.api,
-                    host=settings.host,
-                    port=settings.port,
+                    settings.http,
                     registry=metrics.registry,
                     pages=pages,
                     troubles=metrics.trouble_lines,
@@ -171,8 +169,7 @@ class Server:
         refused = list(status.refused)
         if status.versions or status.episodes or status.tags:
             lesson = await asyncio.to_thread(decoded_lesson, status)  # a large version takes a while
-            future = asyncio.get_running_loop().create_future()
-            waiting = Waiting(kind="lesson", lesson=lesson, future=future)
+            waiting = Waiting(kind="lesson", lesson=lesson)
             await self._runner.submit(waiting)
             refused += waiting.refused
             for episode, _ in lesson.episodes:
