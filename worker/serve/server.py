@@ -21,9 +21,9 @@ from worker.runtime.memory import (
     sessions_that_fit,
 )
 from worker.runtime.watch import CatalogueCheck, different
-from worker.serve.control import SOCKET, take_orders
+from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner, Waiting
-from worker.serve.service import EmbeddedService, OrderDesk
+from worker.serve.service import EmbeddedService
 from worker.serve.settings import ServeSettings, dimension
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
@@ -127,7 +127,7 @@ class Server:
             self._learner.assign(True)
             stack.push_async_callback(self._learner.stop)
             stack.push_async_callback(self._wait_for_learner)
-            orders = await take_orders(settings.folder, self._desk.order)
+            orders = await self._desk.listen(settings.folder)
             stack.callback((settings.folder / SOCKET).unlink, missing_ok=True)
             stack.callback(orders.close)
             stack.push_async_callback(_cancel, asyncio.create_task(self._watch()))

@@ -1,14 +1,13 @@
-"""`AdService` on the runner of this process: deadlines, fallback ads, and orders."""
+"""`AdService` on the runner of this process: deadlines and fallback ads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
-from typing import Final, cast
+from collections.abc import Awaitable
+from typing import cast
 
 import msgspec
 
-from worker.errors import FailedError
 from worker.http.service import (
     Answer,
     ArriveRequest,
@@ -21,12 +20,8 @@ from worker.http.service import (
 from worker.secret import Secret
 from worker.serve.runner import NEVER_OPENED, ServeRunner, Waiting
 from worker.stream.decoding import Limits, Rejected, decode_feedback
-from worker.stream.events import Order
 from worker.stream.feedback import check_token
 from worker.stream.session import Session
-
-#: Refusals that are kept for whoever gave the order.
-_MOST_REFUSED: Final = 100
 
 
 class EmbeddedService:
@@ -117,46 +112,3 @@ class EmbeddedService:
         if verdict == "arm-mismatch":
             raise Rejected(verdict, "$.arm is not what was shown at that position")
         return self._runner.answer_from(request.session_id, expected)._replace(fallback=True)
-
-
-class OrderDesk:
-    """Gives orders to the learner, and waits for what becomes of them; `patience` is in seconds."""
-
-    patience = 30.0
-
-    def __init__(self, runner: ServeRunner) -> None:
-        self._runner = runner
-        self._loop = asyncio.get_running_loop()
-        self._position = -1
-        self._reported: asyncio.Future[None] = self._loop.create_future()
-        self._refused: dict[int, str] = {}  # by offset in the journal, the last ones
-
-    async def order(self, order: Order) -> int:
-        """Write an order to the journal; return the version after it. Raises `FailedError` if it is refused."""
-        waiting = Waiting(kind="order", order=order)
-        await self._runner.submit(waiting)
-        try:
-            async with asyncio.timeout(self.patience):
-                await self.learned(waiting.offset + 1)
-        except TimeoutError:
-            raise FailedError(
-                f"the learner has not answered within {self.patience:g} s; the order is in the journal and will be "
-                "carried out. What does /readyz say?"
-            ) from None
-        if (reason := self._refused.pop(waiting.offset, None)) is not None:
-            raise FailedError(f"refused: {reason}")
-        return self._runner.versions.newest.version
-
-    async def learned(self, position: int) -> None:
-        """Wait until the learner has folded the journal up to an offset, and what it made is kept."""
-        while self._position < position:
-            await asyncio.shield(self._reported)
-
-    def report(self, position: int, refused: Iterable[tuple[int, str]]) -> None:
-        """Note how far the learner has come, and the orders that were refused."""
-        self._refused.update(refused)
-        while len(self._refused) > _MOST_REFUSED:
-            del self._refused[next(iter(self._refused))]
-        self._position = position
-        reported, self._reported = self._reported, self._loop.create_future()
-        reported.set_result(None)
