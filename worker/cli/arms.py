@@ -13,9 +13,8 @@ from msgspec import to_builtins
 
 from worker.cli.options.catalog import check_id, features_of_pairs, read_arms
 from worker.cli.options.parser import JSON, CommandSpec, Option, number, pair
-from worker.cli.options.target import action, control, in_force, version_facts
+from worker.cli.options.target import LearnerControl, action, control, in_force, version_facts
 from worker.console import note, table, write_result
-from worker.embedded.control import LearnerControl
 from worker.errors import InputError
 from worker.stream.catalogue import catalogue_difference, describe_changes, entry_of
 from worker.stream.events import ArmChange, ArmEntry, CatalogueChange

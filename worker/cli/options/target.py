@@ -12,17 +12,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from worker.cli.options.brokers import BROKER, PREFIX, SECURITY, connection, topic_names
 from worker.cli.options.parser import CommandSpec, Option, grouped
 from worker.cli.options.times import time_option
 from worker.console import read_file
-from worker.embedded.control import LearnerControl, StateFolderControl
 from worker.errors import InputError, ParametersError
-from worker.serve.control import ServeControl, is_served
+from worker.serve.control import StateFolderControl
 from worker.stream.history import not_kept, slot_of, tag_slot, tags
 from worker.stream.parameters import Parameters, decode_parameters
+
+if TYPE_CHECKING:
+    from worker.kafka.control import KafkaControl
+
+LearnerControl: TypeAlias = "StateFolderControl | KafkaControl"
 
 TARGET = (
     *grouped(
@@ -39,9 +43,7 @@ TARGET = (
 def control(options: argparse.Namespace) -> LearnerControl:
     """Return the target of the options. A state folder comes first: variables may name a broker for all commands."""
     if options.state is not None:
-        if is_served(options.state):
-            return ServeControl(options.state, patience=options.wait / 1000)
-        return StateFolderControl(options.state)
+        return StateFolderControl(options.state, patience=options.wait / 1000)
     if options.broker is None:
         raise InputError("--state DIR or --broker HOST:PORT is missing: it names the target of this command")
     # Importing the Kafka client takes a while, and a state folder needs none.
