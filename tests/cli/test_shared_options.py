@@ -1,4 +1,4 @@
-"""Options that commands share: secrets are hidden, credentials are encrypted, wrong files are refused with a reason."""
+"""Options that commands share: secrets are hidden, credentials are encrypted, contradictions are refused."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pytest
 from tests.programs import needs
 from worker.cli.main import load, main
 from worker.cli.options.brokers import connection
-from worker.cli.options.catalog import read_arms
 from worker.cli.options.learning import learning_settings
 from worker.cli.options.parser import build_parser, resolve
 from worker.cli.options.times import duration
 from worker.errors import InputError
-from worker.stream.settings import SETTINGS, Arm
+from worker.stream.settings import SETTINGS
 
 PASSWORD = "hush-hush-hush"
 
@@ -223,52 +222,3 @@ def test_a_short_token_secret_is_refused_without_being_shown(monkeypatch, capsys
     err = capsys.readouterr().err
     assert "at least 16 bytes" in err
     assert "too short" not in err
-
-
-# ── arms ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-TWO = (Arm(arm="a", reward=1.0), Arm(arm="b", reward=0.5, active=False))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "arms"),
-    [
-        ("x.json", '[{"arm": "a", "reward": 1}, {"arm": "b", "reward": 0.5, "active": false}]', TWO),
-        ("x.json", '{"arms": [{"arm": "a", "reward": 1}]}', TWO[:1]),
-        ("x.json", '{"a": 1}', TWO[:1]),
-        ("x.csv", "arm,reward,active\na,1,true\nb,0.5,no\n", TWO),
-        ("x.csv", "reward,arm\n1,a\n", TWO[:1]),
-        ("x.toml", '[[arms]]\narm="a"\nreward=1\n[[arms]]\narm="b"\nreward=0.5\nactive=false\n', TWO),
-        ("x.toml", "[arms]\na = 1\n", TWO[:1]),
-    ],
-)
-def test_arms_are_read_from_json_csv_and_toml(tmp_path: Path, name: str, text: str, arms: tuple[Arm, ...]) -> None:
-    (tmp_path / name).write_text(text)
-    assert read_arms(str(tmp_path / name)) == arms
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "complaint"),
-    [
-        ("x.json", "{", "cannot be read"),
-        ("x.json", "5", "must have a list of arms"),
-        ("x.json", '[{"arm": "a"}]', "entry 1 has no reward"),
-        ("x.json", '["a"]', "must have arm and reward"),
-        ("x.json", '{"a": -1}', "reward must be a number above zero"),
-        (
-            "x.json",
-            '{"a": 1e16}',
-            "x.json: arm 'a': the reward must be a number above zero, from 1e-12 to 1e\\+12, not 1e",
-        ),
-        ("x.json", '{"a": true}', "reward must be a number above zero"),
-        ("x.csv", "a,1\n", "row 1, the header 'a,1' has no arm"),
-        ("x.csv", "arm,reward\na,much\n", "row 2, reward: 'much' is not a number"),
-        ("x.csv", "arm,reward\na,1\na,2\n", "'a' is listed twice"),
-        ("x.toml", "arms = 3", "must have a list of arms"),
-        ("x.json", '{"a\\u0007": 1}', "printable"),
-    ],
-)
-def test_a_wrong_arms_file_is_refused_with_the_reason(tmp_path: Path, name: str, text: str, complaint: str) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=complaint):
-        read_arms(str(tmp_path / name))

@@ -22,12 +22,6 @@ def folder(tmp_path_factory):
     (folder / "file").write_text("mine")
     (folder / "empty.json").write_text("[]")
     (folder / "table.toml").write_text("[wroker]\nbeta = 1\n")
-    (folder / "empty.csv").write_text("arm,reward\na,1\nb,\n")
-    (folder / "semicolons.csv").write_text("arm;reward\na;1,5\n")
-    (folder / "commas.csv").write_text("arm,reward\na,1,5\n")
-    (folder / "id.csv").write_text("id,reward\na,1\n")
-    (folder / "activ.csv").write_text("arm,reward,activ\na,1,no\n")
-    (folder / "price.json").write_text('[{"arm": "a", "reward": 1}, {"arm": "b", "price": 1}]')
     (folder / "good.csv").write_text("arm,reward\na,1\n")
     shutil.copy(GOLDEN, folder / "log")
     with StateFolder(folder / "state") as state:
@@ -95,12 +89,6 @@ WRONG = {
     "arms add new --reward nan --state state": "must be finite",
     "arms price none --reward 1 --state state": "there is no arm",
     "arms sync missing.csv --state state": "FILE missing.csv: No such file",
-    "arms sync empty.csv --state state": "FILE empty.csv: row 3, reward: the cell is empty",
-    "arms sync semicolons.csv --state state": "row 2, reward: '1,5' is not a number; write a decimal point",
-    "arms sync commas.csv --state state": "row 2 has more cells than the header; a decimal comma?",
-    "arms sync id.csv --state state": "row 1, the header 'id,reward' has no arm; if 'id' is meant, rename it to arm",
-    "arms sync activ.csv --state state": "if 'activ' is meant, rename it to active",
-    "arms sync price.json --state state": "entry 2 has no reward; if 'price' is meant, rename it to reward",
     "arms sync good.csv --state state": "--yes is missing",
 }
 
