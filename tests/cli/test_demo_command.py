@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -70,16 +69,6 @@ def test_the_additive_model_serves_the_same_users_beside(capsys):
     assert (without["additive"], without["sha256"]) == (None, numbers["sha256"])
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(capsys, tmp_path: Path):
-    def numbers(*more: str) -> dict[str, object]:
-        file = tmp_path / "numbers.json"
-        call(capsys, "--json", str(file), *more)
-        return {name: value for name, value in json.loads(file.read_text()).items() if name != "seconds"}
-
-    assert numbers() == numbers()
-    assert numbers()["sha256"] != numbers("--seed", "1")["sha256"]
-
-
 @pytest.mark.parametrize("environment", ["uniform", "rare", "tastes", "leaving"])
 @pytest.mark.parametrize(
     "policy",
@@ -122,19 +111,6 @@ def test_a_pipe_gets_the_summary_and_a_few_lines(capsys):
     assert "\x1b" not in out + err
 
 
-class Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.images: list[str] = []
-        self.outside: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "img":
-            self.images.append(given["src"] or "")
-        self.outside += [value for value in given.values() if value and re.match(r"(https?:)?//", value)]
-
-
 def test_the_report_is_one_page_that_contains_its_plots(capsys, tmp_path: Path):
     code, out, _ = call(capsys, "--report", str(tmp_path / "report"))
     folder = tmp_path / "report"
@@ -143,11 +119,9 @@ def test_the_report_is_one_page_that_contains_its_plots(capsys, tmp_path: Path):
     names = ["clicks", "estimates", "exploration", "regret", "revenue", "tastes"]
     assert sorted(path.name for path in folder.iterdir()) == sorted([*(f"{name}.png" for name in names), "report.html"])
     assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in names)
-    page = Page()
-    page.feed((folder / "report.html").read_text())
-    assert len(page.images) == len(names)
-    assert all(source.startswith("data:image/png;base64,") for source in page.images)
-    assert page.outside == []
+    page = (folder / "report.html").read_text()
+    assert page.count("<img ") == page.count('src="data:image/png;base64,') == len(names)
+    assert not re.search(r'="(https?:)?//', page), "nothing from elsewhere"
 
 
 def test_with_a_state_folder_the_report_is_in_it_and_the_current_folder_stays_clean(capsys, tmp_path, monkeypatch):
@@ -249,12 +223,6 @@ def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Pat
     assert numbers["sha256"] == golden.parameters.sha256
     assert numbers["additive"]["episodes"] == numbers["episodes"]
     assert numbers["imbalances"] == {}
-
-
-def test_a_finished_run_started_again_has_the_same_figures_beside(capsys, tmp_path: Path):
-    first, again = (call(capsys, "--state", str(tmp_path), "--json", "-")[1] for _ in range(2))
-    assert json.loads(again)["additive"] == json.loads(first)["additive"]
-    assert json.loads(again)["additive"]["episodes"] == 3
 
 
 # ── the process beside ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -159,12 +159,3 @@ def test_a_bad_line_is_an_error_or_skipped(log: Path, tmp_path: Path, capsys: py
     assert "line 1: not JSON" in refused(capsys, str(path))
     assert main(["evaluate", str(path), "--skip-bad"]) == 0
     assert "1 bad lines skipped" in capsys.readouterr().out
-
-
-def test_the_help_explains_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["evaluate", "--help"])
-    assert stopped.value.code == 0
-    out = capsys.readouterr().out
-    for text in (*METHODS, "against served", "random_share", "Exit 1", "adcascade evaluate demo.jsonl.gz"):
-        assert text in out

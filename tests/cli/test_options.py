@@ -11,7 +11,7 @@ import pytest
 
 from worker.cli.main import COMMANDS, load, main
 from worker.cli.options.names import OTHER_VARIABLES
-from worker.cli.options.parser import CommandSpec, Option, boolean, build_parser, integer, number, resolve
+from worker.cli.options.parser import CommandSpec, Option, build_parser, integer, number, resolve
 from worker.errors import InputError
 
 COMMAND = CommandSpec(
@@ -144,12 +144,6 @@ def test_every_variable_that_the_project_names_is_an_option_or_listed() -> None:
     options = {option.variable for _, command in EVERY for option in command.options} | {"ADCASCADE_CONFIG"}
     invented = {"ADCASCADE_SERVICE_HOST", "ADCASCADE_PORT", "ADCASCADE_BETAA"}
     assert named - options - invented <= OTHER_VARIABLES
-
-
-def test_a_boolean_has_several_spellings() -> None:
-    assert [boolean(text) for text in ("1", "True", "yes", "ON")] == [True] * 4
-    with pytest.raises(ValueError, match="true or false"):
-        boolean("perhaps")
 
 
 # ── every command ────────────────────────────────────────────────────────────────────────────────────────────────────
