@@ -300,7 +300,7 @@ def test_a_snapshot_does_not_change():
     metrics.batch(Emits(tally=Tally(arrivals=1, opened=1)), 1, 0.1)
     metrics.episode(an_episode())
     assert (before.now.tally.arrivals, before.windows, before.numbers["episodes_closed_total"]) == (1, (), 0)
-    assert before.histograms["batch_records"][()].sum == 1
+    assert before.now.histograms["batch_records"][()].sum == 1
 
 
 def test_the_shares_of_learning_and_the_sessions_on_both_sides_are_shown():
