@@ -66,7 +66,6 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
     settings = details["settings"]
     span = str(kept[0]) if len(kept) == 1 else f"{kept[0]} to {kept[-1]}"
     best = sorted(details["arms"], key=lambda arm: -arm["probability"] * arm["reward"])
-    answered = parameters.answers is not None
     rows = [
         [
             arm["arm"],
@@ -75,7 +74,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
             f"{arm['probability']:.4f}",
             f"{arm['log_odds']:+.3f}",
             f"{arm['deviation']:.3f}",
-            *([f"{arm['answer_rate']:.1%}"] if answered else []),
+            _rate(arm["answer_rate"]),
         ]
         for arm in best[:TOP]
     ]
@@ -87,10 +86,7 @@ def report(parameters: Parameters, details: dict[str, Any], kept: list[int]) -> 
         f"  answers {_answers(details)}; contexts {_contexts(parameters)}",
         *([f"  {_shares(details)}"] if parameters.shares != ALL else []),
         "",
-        table(
-            ["arm", "reward", "active", "click at x=0", "log-odds", "± deviation", *(["answered"] if answered else [])],
-            rows,
-        ),
+        table(["arm", "reward", "active", "click at x=0", "log-odds", "± deviation", "answered"], rows),
     ]
     more = [f"… and {len(best) - TOP} more (--json - has all)"] if len(best) > TOP else []
     return "\n".join([*lines, *more])

@@ -125,9 +125,5 @@ def in_force(after: Parameters, now: float | None = None) -> str:
     """
     now = time.time() * 1000 if now is None else now
     wait, start = after.effective_at - now, datetime.fromtimestamp(after.effective_at / 1000).astimezone()
-    today = datetime.fromtimestamp(now / 1000).astimezone().date()
-    moment = (
-        f"{start:%H:%M:%S}.{start.microsecond // 100_000}" if start.date() == today else f"{start:%Y-%m-%d %H:%M:%S}"
-    )
-    when = "now" if wait <= 0 else f"{moment}" + (f" (in {wait / 1000:.1f} s)" if wait < 86_400_000 else "")
+    when = "now" if wait <= 0 else f"{start:%Y-%m-%d %H:%M:%S} (in {wait / 1000:.1f} s)"
     return f"version {after.version} serves sessions that arrive from {when} on; open sessions keep their slates"
