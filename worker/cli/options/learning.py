@@ -6,7 +6,7 @@ Every field of `LearningSettings` is an option, and has its default there.
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from worker.bandit import MODELS
@@ -36,67 +36,56 @@ def beta(text: str) -> float | str:
         raise ValueError(f"{error} (or theory)") from None
 
 
-_DEFAULTS: dict[str, Any] = {f.name.replace("_", "-"): f.default for f in fields(LearningSettings)}
+_DEFAULTS = {f.name: f.default for f in fields(LearningSettings) if f.default is not MISSING}
 _LIMITS = Limits()
 _SHARE = number(least=0, most=1)
 
 
-def _option(name: str, help: str, **more: Any) -> Option:
-    return Option(name, help, default=_DEFAULTS[name], **more)
-
-
-def _time(name: str, help: str) -> Option:
-    return time_option(name, help, _DEFAULTS[name])
-
-
-def _count(name: str, help: str, *, least: int) -> Option:
-    return count(name, help, _DEFAULTS[name], least=least)
-
-
-LEARNING = grouped(
+_LEARNING = grouped(
     "serving and learning",
     count("dim", "number d of context features (default: that of [features.context] or the published parameters)"),
-    _count("horizon", "maximum number H of displays in a session", least=1),
-    _option("repeats", "repeated displays of an arm within a session", flag=True),
-    _option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
-    _option("intercept", "base rate shared by all ads; without it, additive is the model of the paper", flag=True),
-    _option("answers", "answer rates: learned, or all displays counted as answered", choices=ANSWERS),
-    _option("policy", "policy that chooses the slates", choices=POLICIES),
-    _option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
-    _option("bonus", "exploration bonus added to Q", choices=BONUSES),
-    _option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
-    _option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
-    _option(
+    count("horizon", "maximum number H of displays in a session"),
+    Option("repeats", "repeated displays of an arm within a session", flag=True),
+    Option("model", "click model: personal learns tastes, additive moves all ads together", choices=MODELS),
+    Option("intercept", "base rate shared by all ads; without it, additive is the model of the paper", flag=True),
+    Option("answers", "answer rates: learned, or all displays counted as answered", choices=ANSWERS),
+    Option("policy", "policy that chooses the slates", choices=POLICIES),
+    Option("epsilon", "share of random choices, for epsilon-greedy", parse=_SHARE),
+    Option("bonus", "exploration bonus added to Q", choices=BONUSES),
+    Option("beta", "strength of exploration, in standard deviations, or theory", parse=beta),
+    Option("estimator", "method that folds a window into the estimate", choices=ESTIMATORS),
+    Option(
         "ridge",
         "precision of the prior per context feature, in multiples of d (without an intercept: λ of λI)",
         parse=number(above=0),
     ),
-    _option(
+    Option(
         "forgetting",
         "factor γ per fold, for users who drift; 1: no forgetting",
         parse=number(above=0, most=1),
     ),
-    _count("warmup", "number of initial folds with random slates", least=0),
-    _count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
-    _option("random-share", "share of sessions with random slates, for `adcascade evaluate`", parse=_SHARE),
-    _option("salt", "salt of the hashes behind random choices", metavar="TEXT"),
-    _time("session-timeout", "time after the arrival during which feedback counts"),
-    _time("lateness", "maximum delay of a record"),
-    _time("window", "length of an episode"),
-    _option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
-    _count(
+    count("warmup", "number of initial folds with random slates", least=0),
+    count("horizon-episodes", "number T of episodes over which exploration is spread", least=2),
+    Option("random-share", "share of sessions with random slates, for `adcascade evaluate`", parse=_SHARE),
+    Option("salt", "salt of the hashes behind random choices", metavar="TEXT"),
+    time_option("session-timeout", "time after the arrival during which feedback counts"),
+    time_option("lateness", "maximum delay of a record"),
+    time_option("window", "length of an episode"),
+    Option("unanswered", "meaning of a display without feedback", choices=UNANSWERED),
+    count(
         "learn-at-most",
         "sessions per window to learn from, a sample if there are more; 0: all",
         least=0,
     ),
-    _option("standardise", "standardisation of numbers in contexts, by the first sessions", flag=True),
-    _option(
+    Option("standardise", "standardisation of numbers in contexts, by the first sessions", flag=True),
+    Option(
         "features",
         "declared features of contexts and of ads, in the tables [features.context] and [features.ads]",
         parse=Features.of_table,
         table=True,
     ),
 )
+LEARNING = tuple(replace(option, default=_DEFAULTS.get(option.attribute)) for option in _LEARNING)
 
 LIMITS = grouped(
     "limits on input records",
