@@ -17,7 +17,6 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from worker.cli.main import main
 from worker.logs.format import LogReader
@@ -180,33 +179,6 @@ def wait_for(running: subprocess.Popen[str], beginning: str) -> str:
     raise AssertionError(f"no line began with {beginning!r}")
 
 
-def scraped(url: str) -> dict[str, float]:
-    with urlopen(url, timeout=30) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-        sums: Counter[str] = Counter()
-        for sample in (sample for family in families for sample in family.samples):
-            sums[sample.name] += sample.value
-        return dict(sums)
-
-
-def test_metrics_are_served_during_the_run_and_ctrl_c_ends_it_with_a_summary():
-    with process("--episodes", "40", "--users", "20", "--speed", "400", "--json", "-") as running:
-        url = wait_for(running, "metrics: ").split()[1]
-        early = scraped(url)
-        wait_for(running, " 25%")
-        later = scraped(url)
-        running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=60)
-    assert early["adcascade_build_info"] == 1
-    assert later["adcascade_arrivals_total"] == later["adcascade_arrivals_classified_total"] > 0
-    assert later["adcascade_pseudo_regret_total"] > 0
-    assert later["adcascade_accounting_imbalance"] == 0
-    numbers = json.loads(out)
-    assert running.returncode == 128 + signal.SIGINT
-    assert numbers["finished"] is False
-    assert numbers["additive"]["episodes"] <= numbers["episodes"] < 40
-
-
 def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Path):
     settings = DemoSettings(users=30, episodes=12)
     arguments = ("--episodes", "12", "--users", "30", "--state", str(tmp_path / "kept"))
@@ -248,10 +220,13 @@ def wait_for_end_of(pid: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_all_processes_ends_the_run_with_comparable_figures(number):
+def test_metrics_are_served_until_a_signal_to_all_processes_ends_the_run_with_comparable_figures(number):
     with process("--episodes", "100", "--users", "5", "--json", "-", start_new_session=True) as running:
+        url = wait_for(running, "metrics: ").split()[1]
         child = child_of(running)
         wait_for(running, " 25%")
+        with urlopen(url, timeout=30) as answer:
+            assert b"\nadcascade_pseudo_regret_total " in answer.read()
         os.killpg(running.pid, number)
         with suppress(ProcessLookupError):  # as systemd does, which knows all processes of a service
             os.kill(child, number)
@@ -260,6 +235,7 @@ def test_a_signal_to_all_processes_ends_the_run_with_comparable_figures(number):
     assert err == ""
     numbers = json.loads(out)
     assert numbers["additive"]["episodes"] <= numbers["episodes"] < 100
+    assert numbers["finished"] is False
     wait_for_end_of(child)
 
 
@@ -281,11 +257,3 @@ def test_the_death_of_the_process_beside_is_one_line_and_a_failure():
     assert running.returncode == 1
     assert out == ""
     assert err == "adcascade: the additive run beside was ended by SIGKILL; --no-beside leaves it out\n"
-
-
-def test_two_processes_cannot_share_a_state_folder(capsys, tmp_path: Path):
-    with process("--users", "5", "--speed", "1", "--state", str(tmp_path)) as running:
-        wait_for(running, "metrics: ")
-        code, _, err = call(capsys, "--users", "5", "--state", str(tmp_path))
-    assert code == 1
-    assert "another process uses the state folder" in err

@@ -66,6 +66,8 @@ def test_a_repeatable_option_collects_and_a_variable_lists_with_commas() -> None
 def test_a_flag_can_be_turned_off() -> None:
     assert resolved("--no-repeats").repeats is False
     assert resolved(environ={"ADCASCADE_REPEATS": "off"}).repeats is False
+    with pytest.raises(InputError, match="ADCASCADE_REPEATS: must be true or false, not 'perhaps'"):
+        resolved(environ={"ADCASCADE_REPEATS": "perhaps"})
 
 
 @pytest.mark.parametrize(
