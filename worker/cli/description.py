@@ -1,4 +1,4 @@
-"""Versions, their differences and single ads, as `adcascade parameters` shows them."""
+"""Reports of `adcascade parameters`: versions, their differences, and single ads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FACTS = (
 
 
 def describe(parameters: Parameters) -> dict[str, Any]:
-    """Return a version as the commands show it."""
+    """Return the facts of a version, for JSON and reports."""
     model, counts, rates = parameters.model, parameters.answers, parameters.rates
     deviations = model.bias_deviations if parameters.arms else np.zeros(0)
     return {

@@ -36,7 +36,7 @@ NEW = Option("new", "later version (default: the newest)", positional=True, opti
 NAME = Option("name", "tag: a letter, then letters, digits, '.', '_' and '-'", positional=True)
 OF = Option("of", "version, by number or tag (default: the newest)", positional=True, optional=True)
 REMOVE = Option("remove", "removal of the tag", flag=True, default=False)
-TO = Option("to", "version to go back to: number, tag, or file from `export`", positional=True)
+TO = Option("to", "version to roll back to: number, tag, or file from `export`", positional=True)
 FILE = Option("file", "file from `adcascade parameters export`", positional=True)
 
 
@@ -111,7 +111,7 @@ def _moment(milliseconds: int) -> str:
 
 
 def tag(options: argparse.Namespace) -> int:
-    """Give a version a name, under which it is kept for ever; a name that exists moves."""
+    """Tag a version, which is then kept for ever; an existing tag is moved."""
     if not re.fullmatch(TAG_PATTERN, options.name):
         raise InputError("a tag begins with a letter and has 1 to 64 letters, digits, '.', '_' and '-'")
     target = control(options)
@@ -130,10 +130,10 @@ def tag(options: argparse.Namespace) -> int:
 
 
 def rollback(options: argparse.Namespace) -> int:
-    """Go back to the estimate of a version that is kept or in a file, with the present arms."""
+    """Roll back to the estimate of an earlier version, or of a file; the present arms stay."""
     target = control(options)
     newest = target.history()[-1].version
-    # By its number while it is well among the last 8: it must be there when the learner reads the order.
+    # By number only if it is well within the last 8: it must still be there when the learner reads the order.
     if options.to.isdecimal() and newest - KEPT // 2 < int(options.to) <= newest:
         return _give(options, Command(action="rollback", version=int(options.to)), "rolled back")
     record = parameters_document(pick_or_read(target, options.to))
@@ -141,7 +141,7 @@ def rollback(options: argparse.Namespace) -> int:
 
 
 def import_(options: argparse.Namespace) -> int:
-    """Take the estimate of an exported version; add its arms that the catalogue lacks."""
+    """Import the estimate of an exported version, and its arms that the catalogue lacks."""
     return _give(options, Import(parameters=parameters_document(read_version(options.file)), arms=True), "imported")
 
 

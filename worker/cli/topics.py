@@ -1,4 +1,4 @@
-"""`adcascade topics`: create the topics, or check the existing ones."""
+"""`adcascade topics`: create the topics, check the existing ones, or import a state folder."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def _run(options: argparse.Namespace, action: str) -> int:
 
 
 def import_(options: argparse.Namespace) -> int:
-    """Take the state folder of `adcascade serve` to the topics."""
+    """Import the state folder of `adcascade serve` into the topics."""
     from worker.serve.moving import move
 
     moved = move(Path(options.folder), connection(options), topic_names(options))
     text = (
-        f"taken to Kafka: version {moved.version}, {moved.kept_versions} versions in the history, {moved.sessions} "
+        f"imported: version {moved.version}, {moved.kept_versions} versions in the history, {moved.sessions} "
         f"sessions, {moved.journal} records of the journal\nStart workers on these topics; `adcascade serve` will not "
         "use the folder again."
     )
@@ -91,8 +91,8 @@ COMMAND = CommandSpec(
         CommandSpec(
             name="import",
             summary=(
-                "Take the state folder of `adcascade serve` to new topics: versions, open sessions, and what is not\n"
-                "learned yet. The way to outgrow one machine."
+                "Import the state folder of `adcascade serve` into new topics: versions, open sessions, and the part\n"
+                "of the journal that is not learned yet. For a service that outgrows one machine."
             ),
             examples=("adcascade topics create && adcascade topics import adcascade-state",),
             options=(Option("folder", "state folder of `adcascade serve`", positional=True), *CONNECTION, JSON),

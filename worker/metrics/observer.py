@@ -1,4 +1,4 @@
-"""The observer: sum what the runners emit, and hand out snapshots.
+"""The observer: sums what the runners emit, and returns snapshots.
 
 One lock covers every change and every snapshot. So each scrape shows whole batches, and the accounts balance in it.
 """

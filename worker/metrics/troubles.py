@@ -1,4 +1,4 @@
-"""The active troubles of a process: counted, written to the log at a bounded rate, and held for those who ask."""
+"""The active troubles of a process: counted, logged at a bounded rate, and shown while they are active."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class _Kind:
 
 
 class TroubleLog:
-    """Collects the reports of one process; safe to call from any thread.
+    """The reports of one process; safe to call from any thread.
 
     Troubles that happen are reported with `add`, or with `observe` for a whole batch. Troubles that last are reported
     with `set` when they begin, and with `clear` when they end.
@@ -114,7 +114,7 @@ class TroubleLog:
         self._report(name, example, times, lasting=False)
 
     def set(self, name: str, example: str) -> None:
-        """Report a trouble that lasts until `clear`; call again with news as often as you like."""
+        """Report a trouble that lasts until `clear`; another report replaces the example."""
         self._report(name, example, 1, lasting=True)
 
     def _report(self, name: str, example: str, times: int, *, lasting: bool) -> None:
@@ -141,7 +141,7 @@ class TroubleLog:
                 self._bases[of].add(now, times[of])
 
     def observe(self, tally: Tally) -> None:
-        """Take the counts and the troubles of a batch."""
+        """Count a batch and report its troubles."""
         ended = tally.ended.total() - tally.ended["empty"]
         records = tally.arrivals + tally.feedback
         if records or ended:

@@ -1,4 +1,4 @@
-"""Ads as people write them: the file of --catalog and of `arms sync`, and `--feature name=value` of `arms add`.
+"""Catalogues of ads: the file of --catalog and of `arms sync`, and `--feature NAME=VALUE` of `arms add`.
 
 Rules that hold in this file:
 
@@ -108,7 +108,7 @@ def _rows(content: Any) -> Iterable[Placed]:
     return [(f"entry {number}", row) for number, row in enumerate(content, start=1)]
 
 
-#: Fields of an arm, with other names that people give them.
+#: Fields of an arm, with other names that are common for them.
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "arm": ("id", "ad", "ad_id", "arm_id", "name", "sku", "item", "product"),
     "reward": ("price", "revenue", "value", "amount", "cpc", "bid", "payout"),

@@ -1,6 +1,6 @@
 """The target of `parameters`, `arms` and `explain`: a state folder, or the workers of a Kafka cluster.
 
-Also what all of them need of it: a version by number, tag or file, and the version after an order.
+Also the lookup of a version by number, tag or file, and the report of the version after an order.
 """
 
 from __future__ import annotations
@@ -112,12 +112,12 @@ def decoded_version(record: bytes, where: str, *, complete: bool) -> Parameters:
 
 
 def version_facts(after: Parameters) -> dict[str, Any]:
-    """Return what the JSON of a command has of the version after an order."""
+    """Return the facts of the version after an order, for the JSON of a command."""
     return {"version": after.version, "sha256": after.sha256, "effective_at": after.effective_at}
 
 
 def in_force(after: Parameters, now: float | None = None) -> str:
-    """Return from when a version serves, for people; `now` in milliseconds.
+    """Return the time from which a version serves, as a sentence; `now` is in milliseconds.
 
     >>> from worker.stream.settings import LearningSettings
     >>> in_force(Parameters.first(LearningSettings(dim=1), ()), now=5)
