@@ -25,6 +25,13 @@ def resolved(*arguments: str, command: str = "worker", **environment: str) -> An
     return resolve(build_parser(load(command), f"adcascade {command}").parse_args(arguments), environment)
 
 
+def certificate(folder: Path, how: str) -> tuple[Path, Path]:
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    arguments = f"req -x509 -newkey rsa:2048 {how} -subj /CN=test -keyout {key} -out {cert} -days 1"
+    subprocess.run([needs("openssl", package="openssl"), *arguments.split()], capture_output=True, check=True)
+    return key, cert
+
+
 # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -107,9 +114,7 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_with_a_passphrase_is_refused_without_a_prompt(tmp_path: Path) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    arguments = f"req -x509 -newkey rsa:2048 -passout pass:secret -subj /CN=test -keyout {key} -out {cert} -days 1"
-    subprocess.run([needs("openssl", package="openssl"), *arguments.split()], capture_output=True, check=True)
+    key, cert = certificate(tmp_path, "-passout pass:secret")
     with pytest.raises(InputError, match="passphrase"):
         connection(resolved("--tls-cert", str(cert), "--tls-key", str(key)))
 
@@ -160,9 +165,7 @@ def test_a_secret_of_librdkafka_is_no_flag(name: str, capsys: pytest.CaptureFixt
 
 
 def test_the_flags_of_tls_are_short_forms_of_settings_of_librdkafka(tmp_path: Path) -> None:
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    arguments = f"req -x509 -newkey rsa:2048 -nodes -subj /CN=test -keyout {key} -out {cert} -days 1"
-    subprocess.run([needs("openssl", package="openssl"), *arguments.split()], capture_output=True, check=True)
+    key, cert = certificate(tmp_path, "-nodes")
     given = resolved("--tls-ca", str(cert), "--tls-cert", str(cert), "--tls-key", str(key))
     assert connection(given).settings == {
         "security.protocol": "ssl",

@@ -145,7 +145,7 @@ COMMAND = CommandSpec(
         "adcascade demo --users 400 --episodes 300 --json -",
         "adcascade demo --state demo.state     # stop or kill it, start it again: it continues",
         "adcascade demo --record demo.log.gz && adcascade replay demo.log.gz --verify",
-        "adcascade demo --speed 60 --metrics-port 9464     # a minute per second, for Prometheus to watch",
+        "adcascade demo --speed 60 --metrics-port 9464     # a minute per second, for Prometheus to scrape",
     ),
     options=OPTIONS,
     run=run,

@@ -198,27 +198,19 @@ def _features(rows: Sequence[Placed], declared: Sequence[Feature] | None, *, as_
         numbers = {name for name in names if all(_means_number(row.get(name, ""), as_text) for _, row in rows)}
     else:
         numbers = {feature.name for feature in declared if feature.kind == "number"}
-    typed = [
-        (where, {name: _feature(value, f"{where}, {name}", as_text and name in numbers) for name, value in row.items()})
-        for where, row in rows
-    ]
-    if declared is not None:
-        for where, row in typed:
-            check_ad(declared, row, where)
-        return [row for _, row in typed]
-    # In a column of texts and numbers that nobody declared, numbers are texts as well.
-    mixed = [
-        (
-            where,
-            {
-                name: value if name in numbers or isinstance(value, str) else f"{value:.15g}"
-                for name, value in row.items()
-            },
-        )
-        for where, row in typed
-    ]
-    infer(mixed)  # raises if rows differ
-    return [row for _, row in mixed]
+    typed: list[tuple[str, dict[str, Value]]] = []
+    for where, row in rows:
+        features = {name: _feature(row[name], f"{where}, {name}", as_text and name in numbers) for name in row}
+        if declared is not None:
+            check_ad(declared, features, where)
+        else:
+            # In a column of texts and numbers that nobody declared, numbers are texts as well.
+            mixed = {name: value for name, value in features.items() if name not in numbers}
+            features |= {name: f"{value:.15g}" for name, value in mixed.items() if not isinstance(value, str)}
+        typed.append((where, features))
+    if declared is None:
+        infer(typed)  # raises if rows differ
+    return [features for _, features in typed]
 
 
 def _means_number(value: Any, as_text: bool) -> bool:

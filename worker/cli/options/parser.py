@@ -324,8 +324,9 @@ def _file(
     path = parsed.config or variables.get(CONFIG.variable)
     if not path:
         return {}
+    text = read_file(path, "--config")
     try:
-        content = tomllib.loads(read_file(path, "--config").decode())
+        content = tomllib.loads(text.decode())
         if load_all is not None:
             check_file(content, _names(load_all()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
