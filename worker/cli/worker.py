@@ -44,22 +44,18 @@ PROCESS = (
 
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(WorkerSettings)}
 
+
+def _time(name: str, help: str, least: int, most: int) -> Option:
+    default = round(1000 * _DEFAULTS[name.replace("-", "_")])
+    return time_option(name, help, default, least=least, most=most)
+
+
 OPERATION = (
     Option("group", "consumer group of all workers of these topics", default=_DEFAULTS["group"]),
-    time_option(
-        "member-timeout",
-        "time after which the partitions of a silent worker are assigned to others",
-        round(1000 * _DEFAULTS["member_timeout"]),
-        least=1_000,
-        most=300_000,
+    _time(
+        "member-timeout", "time after which the partitions of a silent worker are assigned to others", 1_000, 300_000
     ),
-    time_option(
-        "progress-interval",
-        "time between two progress records of a partition",
-        round(1000 * _DEFAULTS["progress_interval"]),
-        least=10,
-        most=60_000,
-    ),
+    _time("progress-interval", "time between two progress records of a partition", 10, 60_000),
     count(
         "changelog-replication",
         "replicas of the changelog, if `adcascade topics create` has not created it",
