@@ -58,32 +58,26 @@ class RecordedVersion:
 
 
 class RecordedVersions:
-    """All versions of a log, whose bytes are in a table of this database."""
+    """All versions of a log, whose bytes are in the table of records of this database."""
 
     def __init__(self, findings: Findings, database: sqlite3.Connection) -> None:
         self.known: dict[int, RecordedVersion] = {}
         self._findings = findings
         self._database = database
-        self._database.execute("CREATE TABLE versions (id INTEGER PRIMARY KEY, value)")
         self._planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
-        self._seen: set[tuple[bool, int, int]] = set()
         self._starts: list[int] = []
         self._newest: list[int] = []
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, value: bytes | None, *, at: tuple[int, int], line: int, published: bool = True) -> None:
-        """Add a record of the parameters or, not `published`, of their history; `at` is its partition and offset."""
-        if (published, *at) in self._seen:
-            return
-        self._seen.add((published, *at))
+    def add(self, value: bytes | None, *, row: int, line: int, published: bool = True) -> None:
+        """Add a record of the parameters or, not `published`, of their history; `row` is that of the database."""
         try:
             parameters = decode_parameters(value or b"")
         except ParametersError as error:
-            if not published:
-                return
-            expected, number = "a readable version", _number(value)
-            self._findings.add(Mismatch("version", "record", expected, str(error), line=line, version=number))
+            if published:
+                expected, number = "a readable version", _number(value)
+                self._findings.add(Mismatch("version", "record", expected, str(error), line=line, version=number))
             return
         sha256 = orjson.loads(value or b"")["sha256"]
         known = self.known.get(parameters.version)
@@ -103,14 +97,9 @@ class RecordedVersions:
             self._findings.add(Mismatch("version", name, known.sha256, sha256, line=line, version=parameters.version))
             return
         known.published |= published
-        self._keep(known, parameters, value or b"")
-
-    def _keep(self, version: RecordedVersion, parameters: Parameters, value: bytes) -> None:
-        if any(kept.journal_offset == parameters.journal_offset for kept in version.records):
-            return
-        row = self._database.execute("INSERT INTO versions (value) VALUES (?)", [value]).lastrowid or 0
-        version.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, row))
-        version.records.sort(key=lambda kept: kept.journal_offset)
+        if all(kept.journal_offset != parameters.journal_offset for kept in known.records):
+            known.records.append(PublishedVersion(parameters.journal_offset, parameters.resume_offset, row))
+            known.records.sort(key=lambda kept: kept.journal_offset)
 
     # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,7 +107,7 @@ class RecordedVersions:
         """Return a version from one of its records, by default the first."""
         record = record or self.known[version].records[0]
         try:
-            (value,) = self._database.execute("SELECT value FROM versions WHERE id = ?", [record.row]).fetchone()
+            (value,) = self._database.execute("SELECT value FROM records WHERE row = ?", [record.row]).fetchone()
         except sqlite3.Error as error:
             raise cannot_sort(error) from None
         return decode_parameters(value)

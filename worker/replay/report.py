@@ -129,7 +129,7 @@ class ReplayReport:
 def read_traffic(path: str, log: OrderedLog, *, skip_bad: bool, stage: Stage) -> LogReader:
     """Read a log; raise `InputError` if it has neither traffic nor a journal."""
     reader = log.read(path, skip_bad=skip_bad, stage=stage)
-    if not log.entry_count and not log.journal_count:
+    if not any(log.counts.values()):
         topic = next(iter(log.others), None)
         if topic is None:
             raise InputError(f"{reader.name}: it has no records")

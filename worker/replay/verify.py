@@ -53,7 +53,7 @@ def verify(
     report = ReplayReport(mode="verify")
     with OrderedLog(topics or Topics(), report.findings) as log:
         reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
-        with stage("folding the versions again", log.journal_count) as bar:
+        with stage("folding the versions again", log.counts["journal"]) as bar:
             FoldAudit(log.versions, report, tolerance=tolerance).run(ticking(log.journal_records(), bar))
         with stage("planning the decisions again", log.entry_count) as bar:
             DecisionAudit(log, report).run(ticking(log.entries(), bar))
@@ -142,7 +142,7 @@ class DecisionAudit:
             called = self._versions.called_for(trace.arrived_at)
             difference = ("parameters_version", called, version)
         if difference is None and decision.position > 1 and not self._passed(trace, decision, slates):
-            unjournaled = not trace.openings and self._is_sampled(version) and not self._log.counts.get("clicks")
+            unjournaled = not trace.openings and self._is_sampled(version) and not self._log.counts["clicks"]
             if unjournaled or trace.arrived_at + self._timeout > self._log.last_feedback:
                 report.unverified_because["feedback"] += 1
                 return
