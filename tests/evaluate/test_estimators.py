@@ -34,7 +34,8 @@ def test_the_expectation_of_inverse_propensity_is_the_truth(scene: Scene) -> Non
 def test_the_expectation_of_doubly_robust_is_the_truth_for_any_model(scene: Scene, seed: int) -> None:
     sessions, chances = scene.every_session()
     wrong = any_model(scene, seed)
-    fit = CrossFit(folds=np.zeros(len(sessions), dtype=np.intp), models=(wrong,), whole=wrong, clicks=0)
+    fold = np.zeros(len(sessions), dtype=np.intp)
+    fit = CrossFit(folds=fold, models=(wrong,), whole=wrong, clicks=0, chances=np.zeros(sessions.slates.shape))
     value = DoublyRobust().value(weighted(sessions), sessions, fit)
     assert (chances * (value.value + value.influence)).sum() == pytest.approx(scene.truth(), rel=1e-9)
 

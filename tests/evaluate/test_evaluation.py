@@ -18,8 +18,8 @@ from worker.errors import FailedError, InputError
 from worker.evaluate import evaluation as module
 from worker.evaluate.estimators import METHODS, Estimate
 from worker.evaluate.evaluation import Evaluation, evaluate_log
-from worker.evaluate.logged import BEYOND, NO_VERSION, OPEN, UNCERTAIN
-from worker.evaluate.planning import CONTRADICTS, Assembled
+from worker.evaluate.logged import BEYOND, CONTRADICTS, NO_VERSION, OPEN, UNCERTAIN
+from worker.evaluate.planning import Assembled
 from worker.evaluate.targets import Change, align, fold_again
 from worker.logs.findings import Findings
 from worker.logs.ordered import OrderedLog

@@ -61,6 +61,10 @@ _ENTRIES: Final = """
     WHERE time IS NOT NULL AND (topic, partition, offset) NOT IN (SELECT topic, partition, offset FROM dead)
     ORDER BY time, kind, partition, offset
 """
+_JOURNAL: Final = f"""
+    SELECT offset, ifnull(value, x''), timestamp FROM records
+    WHERE topic = 'journal' AND partition = {ONLY_PARTITION} AND offset >= ? ORDER BY offset
+"""
 
 
 class Entry(NamedTuple):
@@ -194,14 +198,13 @@ class OrderedLog:
         """Yield arrivals, clicks, decisions, and `opened` and feedback of the journal, by time; without the dead."""
         return map(Entry._make, self._rows(_ENTRIES))
 
-    def journal_records(self) -> Iterator[tuple[int, bytes, int]]:
-        """Yield the journal, (offset, value, timestamp), by offset."""
-        query = "SELECT offset, ifnull(value, x''), timestamp FROM records WHERE topic = 'journal' ORDER BY offset"
-        return self._rows(query)
+    def journal_records(self, since: int = 0) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the journal, (offset, value, timestamp), by offset, from an offset on."""
+        return self._rows(_JOURNAL, since)
 
-    def _rows(self, query: str) -> Iterator[Any]:
+    def _rows(self, query: str, *given: int) -> Iterator[Any]:
         try:
-            for row in self._database.execute(query):  # noqa: UP028 - or it is closed twice
+            for row in self._database.execute(query, given):  # noqa: UP028 - or it is closed twice
                 yield row
         except sqlite3.Error as error:
             raise cannot_sort(error) from None

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, Final, Literal
 
@@ -65,8 +66,6 @@ class RecordedVersions:
         self._findings = findings
         self._database = database
         self._planner = lru_cache(PLANNERS)(lambda version: SlatePlanner(self.read(version)))
-        self._starts: list[int] = []
-        self._newest: list[int] = []
 
     # ── adding ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,22 +137,31 @@ class RecordedVersions:
 
     def called_for(self, time: int) -> int | None:
         """Return the newest version of the log that was in force at a time."""
-        if len(self._starts) != len(self.known):
-            self._index()
-        index = bisect_right(self._starts, time)
-        return self._newest[index - 1] if index else None
+        return self._in_force(time)
 
-    def _index(self) -> None:
-        """Sort by `effective_at`, which does not always rise with the version: an arm may take effect later."""
-        ordered = sorted((version.effective_at, number) for number, version in self.known.items())
-        self._starts = [start for start, _ in ordered]
-        self._newest = list(accumulate((number for _, number in ordered), max))
+    @cached_property
+    def _in_force(self) -> Callable[[int], int | None]:
+        return in_force({number: version.effective_at for number, version in self.known.items()})
 
     def judge(self, version: int, time: int) -> Literal["called for", "stale", "not in force"]:
         """Return whether a version of the log may serve an arrival of this time."""
         if self.known[version].effective_at <= time:
             return "called for" if version == self.called_for(time) else "stale"
         return "stale" if 0 < version <= max(self.known) - KEPT + 1 else "not in force"
+
+
+def in_force(effective_at: Mapping[int, int]) -> Callable[[int], int | None]:
+    """Return a function of time: the newest of these versions that was in force then.
+
+    >>> at = in_force({0: 0, 1: 2000, 2: 1000})
+    >>> [at(time) for time in (-1, 999, 1000, 2000)]
+    [None, 0, 2, 2]
+    """
+    # `effective_at` does not always rise with the version: an arm may take effect later.
+    ordered = sorted((start, number) for number, start in effective_at.items())
+    starts = [start for start, _ in ordered]
+    newest = [None, *accumulate((number for _, number in ordered), max)]
+    return lambda time: newest[bisect_right(starts, time)]
 
 
 def _number(value: bytes | None) -> int | None:

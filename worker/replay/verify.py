@@ -54,7 +54,7 @@ def verify(
     with OrderedLog(topics or Topics(), report.findings) as log:
         reader = read_traffic(path, log, skip_bad=skip_bad, stage=stage)
         with stage("folding the versions again", log.counts["journal"]) as bar:
-            FoldAudit(log.versions, report, tolerance=tolerance).run(ticking(log.journal_records(), bar))
+            FoldAudit(log, report, tolerance=tolerance).run(bar)
         with stage("planning the decisions again", log.entry_count) as bar:
             DecisionAudit(log, report).run(ticking(log.entries(), bar))
         return report.describe(log, reader)
