@@ -213,7 +213,7 @@ def test_the_golden_log_is_reproduced() -> None:
 def test_the_golden_log_has_every_topic_mode_and_order() -> None:
     report = verify(str(GOLDEN))
     # An embedded runner has no history topic: its log has every version anyway.
-    assert [topic for topic, count in report.counts.items() if not count] == ["parameters-history"]
+    assert [topic for topic, count in report.topics.items() if not count] == ["parameters-history"]
     assert set(report.modes) >= {"warmup", "random", "explore"}
     kinds = {payload(line)["kind"] for line in of(lines_of(GOLDEN), "journal")}
     assert kinds == {"opened", "feedback", "progress", "arm", "command"}
@@ -270,7 +270,7 @@ def test_what_is_far_ahead_of_its_record_is_passed_over_as_the_learner_did(lines
     after = replayed([*lines, *records], how)
     assert hashes(after) == hashes(before)
     assert after.mismatches == 0
-    assert after.span == before.span
+    assert (after.first_at, after.last_at) == (before.first_at, before.last_at)
     # Without timestamps, they count: an hour later all windows are closed.
     for one in records:
         one["ts"] = -1

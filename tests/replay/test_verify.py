@@ -144,7 +144,7 @@ def test_a_version_that_only_the_history_has_verifies_its_decisions(lines: list[
         {**kept, "topic": topic, "offset": n, "key": key, "payload": value} for n, (key, value) in enumerate(slots)
     ]
     report = replayed([*rest, *history])
-    assert (report.unverified, report.mismatches, report.counts["parameters-history"]) == (0, 0, 4)
+    assert (report.unverified, report.mismatches, report.topics["parameters-history"]) == (0, 0, 4)
     forged = encode_parameters(replace(decode_parameters(kept["payload"].encode()), observations=0)).decode()
     assert replayed([*rest, {**history[0], "payload": forged}]).mismatches > 0, "and is verified itself"
 
@@ -238,7 +238,7 @@ def test_a_hole_in_the_journal_is_reported_and_checking_continues_after_it(lines
     hole = of(lines, "journal")[400:403]
     report = replayed([line for line in lines if line not in hole])
     assert report.mismatches == 0
-    assert report.holes == [(400, 402)]
+    assert report.journal_holes == [(400, 402)]
     assert 0 < report.unfolded < len(report.versions) - 2
     assert report.versions[-1] == replace(report.versions[-1], status="folded", sha256=final.sha256)
 

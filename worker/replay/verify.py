@@ -83,7 +83,6 @@ class DecisionAudit:
         self._check(traces)
 
     def _report_unreadable(self, entry: Entry, reason: str) -> None:
-        self._report.decisions += 1
         self._report.findings.add(Mismatch("decision", "record", "a decision", reason, line=entry.line))
 
     # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +119,6 @@ class DecisionAudit:
 
     def _check_decision(self, trace: SessionTrace, entry: Entry, decision: Decision, slates: Sequence[Slate]) -> None:
         report = self._report
-        report.decisions += 1
         report.modes[decision.mode] += 1
         version = decision.parameters_version
         if version not in self._versions.known:

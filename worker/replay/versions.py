@@ -101,8 +101,8 @@ class FoldAudit:
     def _restart_after_hole(self, end: int) -> None:
         if self._next is not None:
             self._report_missing(self._next)
-            if len(self._report.holes) < 10:
-                self._report.holes.append((self._next, end - 1))
+            if len(self._report.journal_holes) < 10:
+                self._report.journal_holes.append((self._next, end - 1))
         self._first = end
         self._start(above=self._newest_kept())
 
