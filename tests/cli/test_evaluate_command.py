@@ -140,11 +140,3 @@ def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, capsys: py
 def test_a_longer_horizon_than_served_is_a_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(log), "--horizon", "9"]) == 1
     assert "served at most 2 displays" in capsys.readouterr().err
-
-
-def test_a_bad_line_is_an_error_or_skipped(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(b"{not json}\n" + log.read_bytes())
-    assert "line 1: not JSON" in refused(capsys, str(path))
-    assert main(["evaluate", str(path), "--skip-bad"]) == 0
-    assert "1 bad lines skipped" in capsys.readouterr().out

@@ -106,17 +106,6 @@ def test_doubly_robust_uses_the_model_at_positions_without_support() -> None:
     assert coverage(runs, scene.truth()) >= 0.85
 
 
-def test_an_average_over_whole_matching_sessions_is_biased() -> None:
-    """Therefore replay goes position by position: a session with an early click has less to match."""
-    scene, generator = Scene(), np.random.default_rng(2)
-    naive = []
-    for _ in range(60):
-        sessions = scene.log(1500, generator)
-        same = (sessions.slates == sessions.target.best) | ~sessions.reached
-        naive.append(sessions.earned[same.all(axis=1)].mean())
-    assert np.mean(naive) > scene.truth() + 10 * np.std(naive) / np.sqrt(len(naive))
-
-
 @pytest.mark.parametrize("method", ["ips", "snips"])
 def test_a_target_that_served_the_log_has_the_revenue_of_the_log(method: str) -> None:
     sessions = Scene(share=0.0).log(500, np.random.default_rng(0))
