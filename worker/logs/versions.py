@@ -111,6 +111,13 @@ class RecordedVersions:
             raise cannot_sort(error) from None
         return decode_parameters(value)
 
+    def read_with_history(self, version: int, record: PublishedVersion | None = None) -> list[Parameters]:
+        """Return a version with those before it that a learner needs, as far as the log has them, the oldest first."""
+        history = [self.read(version, record)]
+        while len(history) < KEPT and (before := history[0].version - 1) in self.known:
+            history.insert(0, self.read(before))
+        return history
+
     def planner(self, version: int) -> SlatePlanner:
         """Return the planner of a version."""
         return self._planner(version)

@@ -107,17 +107,15 @@ class FoldAudit:
         self._start(above=self._newest_kept())
 
     def _start_from(self, number: int, record: PublishedVersion) -> None:
-        loaded = self._versions.read(number, record)
         self._started = number
         if number == 0:
+            loaded = self._versions.read(number, record)
             self._learner = Learner(loaded.settings, loaded.arms, made_under=self._made_under)
             self._kept = {}
             if self._compare_all(self._learner.begin()):
                 self._learner = self._continued()
             return
-        self._kept = {number: loaded}
-        while len(self._kept) < KEPT and (before := min(self._kept) - 1) in self._versions.known:
-            self._kept[before] = self._versions.read(before)
+        self._kept = {loaded.version: loaded for loaded in self._versions.read_with_history(number, record)}
         self._learner = self._continued()
 
     def _continued(self) -> Learner:
@@ -304,14 +302,12 @@ def find_origin(log: OrderedLog, *, changes: dict[str, object], arms: Sequence[A
         compared = same and oldest.version == 0 and given == first.arms
         return Origin(settings=settings, arms=given, compared=compared)
     base = _first_complete(log)
-    loaded = log.versions.read(base)
+    *before, loaded = log.versions.read_with_history(base)
     if settings.dim != loaded.settings.dim:
         raise InputError(f"--dim {settings.dim}: version {base} of the log has dim {loaded.settings.dim}")
     # The new journal begins at offset 0 and has the progress of one partition.
     reached = {0: min(loaded.progress.values())} if loaded.progress else {}
-    history = [replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
-    while len(history) < KEPT and (before := history[0].version - 1) in log.versions.known:
-        history.insert(0, log.versions.read(before))
+    history = [*before, replace(loaded, journal_offset=-1, resume_offset=0, progress=reached)]
     return Origin(settings=settings, arms=loaded.arms, loaded=history, made_at=loaded.journal_offset, compared=same)
 
 
