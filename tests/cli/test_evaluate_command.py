@@ -140,3 +140,13 @@ def test_given_parameters_must_fit_the_log(log: Path, tmp_path: Path, capsys: py
 def test_a_longer_horizon_than_served_is_a_failure(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(log), "--horizon", "9"]) == 1
     assert "served at most 2 displays" in capsys.readouterr().err
+
+
+def test_bad_lines_and_contradictions_are_noted(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(log)
+    path = Path(write(tmp_path / "log.jsonl", [*lines, {**lines[0], "payload": "other"}]))
+    path.write_bytes(b"{not json}\n" + path.read_bytes())
+    assert main(["evaluate", str(path), "--skip-bad"]) == 0
+    out = capsys.readouterr().out
+    assert "1 bad lines skipped" in out
+    assert "1 records contradict others or are damaged" in out
