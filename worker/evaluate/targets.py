@@ -58,11 +58,9 @@ def find_estimates(log: OrderedLog, change: Change) -> tuple[Estimates, str]:
         return (lambda served, time: given), f"version {given.version} of the file, for every session"
     if _needs_folding(log, change):
         versions = fold_again(log, change.settings)
-        at = in_force({version.version: version.effective_at for version in versions})
-        by_number = {version.version: version for version in versions}
-        return (
-            lambda served, time: by_number[at(time) or 0]
-        ), f"folded again from the journal, {len(versions)} versions"
+        at = in_force({number: version.effective_at for number, version in versions.items()})
+        origin = f"folded again from the journal, {len(versions)} versions"
+        return (lambda served, time: versions[at(time) or 0]), origin
     return (lambda served, time: served), "as served"
 
 
@@ -105,7 +103,7 @@ def _gives_other_versions(recorded: LearningSettings, changes: dict[str, Any]) -
     return changed.beta == "theory" and recorded.beta != "theory"
 
 
-def fold_again(log: OrderedLog, settings: dict[str, Any]) -> list[Parameters]:
+def fold_again(log: OrderedLog, settings: dict[str, Any]) -> dict[int, Parameters]:
     """Fold the journal of a log from version 0 under changed settings; raise `FailedError` if it is not complete."""
     zero = log.versions.known.get(0)
     if zero is None:
@@ -123,4 +121,4 @@ def fold_again(log: OrderedLog, settings: dict[str, Any]) -> list[Parameters]:
             expected += 1
         for made in learner.handle(chunk).versions:
             versions.setdefault(made.version, made)
-    return [versions[number] for number in sorted(versions)]
+    return versions
