@@ -15,18 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from time import monotonic
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.child import LONGEST, Child, ChildError, Report
+from worker.runtime.child import Report, environment
 from worker.runtime.supervision import Pauses, keep_running
 from worker.stream.events import Tag
 
 log = logging.getLogger(__name__)
+
+#: Bytes of the longest report: a few versions of the largest model.
+_LONGEST: Final = 64 << 20
 
 
 class LearnerStatus(Report, frozen=True, kw_only=True, omit_defaults=True):
@@ -48,8 +54,14 @@ class LearnerStatus(Report, frozen=True, kw_only=True, omit_defaults=True):
     refused: tuple[tuple[int, str], ...] = ()  # orders, with the reason
 
 
+_decode = msgspec.json.Decoder(LearnerStatus).decode
+
 #: Called with every report; the next one is not read, and no other process started, before it has returned.
 OnStatus: TypeAlias = Callable[[LearnerStatus], Awaitable[None] | None]
+
+
+class LearnerEndedError(Exception):
+    """The process has ended, or has to be ended; the text continues a sentence that begins with its name."""
 
 
 class LearnerProcess:
@@ -69,8 +81,6 @@ class LearnerProcess:
     pauses = Pauses()
     #: Seconds without a report after which the process counts as down. It reports every few seconds.
     silence = 60.0
-    #: Bytes of the longest line that it may write.
-    longest = LONGEST
 
     def __init__(self, command: Sequence[str], on_status: OnStatus, troubles: TroubleLog) -> None:
         self._command = tuple(command)
@@ -136,7 +146,7 @@ class LearnerProcess:
 
     async def _on_end(self, error: Exception | None, pause: float) -> None:
         # A learner that fails must not end the serving, which continues with the versions it has.
-        unexpected = None if isinstance(error, ChildError | OSError) else error
+        unexpected = None if isinstance(error, LearnerEndedError | OSError) else error
         self.failure = f"{type(error).__name__}: {error}" if unexpected else f"the learner process {error}"
         log.error("the learner is down, and starts again in %g s: %s", pause, self.failure, exc_info=unexpected)
         self.check()
@@ -144,16 +154,18 @@ class LearnerProcess:
 
     async def _run_once(self) -> None:
         self._heard = monotonic()
-        child = Child(self._command, LearnerStatus, longest=self.longest)
+        process = await asyncio.create_subprocess_exec(
+            *self._command, env=environment(), stdin=PIPE, stdout=PIPE, limit=_LONGEST
+        )
         try:
             while True:
-                await child.readable()
-                for status in child.receive():
-                    await self._handle(status)
+                await self._handle(await _next_report(process))
         finally:
             self.position, self._reports = -1, False
             # At once: whatever it was about to publish, the next one publishes the same.
-            await child.end_soon()
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
     async def _handle(self, status: LearnerStatus) -> None:
         self._heard = monotonic()
@@ -165,3 +177,19 @@ class LearnerProcess:
                 log.info("the learner runs, from journal offset %d on", status.position)
             self.position, self.watermark, self.slowest = status.position, status.watermark, status.slowest
             self._reports, self.failure = True, ""
+
+
+async def _next_report(process: Process) -> LearnerStatus:
+    """Return the next report; raise `LearnerEndedError` if the process has ended, failed, or written garbage."""
+    assert process.stdout is not None
+    try:
+        report = _decode(await process.stdout.readuntil())
+    except asyncio.IncompleteReadError:
+        code = await process.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        raise LearnerEndedError(how) from None
+    except msgspec.MsgspecError as error:
+        raise LearnerEndedError(f"wrote a report that cannot be read: {error}") from None
+    if report.failure:
+        raise LearnerEndedError(f"failed: {report.failure}")
+    return report
