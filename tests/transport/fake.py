@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from faust.types import TP, RecordMetadata
+from faust.types import TP
 
 from tests.transport.memory import Cluster, FakeMessage
 from worker.kafka.partitions import Partitions
@@ -53,7 +53,7 @@ class FakeWorker:
 
     def __init__(self, kafka: Cluster, topics: Topics, partitions: Partitions) -> None:
         self.kafka, self.partitions = kafka, partitions
-        self.options = SimpleNamespace(topics=topics)
+        self.settings = SimpleNamespace(topics=topics)
         self.pending: list[Write] = []
         self.failure: BaseException | None = None
         self.flights = Flights(lambda error: self.fail(RuntimeError(error.str())))
@@ -79,7 +79,7 @@ class FakeWorker:
         self.was_drained = self.flights.are_idle
         self.generation += 1
         self.flights.forget()
-        given, topics = list(partitions), self.options.topics
+        given, topics = list(partitions), self.settings.topics
         changelogs = {one: TP(topics.changelog, one) for one in given}
         kept = self.partitions.keep({one: len(self.kafka.logs[tp]) for one, tp in changelogs.items()})
         tables: dict[int, dict[bytes, Record]] = {one: {} for one in given if one not in kept}
@@ -155,14 +155,9 @@ class FakeWorker:
     def write_dead_letters(self, topic: str, partition: int, letters: Iterable[DeadLetter], flight: Flight) -> None:
         self.write(topic, partition, [(key, value) for key, value, _ in letters], flight)
 
-    async def send_and_wait(
-        self, topic: str, key: bytes | None, value: bytes | None, partition: int, *_: Any
-    ) -> RecordMetadata:
-        written: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
-
-        def report(error: None, message: FakeMessage) -> None:
-            kind, stamp = message.timestamp()
-            written.set_result(RecordMetadata(topic, partition, TP(topic, partition), message.offset(), stamp, kind))
-
-        self.pending.append(Write(TP(topic, partition), key, value, report))
+    async def write_one(self, topic: str, partition: int, value: bytes) -> FakeMessage:
+        written: asyncio.Future[FakeMessage] = asyncio.get_running_loop().create_future()
+        self.pending.append(
+            Write(TP(topic, partition), None, value, lambda error, message: written.set_result(message))
+        )
         return await written

@@ -18,10 +18,10 @@ from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, Fa
 from worker.errors import FailedError
 from worker.kafka import app as app_module
 from worker.kafka.app import WorkerApp, worker_app
-from worker.kafka.driver import DriverOptions
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
 from worker.kafka.processors import StreamProcessors
+from worker.kafka.settings import WorkerSettings
 from worker.kafka.store import SessionStore
 from worker.metrics import Metrics
 from worker.stream.decoding import Limits
@@ -48,9 +48,10 @@ class NoLearner:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Kafka in memory, in place of librdkafka."""
     made = Cluster.with_topics(TOPICS, COUNT)
-    monkeypatch.setattr("worker.kafka.driver.confluent_kafka.Consumer", lambda _: FakeConsumer(made))
+    monkeypatch.setattr("worker.kafka.consumer.confluent_kafka.Consumer", lambda _: FakeConsumer(made))
     monkeypatch.setattr("worker.kafka.driver.durable_producer", lambda *_, **__: FakeProducer(made))
-    monkeypatch.setattr("worker.kafka.driver.AdminClient", lambda _: FakeAdmin(made))
+    for module in ("consumer", "driver"):
+        monkeypatch.setattr(f"worker.kafka.{module}.AdminClient", lambda _: FakeAdmin(made))
     monkeypatch.setattr(app_module, "_end_within", lambda seconds: None)
     return made
 
@@ -78,9 +79,9 @@ async def worker(group: str = "g") -> AsyncIterator[Running]:
     async def know_versions() -> None:
         return
 
-    options = DriverOptions(connection=NOWHERE, topics=TOPICS, group=group)
+    configured = WorkerSettings(connection=NOWHERE, topics=TOPICS, learner=(), learning=settings(), group=group)
     partitions = Partitions(processors, TOPICS, know_versions=know_versions)
-    app = worker_app(options, partitions, learner, count=COUNT)  # type: ignore[arg-type]
+    app = worker_app(configured, partitions, learner, count=COUNT)  # type: ignore[arg-type]
     starting = asyncio.create_task(app.start())
     running = Running(app, learner, metrics)
     await until(lambda: app.serves)

@@ -22,6 +22,7 @@ class Loop:
     """What the loop does in a rebalance, noted."""
 
     def __init__(self) -> None:
+        self.flights = Flights(lambda error: None)
         self.assigned: set[TP] | None = None
         self.events: list[str] = []
         self.may_finish = asyncio.Event()
@@ -46,8 +47,7 @@ class Loop:
 @asynccontextmanager
 async def running(cluster: Cluster, drain: float = 5.0) -> AsyncIterator[tuple[ClientThread, Loop, FakeConsumer]]:
     loop, consumer = Loop(), FakeConsumer(cluster)
-    flights = Flights(lambda error: None)
-    thread = ClientThread(consumer, loop, serve_reports=lambda: False, flights=flights, drain=drain)
+    thread = ClientThread(consumer, loop, serve_reports=lambda: False, drain=drain)  # type: ignore[arg-type]
     thread.start()
     await thread.subscribe(["t"])
     await until(lambda: loop.assigned is not None)

@@ -77,7 +77,7 @@ class WorkerMonitor:
 
     async def measure_lag(self, app: WorkerApp) -> None:
         """Count the records between the acknowledged positions and the ends of the topics."""
-        topics = app.options.topics
+        topics = app.settings.topics
         if not app.serves:
             return
         lag = {"arrivals": 0, "clicks": 0, "journal": 0}

@@ -21,7 +21,8 @@ from typing import Final
 from faust.types import TP
 
 from worker.errors import FailedError
-from worker.kafka.driver import Consumer, Producer
+from worker.kafka.consumer import Consumer
+from worker.kafka.driver import Producer
 from worker.kafka.polls import Flight, Poll, RecordList
 from worker.kafka.processors import StreamProcessors
 from worker.stream.serving import Serving

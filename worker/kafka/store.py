@@ -44,7 +44,7 @@ class SessionStore(memory.Store):  # type: ignore[type-arg]
         self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
     ) -> None:
         """Find the partitions that have to be read. Half-read ones are read anew."""
-        changelogs = [tp for tp in assigned if tp.topic == self.app.options.topics.changelog]
+        changelogs = [tp for tp in assigned if tp.topic == self.app.settings.topics.changelog]
         found = await self.app.consumer.highwaters(*changelogs)
         self.ends = {tp.partition: end for tp, end in found.items()}
         self.kept = self.app.partitions.keep(self.ends)

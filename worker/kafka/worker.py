@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
-from worker.kafka.driver import DriverOptions
 from worker.kafka.monitor import WorkerMonitor
 from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
 from worker.kafka.partitions import Partitions
@@ -106,16 +105,10 @@ class Worker:
         progress = ProgressReporter(count=count, clock=processors.clock, interval=settings.progress_interval)
         monitor = WorkerMonitor(processors, learner, learning, catalogue, metrics)
         self._app: WorkerApp = worker_app(
-            DriverOptions(
-                connection=settings.connection,
-                topics=topics,
-                group=settings.group,
-                session_timeout=settings.member_timeout,
-            ),
+            settings,
             partitions,
             learner,
             count=count,
-            replication=settings.changelog_replication,
             background=[
                 self._versions.run,
                 supervised(lambda: progress.run(self._app), troubles, name="progress"),

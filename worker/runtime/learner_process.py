@@ -163,9 +163,7 @@ class LearnerProcess:
         finally:
             self.position, self._reports = -1, False
             # At once: whatever it was about to publish, the next one publishes the same.
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await _kill(process)
 
     async def _handle(self, status: LearnerStatus) -> None:
         self._heard = monotonic()
@@ -193,3 +191,15 @@ async def _next_report(process: Process) -> LearnerStatus:
     if report.failure:
         raise LearnerEndedError(f"failed: {report.failure}")
     return report
+
+
+async def _kill(process: Process) -> None:
+    """Kill the process and wait until it has ended, also if that is cancelled meanwhile."""
+    with suppress(ProcessLookupError):
+        process.kill()
+    ending = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        await ending
+        raise
