@@ -14,7 +14,7 @@ from faust.types import TP
 from tests.embedded.traffic import ARMS, START, arrivals, settings
 from worker.errors import FailedError, InputError
 from worker.kafka.connection import Connection
-from worker.kafka.parameters import PublishedParameters, last_versions, with_dimension
+from worker.kafka.parameters import PublishedParameters, with_dimension
 from worker.kafka.polls import Poll, RecordList
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.settings import WorkerSettings
@@ -115,14 +115,6 @@ def test_a_version_is_wanted_if_it_is_new_or_the_newest_from_a_newer_position() 
     with pytest.raises(FailedError, match="two learners disagree"):
         published.wants(other(version(3)))
     assert counted(metrics, "refused_versions_total") == 1
-
-
-def test_of_a_version_the_first_content_and_the_newest_position_count() -> None:
-    newest = last_versions([version(1), other(version(1)), replace(version(1), journal_offset=9), version(0)])
-    assert [(one.version, one.journal_offset, one.sha256) for one in newest] == [
-        (0, 0, version(0).sha256),
-        (1, 9, version(1).sha256),
-    ]
 
 
 # ── serving ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,8 +15,7 @@ from faust.types import TP
 from tests.embedded.traffic import ARMS, settings
 from tests.transport.fake import in_loop, until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeMessage
-from worker.kafka.parameters import PublishedParameters, UnfitError
-from worker.kafka.versions import VersionReader
+from worker.kafka.parameters import PublishedParameters, UnfitError, VersionReader
 from worker.metrics import Metrics
 from worker.runtime.supervision import Pauses
 from worker.stream.parameters import Parameters
@@ -33,7 +32,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Kafka in memory, in place of librdkafka."""
     made = Cluster.with_topics(TOPICS)
     monkeypatch.setattr("worker.kafka.clients.Consumer", lambda _: FakeConsumer(made))
-    monkeypatch.setattr("worker.kafka.versions.AdminClient", lambda _: FakeAdmin(made))
+    monkeypatch.setattr("worker.kafka.parameters.AdminClient", lambda _: FakeAdmin(made))
     monkeypatch.setattr(VersionReader, "pauses", Pauses(first=0.001, most=0.001))
     return made
 
@@ -63,7 +62,7 @@ def version(number: int, **changes: Any) -> Parameters:
 @in_loop
 async def test_versions_come_with_prepared_planners(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[int]()
-    monkeypatch.setattr("worker.kafka.versions.prepared", lambda one: made.append(one.version) or None)
+    monkeypatch.setattr("worker.kafka.parameters.prepared", lambda one: made.append(one.version) or None)
     publish(cluster, ZERO)
     async with reading() as (reader, published, _):
         await reader.catch_up()

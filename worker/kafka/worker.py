@@ -9,13 +9,12 @@ from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
 from worker.kafka.monitor import WorkerMonitor
-from worker.kafka.parameters import PublishedParameters, published_versions, with_dimension
+from worker.kafka.parameters import PublishedParameters, VersionReader, published_versions, with_dimension
 from worker.kafka.partitions import Partitions
 from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import compressed_inputs, input_partitions, largest_record, largest_version
-from worker.kafka.versions import VersionReader
 from worker.metrics import Metrics
 from worker.runtime.clock import clock_of
 from worker.runtime.learner_process import LearnerProcess
