@@ -11,7 +11,6 @@ from operator import itemgetter
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.polls import Poll
 from worker.metrics import Metrics
-from worker.metrics.troubles import TroubleLog
 from worker.runtime.clock import Clock, ComparedClock, steady_clock, wall_clock
 from worker.runtime.learner_process import LearnerStatus
 from worker.secret import Secret
@@ -148,22 +147,12 @@ class StreamProcessors:
         if status.late:
             self._metrics.late(status.late)
         for kind, times, example in status.troubles:
-            self.troubles.add(kind, example, times)
+            self._metrics.troubles.add(kind, example, times)
         for episode in status.episodes:
             self._metrics.episode(decode_episode(bytes(episode)))
         self._metrics.rounded(status.rounded)
         if status.watermark:
             self._metrics.watermark(status.watermark)
-
-    @property
-    def troubles(self) -> TroubleLog:
-        """The troubles of this worker."""
-        return self._metrics.troubles
-
-    @property
-    def opened(self) -> int:
-        """The number of sessions opened so far."""
-        return self._metrics.opened
 
     def check_accounts(self) -> None:
         """Compare the counters with the session tables; call in the thread of the tasks."""
