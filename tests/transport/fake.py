@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from faust.types import TP
 
-from tests.transport.memory import Cluster, FakeMessage
+from tests.transport.memory import Cluster, FakeProducer, Write
 from worker.kafka.partitions import Partitions
-from worker.kafka.polls import Flight, Flights, Poll, RecordList
-from worker.stream.topology import DeadLetter, Record, Topics
+from worker.kafka.polls import Flights, Poll, RecordList, Writer
+from worker.stream.topology import Record, Topics
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -39,22 +39,14 @@ async def until(condition: Callable[[], object], within: float = 120.0) -> None:
             await asyncio.sleep(0.002)
 
 
-class Write(NamedTuple):
-    """A record that is not durable yet."""
-
-    tp: TP
-    key: bytes | None
-    value: bytes | None
-    report: Callable[[None, FakeMessage], None]
-
-
 class FakeWorker:
-    """Partitions with a driver that does what a test says. It is app, consumer and producer to them."""
+    """Partitions with a driver that does what a test says. It is app and consumer to them."""
 
     def __init__(self, kafka: Cluster, topics: Topics, partitions: Partitions) -> None:
         self.kafka, self.partitions = kafka, partitions
         self.settings = SimpleNamespace(topics=topics)
-        self.pending: list[Write] = []
+        self.producer = FakeProducer(kafka)
+        self.writer = Writer(self.producer)  # type: ignore[arg-type]
         self.failure: BaseException | None = None
         self.flights = Flights(lambda error: self.fail(RuntimeError(error.str())))
         self.generation, self.number = 0, 0
@@ -63,9 +55,10 @@ class FakeWorker:
         self.positions: dict[TP, int] = {}
         self.was_drained = False
         self.flow_active = True
-        partitions.connect(self, self)  # type: ignore[arg-type]
+        partitions.connect(self, self.writer)  # type: ignore[arg-type]
 
-    driver = producer = property(lambda self: self)
+    driver = property(lambda self: self)
+    pending = property(lambda self: self.producer.pending)
 
     def fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
@@ -118,9 +111,7 @@ class FakeWorker:
 
     async def persist(self, write: Write) -> None:
         """Make a write durable, and report it."""
-        self.pending.remove(write)
-        record = self.kafka.append(*write.tp, write.key, write.value)
-        write.report(None, FakeMessage(record, is_stamped=self.kafka.clock is not None))
+        self.producer.persist(write)
         self.flights.advance()
         await settle()
 
@@ -136,28 +127,3 @@ class FakeWorker:
 
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
         return {tp: len(self.kafka.logs[tp]) for tp in partitions}
-
-    # ── what the producer does ───────────────────────────────────────────────────────────────────────────────────────
-
-    def write(
-        self,
-        topic: str,
-        partition: int,
-        pairs: Sequence[tuple[bytes | None, bytes | None]],
-        flight: Flight,
-        *,
-        is_changelog: bool = False,
-    ) -> None:
-        report = flight.on_changelog_delivery if is_changelog else flight.on_delivery
-        self.pending += [Write(TP(topic, partition), key, value, report) for key, value in pairs]
-        flight.writes += len(pairs)
-
-    def write_dead_letters(self, topic: str, partition: int, letters: Iterable[DeadLetter], flight: Flight) -> None:
-        self.write(topic, partition, [(key, value) for key, value, _ in letters], flight)
-
-    async def write_one(self, topic: str, partition: int, value: bytes) -> FakeMessage:
-        written: asyncio.Future[FakeMessage] = asyncio.get_running_loop().create_future()
-        self.pending.append(
-            Write(TP(topic, partition), None, value, lambda error, message: written.set_result(message))
-        )
-        return await written

@@ -279,26 +279,6 @@ async def test_sessions_stay_in_memory_if_all_was_durable_and_nobody_else_change
 
 
 @in_loop
-async def test_tables_are_restored_in_pieces_between_which_the_loop_turns() -> None:
-    bench, size = Bench(), 2 * module.RESTORED_AT_ONCE + 1
-    for number in range(size):
-        bench.kafka.append(TOPICS.changelog, 0, b"%d" % number, b"state")
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    await bench.worker.rebalance([0])
-    counting.cancel()
-    assert len(bench.echo.restored) == size
-    assert turns >= 3
-
-
-@in_loop
 async def test_sessions_that_are_over_are_deleted_when_progress_is_acknowledged() -> None:
     bench = await Bench().opened()
     bench.partitions.acknowledge(0, 77)

@@ -175,52 +175,12 @@ def test_what_was_written_long_ago_is_read_whenever_the_worker_starts() -> None:
     assert {dict(letter.headers)["adcascade.reason"] for letter in written_now.dead_letters} == {b"past"}
 
 
-def test_sessions_handed_over_and_recovered_balance() -> None:
-    bench = PartitionBench()
-    changelog = bench.handle(bench.records(5, timestamp=START)).changelog
-    bench.processors.release(bench.serving)
-    bench.processors.check_accounts()
-    assert counted(bench.metrics, "accounting_imbalance", identity="sessions") == 0
-    assert counted(bench.metrics, "sessions_handed_over_total") == 5
-    assert counted(bench.metrics, "open_sessions") == 0
-    successor = PartitionBench()
-    successor.processors.restore(
-        successor.serving, (Record(TOPICS.changelog, 0, 0, 0, key, value) for key, value in changelog)
-    )
-    assert counted(successor.metrics, "sessions_recovered_total") == 5
-    assert not any(successor.metrics.census(open_sessions=successor.serving.open_sessions, parked=0).values())
-
-
-def test_a_silent_partition_deletes_ended_sessions_and_counts_no_batch() -> None:
-    bench = PartitionBench()
-    bench.handle(bench.records(2, timestamp=START))
-    assert bench.processors.delete_over(bench.serving).changelog == []
-    bench.serving.acknowledged(START + 3_600_000)
-    assert [value for _, value in bench.processors.delete_over(bench.serving).changelog] == [None, None]
-    assert counted(bench.metrics, "open_sessions") == 0
-    assert counted(bench.metrics, "batch_records_count") == 1
-
-
 def test_the_time_from_arrival_to_decision_is_measured_for_every_arrival() -> None:
     bench = PartitionBench(now=START + 40)
     bench.handle(bench.records(7, timestamp=START))
     assert counted(bench.metrics, "arrival_to_decision_seconds_count") == 7
     assert counted(bench.metrics, "arrival_to_decision_seconds_bucket", le="0.025") == 0
     assert counted(bench.metrics, "arrival_to_decision_seconds_bucket", le="0.05") == 7
-
-
-def test_partitions_that_handle_records_together_do_what_each_does_alone() -> None:
-    sizes = (5, 0, 70)  # none: a position that moved on without a record
-    bench = PartitionBench()
-    servings = [bench.serving, bench.processors.make_serving(1), bench.processors.make_serving(2)]
-    records = [bench.records(size, timestamp=START) for size in sizes]
-    emitted = bench.processors.handle(list(zip(servings, records, strict=True)))
-    for some, emits in zip(records, emitted, strict=True):
-        wanted = PartitionBench().handle(some) if some else Emits()
-        assert (emits.journal, emits.changelog, emits.decisions) == (wanted.journal, wanted.changelog, wanted.decisions)
-        assert len(emits.decisions) == len(some)
-    assert counted(bench.metrics, "arrivals_total") == sum(sizes), "the tally is that of all, and counts once"
-    assert counted(bench.metrics, "batch_records_count") == 1
 
 
 # ── settings ────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,21 +246,3 @@ def test_every_stage_of_a_poll_is_measured() -> None:
     counts = {stage: counted(bench.metrics, "stage_seconds_count", stage=stage) for stage in STAGES}
     assert counts == {"fetch": 1, "queue": 1, "handle": 1, "write": 2}
     assert counted(bench.metrics, "stage_seconds_sum", stage="queue") == 0.5
-
-
-def test_the_partitions_of_a_worker_share_their_room() -> None:
-    metrics = Metrics()
-    processors = StreamProcessors(
-        PublishedParameters(ZERO, [ZERO], metrics), TOPICS, metrics, limits=Limits(), max_open_sessions=6, partitions=4
-    )
-    first, second = processors.make_serving(2), processors.make_serving(3)
-    processors.handle([(first, PartitionBench().records(4, timestamp=START))])
-    others = [one._replace(partition=3) for one in PartitionBench().records(4, timestamp=START)]
-    (emits,) = processors.handle([(second, others)])
-    assert (emits.tally.opened, emits.tally.unremembered, len(emits.decisions)) == (2, 2, 4)
-    processors.check_accounts()
-    assert counted(metrics, "accounting_imbalance", identity="arrivals") == 0
-    assert counted(metrics, "arrivals_classified_total", **{"class": "unremembered"}) == 2
-    assert counted(metrics, "trouble", kind="too-many-sessions", level="bad") == 1
-    processors.release(first)
-    assert processors.handle([(second, others)])[0].tally.opened == 2

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 
 from tests.mock_cluster import PARTITIONS, MockCluster
-from worker.kafka.clients import END, admin_client, offsets_of, topic_reader
+from worker.kafka.clients import topic_reader
 
 TOPIC = "read"
 
@@ -45,9 +45,3 @@ def test_reading_others_and_from_elsewhere_returns_nothing_of_before(brokers: Mo
             values += [int(message.value()) for message in reader.poll(1.0)]
     assert values == [33, 37]
     assert reader.positions == {(TOPIC, 1): 10}
-
-
-def test_offsets_are_those_after_the_last_records(brokers: MockCluster) -> None:
-    partitions = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
-    assert set(offsets_of(admin_client(brokers.connection), partitions, END).values()) == {10}
-    assert offsets_of(admin_client(brokers.connection), [], END) == {}

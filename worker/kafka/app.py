@@ -20,6 +20,7 @@ from worker.kafka import driver, store
 from worker.kafka.consumer import PATIENCE, Consumer
 from worker.kafka.driver import Assignor, PollSchema
 from worker.kafka.partitions import Partitions
+from worker.kafka.polls import Writer
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.store import Tables
 from worker.runtime.learner_process import LearnerProcess
@@ -121,6 +122,11 @@ class WorkerApp(faust.App):
         return cast(Consumer, self.consumer)
 
     @property
+    def writer(self) -> Writer:
+        """Writes the outputs."""
+        return cast(driver.Producer, self.producer).writer
+
+    @property
     def serves(self) -> bool:
         """Whether the group has assigned partitions, if only none, and their sessions are recovered."""
         return self.failure is None and self.rebalancing_count > 0 and not self.rebalancing
@@ -130,7 +136,7 @@ class WorkerApp(faust.App):
         await super().on_start()
         # So that the group assigns the journal. It is not read here.
         self.topics.add(self.topic(self.settings.topics.journal, schema=PollSchema(), acks=False))
-        self.partitions.connect(self.driver, cast(driver.Producer, self.producer))
+        self.partitions.connect(self.driver, self.writer)
         self.running = [asyncio.create_task(self._guard(work)) for work in self.background]
 
     async def _guard(self, work: Background) -> None:

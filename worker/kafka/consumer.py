@@ -77,7 +77,7 @@ class Consumer(base.Consumer):
         self._polling = ClientThread(
             confluent_kafka.Consumer(self.settings.of_consumer()),
             self,
-            serve_reports=producer.serve_reports,
+            serve_reports=lambda: producer.librdkafka.poll(0) > 0,
             drain=_DRAIN_TIMEOUT,
         )
         self._polling.start()

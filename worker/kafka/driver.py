@@ -6,18 +6,17 @@ Faust keeps recovery, flow and commits; librdkafka keeps the group. The driver d
   Each changelog partition has a message of its own, since recovery counts offsets by partition.
 - Polls are acknowledged by their delivery reports (`Flights`), not by the end of an iteration of the agent, which also
   comes with an exception. Faust's topics have ``acks=False``, and `force_commit` commits what is acknowledged.
-- Outputs are written with explicit partitions by `Producer.write`; `send` of topics and tables is not implemented.
+- Outputs are written with explicit partitions by `Writer`; `send` of topics and tables is not implemented.
 - The journal is assigned and never read: its owner runs the learner.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient, NewTopic
 from faust.serializers.schemas import Schema
 from faust.transport import base
@@ -27,11 +26,9 @@ from faust.types.assignor import HostToPartitionMap, PartitionAssignorT
 from mode import Service
 from yarl import URL
 
-from worker.errors import FailedError
 from worker.kafka.clients import durable_producer, existing_topics
 from worker.kafka.consumer import Consumer
-from worker.kafka.polls import Flight
-from worker.stream.topology import DeadLetter
+from worker.kafka.polls import Writer
 
 if TYPE_CHECKING:
     from worker.kafka.app import WorkerApp
@@ -117,78 +114,22 @@ class Fetcher(Service):
 
 
 class Producer(base.Producer):
-    """Writes each record once, in order, to all replicas."""
+    """Faust's side of the producer; records are written by its `writer`."""
 
     app: WorkerApp
-    _librdkafka: confluent_kafka.Producer | None = None
 
-    @property
-    def _kafka(self) -> confluent_kafka.Producer:
-        if self._librdkafka is None:
-            timeout = int(1000 * _WRITE_TIMEOUT)
-            self._librdkafka = durable_producer(self.app.settings.connection, message_timeout_ms=timeout)
-        return self._librdkafka
-
-    def serve_reports(self) -> bool:
-        """Serve delivery reports; called by the client thread. Return whether there were any."""
-        return self._librdkafka is not None and bool(self._librdkafka.poll(0))
-
-    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def write(
-        self,
-        topic: str,
-        partition: int,
-        pairs: Sequence[tuple[bytes | None, bytes | None]],
-        flight: Flight,
-        *,
-        is_changelog: bool = False,
-    ) -> None:
-        """Write keys with values to a partition; the flight takes their delivery reports."""
-        taken = self._kafka.produce_batch(
-            topic,
-            [{"key": key, "value": value} for key, value in pairs],
-            partition,
-            flight.on_changelog_delivery if is_changelog else flight.on_delivery,
-        )
-        flight.writes += len(pairs)
-        if taken != len(pairs):
-            raise FailedError(f"{len(pairs) - taken} records for {topic} could not be queued")
-
-    def write_dead_letters(self, topic: str, partition: int, letters: Iterable[DeadLetter], flight: Flight) -> None:
-        """Write dead letters with their headers."""
-        for key, value, headers in letters:
-            self._kafka.produce(topic, value, key, partition, on_delivery=flight.on_delivery, headers=headers)
-            flight.writes += 1
-
-    async def write_one(self, topic: str, partition: int, value: bytes) -> Message:
-        """Write a record without a key; return its delivery report when all replicas have it."""
-        loop = asyncio.get_running_loop()
-        written: asyncio.Future[Message] = loop.create_future()
-
-        def settle(error: KafkaError | None, message: Message) -> None:
-            if written.done():
-                return
-            if error is None:
-                written.set_result(message)
-            else:
-                written.set_exception(KafkaException(error))
-
-        def on_delivery(error: KafkaError | None, message: Message) -> None:  # in the client thread
-            loop.call_soon_threadsafe(settle, error, message)
-
-        self._kafka.produce(topic, value, None, partition, on_delivery=on_delivery)
-        return await written
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        connection, timeout = self.app.settings.connection, int(1000 * _WRITE_TIMEOUT)
+        self.librdkafka = durable_producer(connection, message_timeout_ms=timeout)
+        self.writer = Writer(self.librdkafka)
 
     async def flush(self) -> None:
         """Do nothing: `Consumer.wait_empty` waits for what is in flight."""
 
     async def on_stop(self) -> None:
         """Give up what no broker has taken by now: it is not committed, and is read again."""
-        if self._librdkafka is not None:
-            self._librdkafka.purge()
-
-    # ── topics ───────────────────────────────────────────────────────────────────────────────────────────────────────
+        self.librdkafka.purge()
 
     async def create_topic(
         self, topic: str, partitions: int, replication: int, *, config: Mapping[str, Any] | None = None, **_: Any

@@ -65,19 +65,14 @@ def run_learner(
     history = published_versions(connection, topics)
     learning = with_dimension(learning, dim, history)
     published = PublishedParameters(Parameters.first(learning, arms), history, Metrics())
-    with readable_errors(connection):
-        _learn(connection, topics, published, lambda: Learner(learning, arms, published.history))
-
-
-def _learn(
-    connection: Connection, topics: Topics, published: PublishedParameters, make_learner: Callable[[], Learner]
-) -> None:
     with (
+        readable_errors(connection),
         closing(durable_producer(connection)) as producer,
         topic_reader(connection, auto_offset_reset="error", fetch_message_max_bytes=4 << 20, **BATCHING) as journal,
         topic_reader(connection) as versions,
     ):
-        JournalPublisher(topics, published, journal=journal, versions=versions, producer=producer).run(make_learner)
+        publisher = JournalPublisher(topics, published, journal=journal, versions=versions, producer=producer)
+        publisher.run(lambda: Learner(learning, arms, published.history))
 
 
 class JournalPublisher:

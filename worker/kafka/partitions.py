@@ -22,8 +22,7 @@ from faust.types import TP
 
 from worker.errors import FailedError
 from worker.kafka.consumer import Consumer
-from worker.kafka.driver import Producer
-from worker.kafka.polls import Flight, Poll, RecordList
+from worker.kafka.polls import Flight, Poll, RecordList, Writer
 from worker.kafka.processors import StreamProcessors
 from worker.stream.serving import Serving
 from worker.stream.topology import MOST_BYTES, ONLY_PARTITION, Emits, Record, Topics, dead_letter
@@ -65,11 +64,11 @@ class Partitions:
         self._generation = self._next_number = -1
         self._knowing: asyncio.Task[None] | None = None
         self._consumer: Consumer
-        self._producer: Producer
+        self._writer: Writer
 
-    def connect(self, consumer: Consumer, producer: Producer) -> None:
+    def connect(self, consumer: Consumer, writer: Writer) -> None:
         """Use these clients from now on."""
-        self._consumer, self._producer = consumer, producer
+        self._consumer, self._writer = consumer, writer
 
     # ── rebalances ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -175,15 +174,15 @@ class Partitions:
         return together
 
     def _write(self, partition: int, emits: Emits, flight: Flight) -> None:
-        topics, producer = self._topics, self._producer
+        topics, writer = self._topics, self._writer
         if emits.decisions:
-            producer.write(topics.decisions, partition, emits.decisions, flight)
+            writer.write(topics.decisions, partition, emits.decisions, flight)
         if emits.journal:
-            producer.write(topics.journal, ONLY_PARTITION, emits.journal, flight)
+            writer.write(topics.journal, ONLY_PARTITION, emits.journal, flight)
         if emits.dead_letters:
-            producer.write_dead_letters(topics.dead_letters, ONLY_PARTITION, emits.dead_letters, flight)
+            writer.write_dead_letters(topics.dead_letters, ONLY_PARTITION, emits.dead_letters, flight)
         if emits.changelog:
-            producer.write(topics.changelog, partition, emits.changelog, flight, is_changelog=True)
+            writer.write(topics.changelog, partition, emits.changelog, flight, is_changelog=True)
 
     # ── progress ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import cast
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException
 from faust.types import TP
@@ -13,7 +12,6 @@ from faust.types import TP
 from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
 from worker.kafka.connection import reason_of
-from worker.kafka.driver import Producer
 from worker.runtime.clock import ComparedClock
 from worker.stream.encoding import encode_progress
 from worker.stream.events import Progress
@@ -81,9 +79,9 @@ class ProgressReporter:
             return
         # Made when it is written, so that no session that was opened is missing.
         record = Progress(partition=partition, partitions=self._count, time=time, opened=serving.opened)
-        topic, producer = app.settings.topics.journal, cast(Producer, app.producer)
+        topic = app.settings.topics.journal
         try:
-            written = await producer.write_one(topic, ONLY_PARTITION, encode_progress(record))
+            written = await app.writer.write_one(topic, ONLY_PARTITION, encode_progress(record))
         except KafkaException as error:
             app.fail(FailedError(f"progress was not acknowledged: {reason_of(error)}"))
             return

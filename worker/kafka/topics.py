@@ -148,11 +148,10 @@ def create(connection: Connection, names: Topics, layout: TopicLayout) -> list[F
         if missing:
             _create(admin, new_topics(missing, replicas))
             wait_for_topics(admin, [topic.name for topic in missing])
-    created = {topic.name for topic in missing}
     return [
-        Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
-        if topic.name in created
-        else _compare(topic, found[topic.name], layout.replication)
+        _compare(topic, found[topic.name], layout.replication)
+        if topic.name in found
+        else Finding(topic=topic.name, state="created", partitions=topic.partitions, replicas=replicas)
         for topic in wanted
     ]
 
