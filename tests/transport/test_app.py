@@ -13,14 +13,13 @@ import pytest
 from confluent_kafka import KafkaError
 
 from tests.embedded.traffic import ARMS, START, arrivals, settings
-from tests.transport.fake import in_loop, until
+from tests.transport.fake import in_loop, settle, until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeProducer
 from worker.errors import FailedError
 from worker.kafka import app as app_module
 from worker.kafka.app import WorkerApp, worker_app
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
-from worker.kafka.processors import StreamProcessors
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.store import SessionStore
 from worker.metrics import Metrics
@@ -72,15 +71,9 @@ class Running:
 async def worker(group: str = "g") -> AsyncIterator[Running]:
     metrics, learner = Metrics(), NoLearner()
     zero = Parameters.first(settings(), ARMS)
-    processors = StreamProcessors(
-        PublishedParameters(zero, [zero], metrics), TOPICS, metrics, limits=Limits(), clock=lambda: START
-    )
-
-    async def know_versions() -> None:
-        return
-
     configured = WorkerSettings(connection=NOWHERE, topics=TOPICS, learner=(), learning=settings(), group=group)
-    partitions = Partitions(processors, TOPICS, know_versions=know_versions)
+    published = PublishedParameters(zero, [zero], metrics)
+    partitions = Partitions(published, TOPICS, metrics, know_versions=settle, limits=Limits(), clock=lambda: START)
     app = worker_app(configured, partitions, learner, count=COUNT)  # type: ignore[arg-type]
     starting = asyncio.create_task(app.start())
     running = Running(app, learner, metrics)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tests.embedded.traffic import ARMS, START, settings
-from worker.kafka.monitor import PATIENCE, VersionWatch, WorkerMonitor
+from tests.transport.fake import settle
+from worker.kafka.monitor import PATIENCE, VersionWatch, WorkerMonitor, count_report
 from worker.kafka.parameters import PublishedParameters
-from worker.kafka.processors import StreamProcessors
+from worker.kafka.partitions import Partitions
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.clock import ComparedClock
@@ -35,13 +36,11 @@ class Monitored:
         self.now, self.metrics = 0.0, Metrics()
         zero = Parameters.first(settings(), ARMS)
         published = PublishedParameters(zero, [zero], self.metrics)
-        self.processors = StreamProcessors(published, Topics(), self.metrics, limits=Limits())
+        partitions = Partitions(published, Topics(), self.metrics, know_versions=settle, limits=Limits())
         self.learner: Any = SimpleNamespace(running=True, watermark=0, slowest=3, check=lambda: None)
-        self.app: Any = SimpleNamespace(serves=True, partitions=SimpleNamespace(progress={}))
+        self.app: Any = SimpleNamespace(serves=True)
         catalogue = CatalogueCheck((), self.metrics.troubles)
-        self.monitor = WorkerMonitor(
-            self.processors, self.learner, own, catalogue, self.metrics, clock=lambda: self.now
-        )
+        self.monitor = WorkerMonitor(partitions, self.learner, own, catalogue, self.metrics, clock=lambda: self.now)
 
     def look(self, *, after: float = 2.0, serves: bool = True, **learner: object) -> dict[str, str]:
         self.now, self.app.serves = self.now + after, serves
@@ -84,9 +83,9 @@ def test_settings_that_differ_are_trouble_while_another_worker_learns() -> None:
 
 
 def test_a_report_of_the_learner_reaches_the_metrics() -> None:
-    scene = Monitored(settings())
-    scene.processors.on_learner_status(LearnerStatus(position=7, watermark=START, slowest=2, late=5))
-    assert scene.metrics.registry.get_sample_value("adcascade_late_records_total") == 5
+    metrics = Metrics()
+    count_report(metrics, LearnerStatus(position=7, watermark=START, slowest=2, late=5))
+    assert metrics.registry.get_sample_value("adcascade_late_records_total") == 5
 
 
 # ── versions that come late, or not at all ───────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""The real processors without a broker: crashes and rebalances leave the journal of an embedded run."""
+"""The real partitions without a broker: crashes and rebalances leave the journal of an embedded run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.transport.fake import FakeWorker, in_loop, settle
 from tests.transport.memory import Cluster
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
-from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
 from worker.stream.chance import ALL, Shares, journaled
@@ -48,10 +47,9 @@ class WorkerOnFake(FakeWorker):
         zero = replace(Parameters.first(settings(), ARMS), shares=shares)
         published = PublishedParameters(zero, [zero], self.metrics)
         clocks = {"clock": lambda: self.now + self.error, "steady": lambda: self.now}
-        processors = StreamProcessors(published, TOPICS, self.metrics, limits=Limits(), **clocks)
-        self.check_accounts = processors.check_accounts
-        super().__init__(kafka, TOPICS, Partitions(processors, TOPICS, know_versions=settle))
-        self.progress = ProgressReporter(count=PARTITIONS, clock=processors.clock, interval=0.0)
+        partitions = Partitions(published, TOPICS, self.metrics, know_versions=settle, limits=Limits(), **clocks)
+        super().__init__(kafka, TOPICS, partitions)
+        self.progress = ProgressReporter(count=PARTITIONS, clock=partitions.clock, interval=0.0)
 
     async def report_progress(self) -> None:
         """Let all partitions write their progress, and make it durable."""
@@ -60,7 +58,7 @@ class WorkerOnFake(FakeWorker):
         await self.persist_all()
 
     def imbalance(self) -> float:
-        self.check_accounts()
+        self.partitions.check_accounts()
         value = self.metrics.registry.get_sample_value
         return sum(
             abs(value("adcascade_accounting_imbalance", {"identity": name}) or 0.0)

@@ -15,11 +15,12 @@ from faust.types import TP
 from worker.errors import FailedError
 from worker.kafka.app import WorkerApp
 from worker.kafka.connection import reason_of
-from worker.kafka.processors import StreamProcessors
+from worker.kafka.partitions import Partitions
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
-from worker.runtime.learner_process import LearnerProcess
+from worker.runtime.learner_process import LearnerProcess, LearnerStatus
 from worker.runtime.watch import CatalogueCheck, different
+from worker.stream.decoding import decode_episode
 from worker.stream.parameters import Parameters
 from worker.stream.settings import LearningSettings
 from worker.stream.topology import ONLY_PARTITION
@@ -39,21 +40,21 @@ class WorkerMonitor:
 
     def __init__(
         self,
-        processors: StreamProcessors,
+        partitions: Partitions,
         learner: LearnerProcess,
         learning: LearningSettings,
         catalogue: CatalogueCheck,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._processors = processors
+        self._partitions = partitions
         self._learner = learner
         self._catalogue = catalogue
         self._metrics = metrics
         self._learning = learning
         self._watermark, self._difference = Lasting(clock), Lasting(clock)
-        self._versions = VersionWatch(metrics.troubles, clock=processors.clock.earlier, opened=lambda: metrics.opened)
-        processors.parameters.watch(self._versions.received)
+        self._versions = VersionWatch(metrics.troubles, clock=partitions.clock.earlier, opened=lambda: metrics.opened)
+        partitions.parameters.watch(self._versions.received)
 
     async def run(self, app: WorkerApp) -> None:
         """Measure until cancelled."""
@@ -67,10 +68,11 @@ class WorkerMonitor:
 
     def look(self, app: WorkerApp) -> None:
         """Check the accounts; report what lasts: a learner that is down, a watermark that stands still, …."""
-        self._processors.check_accounts()
-        self._learner.check()
+        learner, parameters, progress = self._learner, self._partitions.parameters, self._partitions.progress
+        if app.serves:  # not while sessions are being restored
+            self._partitions.check_accounts()
+        learner.check()
         self._versions.check()
-        learner, parameters, progress = self._learner, self._processors.parameters, app.partitions.progress
         self._metrics.learning(learner.running)
         if not learner.running and progress:
             # Of its own partitions; the learner has the whole.
@@ -125,6 +127,19 @@ class WorkerMonitor:
 
 def _time(milliseconds: int) -> str:
     return datetime.fromtimestamp(min(milliseconds // 1000, _LAST), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def count_report(metrics: Metrics, status: LearnerStatus) -> None:
+    """Count the episodes, late records and troubles of the learner, and note the watermark."""
+    if status.late:
+        metrics.late(status.late)
+    for kind, times, example in status.troubles:
+        metrics.troubles.add(kind, example, times)
+    for episode in status.episodes:
+        metrics.episode(decode_episode(bytes(episode)))
+    metrics.rounded(status.rounded)
+    if status.watermark:
+        metrics.watermark(status.watermark)
 
 
 class Lasting:

@@ -9,10 +9,9 @@ from functools import partial
 from worker.http.pages import operations
 from worker.http.server import WebServer
 from worker.kafka.app import WorkerApp, run_app, worker_app
-from worker.kafka.monitor import WorkerMonitor
+from worker.kafka.monitor import WorkerMonitor, count_report
 from worker.kafka.parameters import PublishedParameters, VersionReader, published_versions, with_dimension
 from worker.kafka.partitions import Partitions
-from worker.kafka.processors import StreamProcessors
 from worker.kafka.progress import ProgressReporter
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.topics import (
@@ -60,23 +59,25 @@ def run_worker(settings: WorkerSettings) -> int:
     warn(settings, learning, history)
     most_sessions = settings.max_open_sessions or sessions_that_fit(learning.dim, learning.horizon, available_memory())
     metrics = Metrics()
-    processors = StreamProcessors(
-        PublishedParameters(first, history, metrics),
+    parameters = PublishedParameters(first, history, metrics)
+    versions = VersionReader(connection, topics, parameters, metrics.troubles)
+    partitions = Partitions(
+        parameters,
         topics,
         metrics,
+        know_versions=versions.catch_up,
         clock=clock_of(settings.clock_file),
         limits=settings.limits,
         secret=settings.secret,
         max_open_sessions=most_sessions,
-        partitions=count,
+        count=count,
         most_bytes=most_bytes,
     )
-    versions = VersionReader(connection, topics, processors.parameters, metrics.troubles)
-    app = _make_app(settings, learning, processors, versions, metrics, count=count, most_bytes=most_bytes)
-    unready = partial(_unready, app, versions, processors.parameters)
+    app = _make_app(settings, learning, partitions, versions, metrics, count)
+    unready = partial(_unready, app, versions, parameters)
     routes = {
         **operations(metrics.registry, unready, metrics.trouble_lines),
-        **status_routes(metrics, runner="worker", unready=unready, clock=processors.clock),
+        **status_routes(metrics, runner="worker", unready=unready, clock=partitions.clock),
     }
     with WebServer(routes, host=settings.web_host, port=settings.web_port) as server:
         log.info(
@@ -94,20 +95,17 @@ def run_worker(settings: WorkerSettings) -> int:
 def _make_app(
     settings: WorkerSettings,
     learning: LearningSettings,
-    processors: StreamProcessors,
+    partitions: Partitions,
     versions: VersionReader,
     metrics: Metrics,
-    *,
     count: int,
-    most_bytes: int,
 ) -> WorkerApp:
-    learner = LearnerProcess(settings.learner, processors.on_learner_status, metrics.troubles)
+    learner = LearnerProcess(settings.learner, partial(count_report, metrics), metrics.troubles)
     catalogue = CatalogueCheck(settings.arms, metrics.troubles)
-    history = processors.parameters.history
+    history = partitions.parameters.history
     catalogue.start(history[-1] if history else None)
-    monitor = WorkerMonitor(processors, learner, learning, catalogue, metrics)
-    progress = ProgressReporter(count=count, clock=processors.clock, interval=settings.progress_interval)
-    partitions = Partitions(processors, settings.topics, know_versions=versions.catch_up, most_bytes=most_bytes)
+    monitor = WorkerMonitor(partitions, learner, learning, catalogue, metrics)
+    progress = ProgressReporter(count=count, clock=partitions.clock, interval=settings.progress_interval)
     background = [
         versions.run,
         supervised(lambda: progress.run(app), metrics.troubles, name="progress"),

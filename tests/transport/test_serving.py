@@ -1,4 +1,4 @@
-"""The processors of a worker: times, accounts, and versions that contradict each other."""
+"""Published versions that contradict each other, and what partitions do with times, settings and metrics."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from faust.types import TP
 
 from tests.embedded.traffic import ARMS, START, arrivals, settings
+from tests.transport.fake import settle
 from worker.errors import FailedError, InputError
 from worker.kafka.connection import Connection
 from worker.kafka.parameters import PublishedParameters, with_dimension
+from worker.kafka.partitions import Partitions
 from worker.kafka.polls import Poll, RecordList
-from worker.kafka.processors import StreamProcessors
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.worker import warn
 from worker.metrics import Metrics
@@ -127,13 +128,12 @@ class PartitionBench:
         self.now = now
         self.metrics = Metrics()
         published = PublishedParameters(ZERO, [ZERO], self.metrics)
-        self.processors = StreamProcessors(
-            published, TOPICS, self.metrics, limits=Limits(), clock=lambda: self.now, steady=lambda: 0
-        )
-        self.serving = self.processors.make_serving(0)
+        clocks = {"clock": lambda: self.now, "steady": lambda: 0}
+        self.partitions = Partitions(published, TOPICS, self.metrics, know_versions=settle, limits=Limits(), **clocks)
+        self.serving = self.partitions.make_serving(0)
 
     def handle(self, records: Sequence[Record]) -> Emits:
-        return self.processors.handle([(self.serving, records)])[0]
+        return self.partitions.serve([(self.serving, records)])[0]
 
     def records(self, count: int, timestamp: int) -> list[Record]:
         sent = arrivals(count, seconds=1)
@@ -242,7 +242,7 @@ def test_every_stage_of_a_poll_is_measured() -> None:
         RecordList(TP(TOPICS.arrivals, 0), 2, bench.records(2, timestamp=START)),
         RecordList(TP(TOPICS.clicks, 0), 5, []),  # a position that moved on without a record
     ]
-    bench.processors.measure(Poll(1, 0, lists, 10.0), 10.5, 11.0, [0.25, 0.5])
+    bench.partitions.measure(Poll(1, 0, lists, 10.0), 10.5, 11.0, [0.25, 0.5])
     counts = {stage: counted(bench.metrics, "stage_seconds_count", stage=stage) for stage in STAGES}
     assert counts == {"fetch": 1, "queue": 1, "handle": 1, "write": 2}
     assert counted(bench.metrics, "stage_seconds_sum", stage="queue") == 0.5
