@@ -10,10 +10,17 @@ from typing import Any
 
 from faust.types import TP
 
+from tests.embedded.traffic import ARMS, settings
 from tests.transport.memory import Cluster, FakeProducer, Write
+from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
 from worker.kafka.polls import Flights, Poll, RecordList, Writer
+from worker.metrics import Metrics
+from worker.stream.decoding import Limits
+from worker.stream.parameters import Parameters
 from worker.stream.topology import Record, Topics
+
+ZERO = Parameters.first(settings(), ARMS)
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -37,6 +44,12 @@ async def until(condition: Callable[[], object], within: float = 120.0) -> None:
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110 (there is no event)
             await asyncio.sleep(0.002)
+
+
+def new_partitions(topics: Topics, metrics: Metrics, zero: Parameters = ZERO, **options: Any) -> Partitions:
+    """Return the partitions of a worker that has one published version."""
+    published = PublishedParameters(zero, [zero], metrics)
+    return Partitions(published, topics, metrics, know_versions=settle, limits=Limits(), **options)
 
 
 class FakeWorker:

@@ -12,19 +12,15 @@ import orjson
 import pytest
 from confluent_kafka import KafkaError
 
-from tests.embedded.traffic import ARMS, START, arrivals, settings
-from tests.transport.fake import in_loop, settle, until
+from tests.embedded.traffic import START, arrivals, settings
+from tests.transport.fake import in_loop, new_partitions, until
 from tests.transport.memory import NOWHERE, Cluster, FakeAdmin, FakeConsumer, FakeProducer
 from worker.errors import FailedError
 from worker.kafka import app as app_module
 from worker.kafka.app import WorkerApp, worker_app
-from worker.kafka.parameters import PublishedParameters
-from worker.kafka.partitions import Partitions
 from worker.kafka.settings import WorkerSettings
 from worker.kafka.store import SessionStore
 from worker.metrics import Metrics
-from worker.stream.decoding import Limits
-from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
 TOPICS = Topics("t")
@@ -70,10 +66,8 @@ class Running:
 @asynccontextmanager
 async def worker(group: str = "g") -> AsyncIterator[Running]:
     metrics, learner = Metrics(), NoLearner()
-    zero = Parameters.first(settings(), ARMS)
     configured = WorkerSettings(connection=NOWHERE, topics=TOPICS, learner=(), learning=settings(), group=group)
-    published = PublishedParameters(zero, [zero], metrics)
-    partitions = Partitions(published, TOPICS, metrics, know_versions=settle, limits=Limits(), clock=lambda: START)
+    partitions = new_partitions(TOPICS, metrics, clock=lambda: START)
     app = worker_app(configured, partitions, learner, count=COUNT)  # type: ignore[arg-type]
     starting = asyncio.create_task(app.start())
     running = Running(app, learner, metrics)
@@ -97,6 +91,12 @@ def answered(cluster: Cluster) -> set[str]:
     return {orjson.loads(value)["session_id"] for value in cluster.values(TOPICS.decisions)}
 
 
+async def serve(cluster: Cluster, users: int, first: int = 0) -> None:
+    """Send arrivals and wait for their decisions."""
+    sessions = send(cluster, users, first)
+    await until(lambda: answered(cluster) >= sessions)
+
+
 def committed(cluster: Cluster) -> int:
     return sum(offset for (topic, _), offset in cluster.committed.items() if topic == TOPICS.arrivals)
 
@@ -116,34 +116,28 @@ async def test_nothing_is_committed_before_its_results_are_durable(cluster: Clus
 @in_loop
 async def test_the_next_worker_recovers_the_sessions_and_answers_no_arrival_again(cluster: Cluster) -> None:
     async with worker():
-        sessions = send(cluster, 12)
-        await until(lambda: answered(cluster) == sessions)
+        await serve(cluster, 12)
     assert (committed(cluster), cluster.members) == (12, [])
     written = len(cluster.values(TOPICS.decisions))
     async with worker() as running:
         assert running.counted("sessions_recovered_total") == 12
-        later = send(cluster, 4, first=12)
-        await until(lambda: answered(cluster) == sessions | later)
+        await serve(cluster, 4, first=12)
     assert len(cluster.values(TOPICS.decisions)) == written + 4
 
 
 @in_loop
 async def test_workers_share_the_partitions_and_one_of_them_learns(cluster: Cluster) -> None:
     async with worker() as first:
-        sessions = send(cluster, 8)
-        await until(lambda: answered(cluster) == sessions)
+        await serve(cluster, 8)
         async with worker() as second:
             await until(lambda: first.app.serves and len(first.app.partitions.servings) == COUNT // 2)
             assert len(second.app.partitions.servings) == COUNT // 2
             assert [first.learner.mine, second.learner.mine] == [True, False]
-            recovered = second.counted("sessions_recovered_total")
-            assert recovered == 4
+            assert second.counted("sessions_recovered_total") == 4
             assert first.counted("sessions_recovered_total") == 0, "what stays here is not read again"
-            later = send(cluster, 8, first=8)
-            await until(lambda: answered(cluster) == sessions | later)
+            await serve(cluster, 8, first=8)
         await until(lambda: first.app.serves and len(first.app.partitions.servings) == COUNT)
-        latest = send(cluster, 8, first=16)
-        await until(lambda: answered(cluster) == sessions | later | latest)
+        await serve(cluster, 8, first=16)
     assert len(cluster.values(TOPICS.decisions)) == 24
 
 
@@ -180,8 +174,7 @@ async def test_a_rebalance_in_the_middle_of_a_recovery_loses_no_session(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     async with worker():
-        sessions = send(cluster, 24)
-        await until(lambda: answered(cluster) == sessions)
+        await serve(cluster, 24)
     monkeypatch.setattr("worker.kafka.thread.MOST_RECORDS", 3)  # several polls for each changelog
     applied, apply = 0, SessionStore.apply_changelog_batch
 

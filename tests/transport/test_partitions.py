@@ -6,19 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+import orjson
 import pytest
 from faust.types import TP
 
-from tests.embedded.traffic import ARMS, settings
-from tests.transport.fake import FakeWorker, in_loop, settle
+from tests.embedded.traffic import START, arrivals
+from tests.transport.fake import ZERO, FakeWorker, in_loop, new_partitions, settle
 from tests.transport.memory import Cluster
 from worker.errors import FailedError
 from worker.kafka import partitions as module
 from worker.kafka.parameters import PublishedParameters
 from worker.kafka.partitions import Partitions
+from worker.kafka.polls import Poll, RecordList
 from worker.metrics import Metrics
+from worker.metrics.catalogue import STAGES
 from worker.stream.decoding import Limits
-from worker.stream.parameters import Parameters
 from worker.stream.topology import Emits, Record, Tally, Topics
 
 TOPICS = Topics("t")
@@ -58,8 +60,8 @@ class EchoPartitions(Partitions):
     """Emits one of everything per record, or raises."""
 
     def __init__(self, know_versions: Callable[[], Awaitable[None]], explosive: Callable[[Record], bool]) -> None:
-        metrics, zero = Metrics(), Parameters.first(settings(), ARMS)
-        published = PublishedParameters(zero, [zero], metrics)
+        metrics = Metrics()
+        published = PublishedParameters(ZERO, [ZERO], metrics)
         super().__init__(published, TOPICS, metrics, know_versions=know_versions, limits=Limits())
         self.explosive = explosive
         self.made: list[Echo] = []
@@ -288,3 +290,81 @@ async def test_sessions_that_are_over_are_deleted_when_progress_is_acknowledged(
     assert bench.partitions.progress == {0: 77}
     assert [(write.tp.topic, write.value) for write in bench.worker.pending] == [(TOPICS.changelog, None)]
     bench.partitions.acknowledge(5, 77)  # revoked meanwhile
+
+
+# ── times and metrics, with real sessions ────────────────────────────────────────────────────────────────────────────
+
+
+class PartitionBench:
+    """One partition with metrics of its own."""
+
+    def __init__(self, now: int = START) -> None:
+        self.now = now
+        self.metrics = Metrics()
+        self.partitions = new_partitions(TOPICS, self.metrics, clock=lambda: self.now, steady=lambda: 0)
+        self.serving = self.partitions.make_serving(0)
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"adcascade_{name}", labels) or 0.0
+
+    def handle(self, records: Sequence[Record]) -> Emits:
+        return self.partitions.serve([(self.serving, records)])[0]
+
+    def records(self, count: int, timestamp: int) -> list[Record]:
+        sent = arrivals(count, seconds=1)
+        return [
+            Record(TOPICS.arrivals, 0, offset, timestamp, one.session.encode(), one.value)
+            for offset, one in enumerate(sent)
+        ]
+
+
+def test_a_record_without_a_time_is_dated_by_the_clock() -> None:
+    bench = PartitionBench(now=START + 1000)
+    emits = bench.handle(bench.records(3, timestamp=-1))
+    assert (len(emits.decisions), len(emits.dead_letters)) == (3, 0)
+    late = PartitionBench(now=START - 3_600_000)
+    emits = late.handle(late.records(3, timestamp=-1))
+    assert {dict(letter.headers)["adcascade.reason"] for letter in emits.dead_letters} == {b"future"}
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_the_timestamp_of_a_client_cannot_make_the_future_the_present(confirmed: bool) -> None:
+    bench = PartitionBench(now=START)
+    records = bench.records(2, timestamp=START)
+    if confirmed:
+        bench.handle(records[1:])
+    far = START + (3_600_000 if confirmed else 74 * 365 * 86_400_000)
+    value = orjson.dumps(orjson.loads(records[0].value or b"") | {"occurred_at": far})
+    emits = bench.handle([records[0]._replace(timestamp=far, value=value), records[1]._replace(timestamp=far)])
+    (letter,) = emits.dead_letters
+    assert dict(letter.headers)["adcascade.reason"] == b"future"
+    assert letter.value == value
+    assert len(emits.journal) == 1, "a wrong timestamp alone does no harm"
+
+
+def test_what_was_written_long_ago_is_read_whenever_the_worker_starts() -> None:
+    bench = PartitionBench(now=START + 86_400_000)
+    emits = bench.handle(bench.records(2, timestamp=START) + bench.records(3, timestamp=-1)[2:])
+    assert (len(emits.decisions), len(emits.dead_letters)) == (3, 0)
+    written_now = bench.handle(bench.records(3, timestamp=bench.now))
+    assert {dict(letter.headers)["adcascade.reason"] for letter in written_now.dead_letters} == {b"past"}
+
+
+def test_the_time_from_arrival_to_decision_is_measured_for_every_arrival() -> None:
+    bench = PartitionBench(now=START + 40)
+    bench.handle(bench.records(7, timestamp=START))
+    assert bench.counted("arrival_to_decision_seconds_count") == 7
+    assert bench.counted("arrival_to_decision_seconds_bucket", le="0.025") == 0
+    assert bench.counted("arrival_to_decision_seconds_bucket", le="0.05") == 7
+
+
+def test_every_stage_of_a_poll_is_measured() -> None:
+    bench = PartitionBench()
+    lists = [
+        RecordList(TP(TOPICS.arrivals, 0), 2, bench.records(2, timestamp=START)),
+        RecordList(TP(TOPICS.clicks, 0), 5, []),  # a position that moved on without a record
+    ]
+    bench.partitions.measure(Poll(1, 0, lists, 10.0), 10.5, 11.0, [0.25, 0.5])
+    counts = {stage: bench.counted("stage_seconds_count", stage=stage) for stage in STAGES}
+    assert counts == {"fetch": 1, "queue": 1, "handle": 1, "write": 2}
+    assert bench.counted("stage_seconds_sum", stage="queue") == 0.5

@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.embedded.traffic import ARMS, START, settings
-from tests.transport.fake import settle
+from tests.embedded.traffic import START, settings
+from tests.transport.fake import new_partitions
 from worker.kafka.monitor import PATIENCE, VersionWatch, WorkerMonitor, count_report
-from worker.kafka.parameters import PublishedParameters
-from worker.kafka.partitions import Partitions
 from worker.metrics import Metrics
 from worker.metrics.troubles import TroubleLog
 from worker.runtime.clock import ComparedClock
 from worker.runtime.learner_process import LearnerStatus
 from worker.runtime.watch import CatalogueCheck, different
-from worker.stream.decoding import Limits
 from worker.stream.features import Features
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
@@ -34,9 +31,7 @@ class Monitored:
 
     def __init__(self, own: LearningSettings) -> None:
         self.now, self.metrics = 0.0, Metrics()
-        zero = Parameters.first(settings(), ARMS)
-        published = PublishedParameters(zero, [zero], self.metrics)
-        partitions = Partitions(published, Topics(), self.metrics, know_versions=settle, limits=Limits())
+        partitions = new_partitions(Topics(), self.metrics)
         self.learner: Any = SimpleNamespace(running=True, watermark=0, slowest=3, check=lambda: None)
         self.app: Any = SimpleNamespace(serves=True)
         catalogue = CatalogueCheck((), self.metrics.troubles)

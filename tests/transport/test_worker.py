@@ -12,16 +12,12 @@ from faust.types import TP
 
 from tests.embedded.traffic import ARMS, SECOND, START, settings
 from tests.kafka.golden import Golden, last_decisions
-from tests.transport.fake import FakeWorker, in_loop, settle
+from tests.transport.fake import ZERO, FakeWorker, in_loop, new_partitions, settle
 from tests.transport.memory import Cluster
-from worker.kafka.parameters import PublishedParameters
-from worker.kafka.partitions import Partitions
 from worker.kafka.progress import ProgressReporter
 from worker.metrics import Metrics
 from worker.stream.chance import ALL, Shares, journaled
-from worker.stream.decoding import Limits
 from worker.stream.learner import Learner
-from worker.stream.parameters import Parameters
 from worker.stream.topology import Topics
 
 PARTITIONS = 4
@@ -44,10 +40,9 @@ class WorkerOnFake(FakeWorker):
     def __init__(self, kafka: Cluster, *, error: int = 0, shares: Shares = ALL) -> None:
         self.metrics = Metrics()
         self.now, self.error = START, error
-        zero = replace(Parameters.first(settings(), ARMS), shares=shares)
-        published = PublishedParameters(zero, [zero], self.metrics)
+        zero = replace(ZERO, shares=shares)
         clocks = {"clock": lambda: self.now + self.error, "steady": lambda: self.now}
-        partitions = Partitions(published, TOPICS, self.metrics, know_versions=settle, limits=Limits(), **clocks)
+        partitions = new_partitions(TOPICS, self.metrics, zero, **clocks)
         super().__init__(kafka, TOPICS, partitions)
         self.progress = ProgressReporter(count=PARTITIONS, clock=partitions.clock, interval=0.0)
 
