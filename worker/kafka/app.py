@@ -86,7 +86,7 @@ def worker_app(
         allow_empty=True,
         maxsize=256,
     )
-    # The buffer counts lists. Not 1: that has a meaning of its own to Faust.
+    # The buffer counts lists. Not 1: that has a special meaning to Faust.
     app.Table("sessions", changelog_topic=changelog, partitions=count, recovery_buffer_size=2)
 
     @app.agent(inputs, name="serve")
@@ -196,7 +196,7 @@ def run_app(app: WorkerApp) -> int:
 
 
 def _end_within(seconds: float) -> None:
-    """End the process, whatever hangs: a write to a broker that is gone waits for minutes."""
+    """End the process, even if something hangs: a write to a broker that is gone waits for minutes."""
 
     def end() -> None:
         sys.stderr.write(f"adcascade: not stopped within {seconds:g} s; killed (uncommitted records are repeated)\n")

@@ -3,7 +3,7 @@
 Faust keeps recovery, flow and commits; librdkafka keeps the group. The driver differs from Faust's own in these points:
 
 - A message is a whole poll, the records of all input partitions together (`Poll`). Faust makes two tasks per message.
-  Each changelog partition has a message of its own, since recovery counts offsets by partition.
+  Each changelog partition has a separate message, since recovery counts offsets by partition.
 - Polls are acknowledged by their delivery reports (`Flights`), not by the end of an iteration of the agent, which also
   comes with an exception. Faust's topics have ``acks=False``, and `force_commit` commits what is acknowledged.
 - Outputs are written with explicit partitions by `Writer`; `send` of topics and tables is not implemented.

@@ -274,11 +274,11 @@ class VersionReader:
 
     @property
     def ready(self) -> bool:
-        """Whether everything that was there at the last `catch_up` has been taken, and at least one version."""
+        """Whether everything that was there at the last `catch_up` has been read, and at least one version."""
         return self._end is not None and self._end <= self._position and self._published.version >= 0
 
     async def catch_up(self) -> None:
-        """Return when everything is taken that is in the topic now.
+        """Return when everything is read that is in the topic now.
 
         A worker that takes a partition over has to know the versions that its last owner knew.
         """

@@ -168,7 +168,7 @@ class Partitions:
         work = self._by_partition(poll.lists)
         began = time.monotonic()
         emits = self._emits(work)
-        flight = Flight({taken.tp: taken.end for taken in poll.lists}, _size(work, emits))
+        flight = Flight({batch.tp: batch.end for batch in poll.lists}, _size(work, emits))
         for partition, emitted in zip(work, emits, strict=True):
             self._write(partition, emitted, flight)
         flights.launch(flight)
@@ -179,9 +179,9 @@ class Partitions:
     def _by_partition(self, lists: Sequence[RecordList]) -> dict[int, list[Record]]:
         """Return the records by partition, arrivals first: feedback before its arrival has to be parked."""
         work: dict[int, list[Record]] = {}
-        for taken in sorted(lists, key=lambda taken: taken.tp.topic != self._topics.arrivals):
-            if taken.tp.partition in self.servings:
-                work.setdefault(taken.tp.partition, []).extend(taken.records)
+        for batch in sorted(lists, key=lambda batch: batch.tp.topic != self._topics.arrivals):
+            if batch.tp.partition in self.servings:
+                work.setdefault(batch.tp.partition, []).extend(batch.records)
         return work
 
     def _emits(self, work: Mapping[int, Sequence[Record]]) -> list[Emits]:
@@ -265,9 +265,9 @@ class Partitions:
         wall = time.time() - (time.monotonic() - began)
         queued = began - poll.fetched
         spent = [("write", seconds) for seconds in written]
-        for taken in poll.lists:
-            if taken.records:
-                waited = wall - queued - abs(taken.records[0].timestamp) / 1000
+        for batch in poll.lists:
+            if batch.records:
+                waited = wall - queued - abs(batch.records[0].timestamp) / 1000
                 spent += (("fetch", max(0.0, waited)), ("queue", queued), ("handle", ended - began))
         self._metrics.stages(spent)
 

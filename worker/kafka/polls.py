@@ -172,15 +172,15 @@ class Writer:
         is_changelog: bool = False,
     ) -> None:
         """Write keys with values to a partition; the flight takes their delivery reports."""
-        taken = self._producer.produce_batch(
+        queued = self._producer.produce_batch(
             topic,
             [{"key": key, "value": value} for key, value in pairs],
             partition,
             flight.on_changelog_delivery if is_changelog else flight.on_delivery,
         )
         flight.writes += len(pairs)
-        if taken != len(pairs):
-            raise FailedError(f"{len(pairs) - taken} records for {topic} could not be queued")
+        if queued != len(pairs):
+            raise FailedError(f"{len(pairs) - queued} records for {topic} could not be queued")
 
     def write_dead_letters(self, topic: str, partition: int, letters: Iterable[DeadLetter], flight: Flight) -> None:
         """Write dead letters with their headers."""

@@ -82,7 +82,7 @@ class ClientThread(threading.Thread):
         self._generation = self._number = 0
         self._is_over = self._is_revoking = False
         self._unhandled = 0  # polls of this generation
-        self._polls: deque[Poll] = deque()  # shared with the loop: appended here, taken there
+        self._polls: deque[Poll] = deque()  # shared with the loop: appended here, removed there
         self._arrived: asyncio.Future[None] | None = None  # of the loop
 
     # ── in the loop ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -105,7 +105,7 @@ class ClientThread(threading.Thread):
         names = list(topics)
         return self.call(
             lambda consumer: consumer.subscribe(
-                names, on_assign=self._take_assignment, on_revoke=self._take_revocation, on_lost=self._take_loss
+                names, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
         )
 
@@ -125,7 +125,7 @@ class ClientThread(threading.Thread):
         return self.call(read)
 
     async def next_poll(self) -> Poll:
-        """Return the next poll, of whatever generation."""
+        """Return the next poll, of any generation."""
         while not self._polls:
             self._arrived = self._event_loop.create_future()
             await self._arrived
@@ -209,7 +209,7 @@ class ClientThread(threading.Thread):
             tp = message.topic(), message.partition()
             expected, error = positions.get(tp), message.error()
             if error is not None:
-                self._take_error(tp, expected, message, error, lists)
+                self._on_error(tp, expected, message, error, lists)
             elif expected is not None and message.offset() >= expected:
                 record = record_of(message)
                 positions[tp] = record.offset + 1
@@ -224,7 +224,7 @@ class ClientThread(threading.Thread):
             self._unhandled += 1
             self._in_loop(self._on_poll)
 
-    def _take_error(
+    def _on_error(
         self,
         tp: tuple[str, int],
         expected: int | None,
@@ -232,7 +232,7 @@ class ClientThread(threading.Thread):
         error: KafkaError,
         lists: dict[tuple[str, int], list[Record]],
     ) -> None:
-        """Take what comes in place of a record: the end of a partition, or an error."""
+        """Handle what comes in place of a record: the end of a partition, or an error."""
         code = error.code()
         if code == KafkaError._PARTITION_EOF:
             if expected is not None and message.offset() > expected:
@@ -265,15 +265,15 @@ class ClientThread(threading.Thread):
 
     # ── rebalances, in the thread ────────────────────────────────────────────────────────────────────────────────────
 
-    def _take_assignment(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._positions = {}
         consumer.assign([])
         self._begin(self._owner.on_assigned(_tps(partitions)))
 
-    def _take_revocation(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._give_up(self._owner.on_revoked(_tps(partitions)))
 
-    def _take_loss(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._give_up(self._owner.on_lost(_tps(partitions)))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> Future[None] | None:

@@ -60,7 +60,7 @@ def clock_of(file: str | None) -> Clock:
 
 
 class ComparedClock:
-    """A clock beside its reference.
+    """A clock compared with its reference.
 
     Parameters
     ----------

@@ -4,8 +4,8 @@ However the process ends, it is started again after a pause, reloads the newest 
 whatever was wrong (another learner, a trimmed journal, a topic that takes no large record) an operator can repair, and
 a learner publishes nothing that contradicts the topic.
 
-A rebalance that leaves the journal here does not disturb the process. Two learners at once, while a paused worker has
-not noticed or a killed one's process has not ended, can only publish the same.
+A rebalance that leaves the journal here does not disturb the process. Two learners at the same time, while a paused
+worker has not noticed or a killed one's process has not ended, can only publish the same.
 
 A process, because Python runs one thread at a time: in a thread of the worker, learning took a third of the time that
 serving had, and decisions waited behind every fold.
@@ -88,7 +88,7 @@ class LearnerProcess:
         self._troubles = troubles
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        self._heard = 0.0  # when the process was started, or reported last
+        self._last_report = 0.0  # when the process was started, or reported last
         self._reports = False  # whether the present process has reported
         #: Why the process ended last; empty once the next one has reported.
         self.failure = ""
@@ -100,7 +100,7 @@ class LearnerProcess:
     @property
     def running(self) -> bool:
         """Whether the process runs here, has reported, and still does."""
-        return self._task is not None and self._reports and monotonic() - self._heard <= self.silence
+        return self._task is not None and self._reports and monotonic() - self._last_report <= self.silence
 
     def check(self) -> None:
         """Report a process that should run and does not; call every few seconds."""
@@ -108,14 +108,14 @@ class LearnerProcess:
             self._troubles.clear("learner-down")
         elif self.failure:
             self._troubles.set("learner-down", self.failure)
-        elif (silent := monotonic() - self._heard) > self.silence:
+        elif (silent := monotonic() - self._last_report) > self.silence:
             self._troubles.set("learner-down", f"the learner process has reported nothing for {silent:.0f} s")
 
     def assign(self, mine: bool) -> None:
         """Start or end the process, after a rebalance."""
         if mine and self._task is None:
             log.info("the learner starts here")
-            self._heard, self.failure = monotonic(), ""
+            self._last_report, self.failure = monotonic(), ""
             self._task = asyncio.get_running_loop().create_task(
                 keep_running(self._run_once, self.pauses, self._on_end), name="learner"
             )
@@ -153,7 +153,7 @@ class LearnerProcess:
         await asyncio.sleep(pause)
 
     async def _run_once(self) -> None:
-        self._heard = monotonic()
+        self._last_report = monotonic()
         process = await asyncio.create_subprocess_exec(
             *self._command, env=environment(), stdin=PIPE, stdout=PIPE, limit=_LONGEST
         )
@@ -162,11 +162,11 @@ class LearnerProcess:
                 await self._handle(await _next_report(process))
         finally:
             self.position, self._reports = -1, False
-            # At once: whatever it was about to publish, the next one publishes the same.
+            # Immediately: what it was about to publish, the next one publishes the same.
             await _kill(process)
 
     async def _handle(self, status: LearnerStatus) -> None:
-        self._heard = monotonic()
+        self._last_report = monotonic()
         handling = self._on_status(status)
         if handling is not None:
             await handling

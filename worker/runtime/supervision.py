@@ -1,4 +1,4 @@
-"""Supervised tasks: whatever ends one, it is reported, and the task is run again after a pause."""
+"""Supervised tasks: the end of one is reported, and the task runs again after a pause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pauses:
     healthy: float = 60.0
 
     def after(self, last: float, ran: float) -> float:
-        """Return the pause after a run of so many seconds that came after the pause `last`.
+        """Return the pause after a run of `ran` seconds that came after the pause `last`.
 
         >>> pauses = Pauses()
         >>> pauses.after(0, ran=0.1), pauses.after(8.0, ran=0.1), pauses.after(60, ran=0.1), pauses.after(60, ran=60)
