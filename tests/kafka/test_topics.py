@@ -11,7 +11,7 @@ from confluent_kafka.admin import NewTopic
 
 from tests.kafka.world import CommandLine, TopicSet, eventually
 from worker.cli.main import main
-from worker.kafka.topics import compressed_inputs, wait_for_topics
+from worker.kafka.topics import compressed_inputs, topics_at_start, wait_for_topics
 
 
 class TopicsCommand(TopicSet):
@@ -93,10 +93,13 @@ def test_create_leaves_existing_topics_as_they_are_and_takes_their_partition_cou
 
 
 def test_an_input_whose_batches_the_broker_does_not_unpack_is_a_warning_for_the_worker(topics: TopicsCommand) -> None:
+    def warnings() -> list[str]:
+        return compressed_inputs(topics_at_start(topics.connection, topics.names), topics.names)
+
     topics.json("create")
-    assert compressed_inputs(topics.connection, topics.names) == []
+    assert warnings() == []
     topics.configure(topics.names.clicks, compression_type="producer")
-    (line,) = eventually(lambda: compressed_inputs(topics.connection, topics.names), what="the setting is known")
+    (line,) = eventually(warnings, what="the setting is known")
     assert line.startswith(f"{topics.names.clicks}: compression.type is producer: set it to uncompressed")
 
 
