@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from worker.client.exchange import Exchange
 from worker.gateway.model import PublishedModel
 from worker.metrics import MetricSpec
+from worker.metrics.exposition import family
 
 RECORDS: Final = MetricSpec(
     "adcascade_gateway_records_total", "counter", "Records sent to Kafka.", {"topic": ("arrivals", "clicks")}
@@ -46,20 +47,14 @@ class GatewayMetrics:
     def collect(self) -> Iterable[Metric]:
         """Return the series for Prometheus."""
         exchange, counts = self._exchange, self._exchange.counts
-        records = CounterMetricFamily(RECORDS.name, RECORDS.help, labels=("topic",))
-        records.add_metric(("arrivals",), counts.arrivals)
-        records.add_metric(("clicks",), counts.feedback)
-        yield records
-        waits = CounterMetricFamily(WAITS.name, WAITS.help, labels=("end",))
-        for end, count in (
-            ("answered", counts.answered),
-            ("timed-out", counts.timed_out),
-            ("refused", counts.refused),
-        ):
-            waits.add_metric((end,), count)
-        yield waits
-        for spec, value in ((LATE, counts.late), (REPEATED, counts.repeated), (UNDELIVERED, counts.undelivered)):
-            yield CounterMetricFamily(spec.name, spec.help, value=value)
-        connected = int(exchange.transport.trouble is None)
-        for spec, value in ((REMEMBERED, len(exchange)), (CONNECTED, connected), (VERSION, self._model.version)):
-            yield GaugeMetricFamily(spec.name, spec.help, value=value)
+        yield family(RECORDS, {("arrivals",): counts.arrivals, ("clicks",): counts.feedback})
+        yield family(
+            WAITS,
+            {("answered",): counts.answered, ("timed-out",): counts.timed_out, ("refused",): counts.refused},
+        )
+        yield family(LATE, {(): counts.late})
+        yield family(REPEATED, {(): counts.repeated})
+        yield family(UNDELIVERED, {(): counts.undelivered})
+        yield family(REMEMBERED, {(): len(exchange)})
+        yield family(CONNECTED, {(): exchange.transport.trouble is None})
+        yield family(VERSION, {(): self._model.version})
