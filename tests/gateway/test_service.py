@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from tests.client.fake import FakeTransport, decision, until
 from tests.stream.scenes import parameters
 from worker.client.exchange import Exchange
-from worker.gateway.metrics import GATEWAY_CATALOGUE, GatewayMetrics
 from worker.gateway.model import PublishedModel
+from worker.gateway.run import GATEWAY_CATALOGUE, GatewayMetrics
 from worker.gateway.service import KafkaAdService
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
 from worker.kafka.connection import Connection

@@ -163,15 +163,6 @@ def test_the_arms_with_the_highest_revenue_come_first():
     assert all(0 < arm["low"] < arm["probability"] < arm["high"] < 1 for arm in arms)
 
 
-def test_more_observations_narrow_the_interval():
-    version = a_version(arms=2)
-    zeros, ones = np.zeros(500, np.intp), np.ones(500, np.intp)
-    seen = Observations(contexts=np.zeros((1, 2)), sessions=zeros, arms=ones, clicked=np.arange(500) % 2.0)
-    sharper = replace(version, model=version.model.fold(seen, estimator="laplace").model)
-    widths = {arm["arm"]: arm["high"] - arm["low"] for arm in top_arms(sharper, ())}
-    assert widths["a1"] < widths["a0"] / 3
-
-
 def test_retired_arms_come_last():
     version = a_version(arms=3)
     retired = replace(version.arms[2], active=False)
