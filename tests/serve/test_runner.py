@@ -19,10 +19,9 @@ from worker.http.service import Answer, ArriveRequest, FeedbackRequest, Unavaila
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.runner import ServeRunner
-from worker.serve.service import EmbeddedService
 from worker.serve.store import ServeStore
 from worker.stream.chance import Shares, journaled
-from worker.stream.decoding import Limits, Rejected
+from worker.stream.decoding import Rejected
 from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.topology import Topics
@@ -67,13 +66,12 @@ class Scene:
             progress_interval=3600.0,
             **more,
         )
-        self.service = EmbeddedService(self.runner, Limits(), secret=more.get("secret"))
 
     def later(self, seconds: float = 10.0) -> float:
         return asyncio.get_running_loop().time() + seconds
 
     async def arrive(self, name: str, context: str = "[1,2]", **more: bytes) -> Any:
-        return document(await self.service.arrive(ArriveRequest(name, context.encode(), **more), self.later()))
+        return document(await self.runner.arrive(ArriveRequest(name, context.encode(), **more), self.later()))
 
     async def report(self, decision: Any, clicked: bool) -> Any:
         token = {"token": decision["tokens"][0]} if "tokens" in decision else {}
@@ -81,7 +79,7 @@ class Scene:
             decision["session_id"],
             members(position=decision["position"], arm=decision["arm"], clicked=clicked, **token),
         )
-        return document(await self.service.feedback(request, self.later()))
+        return document(await self.runner.feedback(request, self.later()))
 
     def facts(self, kind: str = "") -> list[Any]:
         """Return what the journal has on disk: facts of a kind, or all but progress."""
@@ -170,13 +168,13 @@ async def test_a_session_whose_time_is_over_has_expired(tmp_path: Path) -> None:
         decision = await scene.arrive("s")
         scene.now += 60_001
         assert await scene.report(decision, clicked=True) == {"session_id": "s", "ended": "expired"}
-        assert document(await scene.service.session("s"))["ended"] == "expired"
+        assert document(await scene.runner.session("s"))["ended"] == "expired"
 
 
 async def test_tokens_are_asked_for_where_there_is_a_secret(tmp_path: Path) -> None:
     async with playing(tmp_path, secret=Secret(b"0123456789abcdef")) as scene:
         decision = await scene.arrive("s")
-        assert document(await scene.service.session("s")) == decision
+        assert document(await scene.runner.session("s")) == decision
         with pytest.raises(Rejected, match="token"):
             await scene.report({**decision, "tokens": decision["tokens"][1:]}, clicked=False)
         assert (await scene.report(decision, clicked=False))["position"] == 2
@@ -207,20 +205,20 @@ async def test_at_the_deadline_fallback_ads_are_answered_and_the_session_goes_on
         decision = await scene.arrive("known")
         release = _hold(scene)
         request = ArriveRequest("s", b"[1,2]", exclude=b'["coat"]')
-        answer = document(await scene.service.arrive(request, scene.later(0.01)))
+        answer = document(await scene.runner.arrive(request, scene.later(0.01)))
         assert (answer["fallback"], answer["mode"], answer["slate"]) == (True, "fallback", ["shoe", "hat"])
         fields = members(position=1, arm=decision["arm"], clicked=False)
-        answer = document(await scene.service.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
+        answer = document(await scene.runner.feedback(FeedbackRequest("known", fields), scene.later(0.01)))
         assert (answer["fallback"], answer["slate"]) == (True, decision["slate"][1:])
         early = FeedbackRequest("s2", fields)
-        arriving = asyncio.ensure_future(scene.service.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
+        arriving = asyncio.ensure_future(scene.runner.arrive(ArriveRequest("s2", b"[1,2]"), scene.later()))
         with pytest.raises(UnavailableError, match="deadline"):
-            await scene.service.feedback(early, scene.later(0.01))
+            await scene.runner.feedback(early, scene.later(0.01))
         release.set()
         assert (await arriving).session_id == "s2"
         after = await scene.arrive("s", exclude=b'["coat"]')
         assert "fallback" not in after
-        assert document(await scene.service.session("known"))["position"] == 2
+        assert document(await scene.runner.session("known"))["position"] == 2
 
 
 async def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(tmp_path: Path) -> None:
@@ -235,10 +233,10 @@ async def test_at_the_deadline_the_mistakes_of_the_client_are_judged_first(tmp_p
             ("known", {"position": 1, "clicked": True}, "invalid"),
         ):
             with pytest.raises((Rejected, UnknownSessionError)) as refused:
-                await scene.service.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
+                await scene.runner.feedback(FeedbackRequest(name, members(**fields)), scene.later(0.01))
             assert getattr(refused.value, "reason", None) == reason
         with pytest.raises(Rejected) as wrong:
-            await scene.service.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
+            await scene.runner.arrive(ArriveRequest("s", b"[1,2,3]"), scene.later(0.01))
         assert wrong.value.reason == "dimension"
         release.set()
 
@@ -270,7 +268,7 @@ async def test_where_a_batch_cannot_be_committed_nothing_is_answered_any_more(tm
             await running
         with pytest.raises(UnavailableError):
             await scene.arrive("u")
-        assert scene.service.ready() is not None
+        assert scene.runner.ready() is not None
         assert [fact["session_id"] for fact in scene.facts()] == ["s"]
 
 
@@ -278,8 +276,8 @@ async def test_a_runner_that_is_started_again_knows_its_sessions(tmp_path: Path)
     async with playing(tmp_path) as before:
         answer = await before.report(await before.arrive("s"), clicked=False)
     async with playing(tmp_path) as after:
-        assert document(await after.service.session("s")) == answer
-        assert await after.service.session("nobody") is None
+        assert document(await after.runner.session("s")) == answer
+        assert await after.runner.session("nobody") is None
 
 
 async def test_beyond_the_budget_a_share_is_journaled_and_progress_counts_all(tmp_path: Path) -> None:
