@@ -49,14 +49,14 @@ _read_batch: Final = reader_of(_Batch)
 
 
 def read_arrive(body: bytes, most: int) -> ArriveRequest:
-    """Read the body of an arrival of at most so many bytes; one without a session id gets a new one."""
+    """Read the body of an arrival, of at most `most` bytes; one without a session id gets a new one."""
     given = _read_arrive(body, most)
     session_id = uuid4().hex if given.session_id is None else given.session_id
     return ArriveRequest(session_id, bytes(given.context), bytes(given.exclude), _time(given.occurred_at))
 
 
 def read_feedback(body: bytes, most: int, session_id: str | None = None) -> FeedbackRequest:
-    """Read the body of feedback of at most so many bytes; `session_id` is that of the path, if it has one."""
+    """Read the body of feedback, of at most `most` bytes; `session_id` is that of the path, if it has one."""
     given = _read_feedback(body, most)
     session_id = given.session_id if session_id is None else session_id
     if session_id is None:

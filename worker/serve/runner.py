@@ -110,7 +110,7 @@ class ServeRunner:
         self._clock = clock
         self._interval = progress_interval
         self._waiting: list[Waiting] = []
-        self._wake: asyncio.Future[None] | None = None
+        self._has_work = asyncio.Event()
         records = [Record(topics.changelog, ONLY_PARTITION, -1, -1, key, value) for key, value in store.sessions()]
         metrics.add(self.serving.restore(records))
         self.serving.acknowledged(store.position.progress)
@@ -149,13 +149,8 @@ class ServeRunner:
         if len(self._waiting) >= MOST_WAITING:
             raise UnavailableError("too many requests wait")
         self._waiting.append(waiting)
-        self._wake_up()
+        self._has_work.set()
         return waiting.future
-
-    def _wake_up(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-        self._wake = None
 
     @property
     def journal_end(self) -> int:
@@ -170,14 +165,12 @@ class ServeRunner:
 
     async def run(self) -> None:
         """Handle batches until cancelled; raise `FailedError` if one cannot be committed."""
-        loop = asyncio.get_running_loop()
-        ticking = loop.create_task(self._tick())
-        ticking.add_done_callback(lambda _: self._wake_up())
+        ticking = asyncio.create_task(self._tick())
+        ticking.add_done_callback(lambda _: self._has_work.set())
         try:
             while not ticking.done():
-                if not self._waiting:
-                    self._wake = loop.create_future()
-                    await self._wake
+                await self._has_work.wait()
+                self._has_work.clear()
                 batch, self._waiting = self._waiting, []
                 await self._run_batch(batch)
                 # What is answered leaves before the next batch is planned, and more requests gather for that one.
@@ -246,7 +239,7 @@ class ServeRunner:
         return emits, progress, True
 
     def _records(self, batch: Iterable[Waiting], now: int) -> list[Record]:
-        """Return the records of a batch; a request that can be refused at once gets its error."""
+        """Return the records of a batch; a request that can be refused immediately gets its error."""
         table, topics, records = self.serving.table, self.topics, []
         arriving: dict[str, int] = {}
         for waiting in batch:

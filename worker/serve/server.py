@@ -67,12 +67,7 @@ def _first_version(settings: ServeSettings) -> Parameters:
 
 
 async def _serve(settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
-    server = Server(settings, store, history)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    await server.run(stop)
+    await Server(settings, store, history).run()
 
 
 class Server:
@@ -115,9 +110,11 @@ class Server:
         self._desk = OrderDesk(self._runner)
         self._learner = LearnerProcess(settings.learner, self._on_status, self._metrics.troubles)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; raise if a part fails for good."""
-        settings, metrics = self._settings, self._metrics
+    async def run(self) -> None:
+        """Serve until a signal; raise if a part fails for good."""
+        settings, metrics, stop = self._settings, self._metrics, asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         pages = status_routes(metrics, runner="serve", unready=self._runner.ready, clock=settings.clock)
         async with AsyncExitStack() as stack:
             running = asyncio.create_task(self._runner.run())
