@@ -13,7 +13,7 @@ from worker.cli.options.http import HTTP, http_settings
 from worker.cli.options.learning import LEARNING, LIMITS, context_dim, declared_ads, learning_settings, limits
 from worker.cli.options.parser import CommandSpec, Option
 from worker.cli.options.times import time_option
-from worker.cli.worker import CLOCK, LOG, MAX_OPEN_SESSIONS, TOKENS
+from worker.cli.worker import CLOCK, PROCESS
 from worker.console import check_writable
 from worker.errors import InputError
 from worker.runtime.child import command
@@ -32,10 +32,8 @@ OPERATION = (
     Option(
         "record", "log of all records, continued after a restart; any other file that exists is refused", metavar="FILE"
     ),
-    time_option("progress-interval", "time between two progress records", 1_000),
-    MAX_OPEN_SESSIONS,
-    *TOKENS,
-    *LOG,
+    time_option("progress-interval", "time between two progress records", 1_000, least=10, most=60_000),
+    *PROCESS,
 )
 
 
@@ -67,8 +65,6 @@ def read(options: argparse.Namespace) -> ServeSettings:
 
 def run(options: argparse.Namespace) -> int:
     """Check the options, then serve until a signal or a failure."""
-    if not 10 <= options.progress_interval <= 60_000:
-        raise InputError(f"--progress-interval must be between 10ms and 60s, not {options.progress_interval}")
     check_writable(options.record)
     settings = read(options)
 

@@ -51,7 +51,7 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
     series |= _labelled(snapshot)
     for spec in CATALOGUE:
         name = spec.name.removeprefix("adcascade_")
-        yield family(spec, snapshot.histograms[name] if spec.kind == "histogram" else series.get(name, {}))
+        yield family(spec, snapshot.now.histograms[name] if spec.kind == "histogram" else series.get(name, {}))
 
 
 def family(spec: MetricSpec, series: Mapping[tuple[str, ...], float | Histogram]) -> Metric:

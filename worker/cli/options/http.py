@@ -6,14 +6,13 @@ import argparse
 
 from worker.cli.options.parser import Option, count, grouped
 from worker.cli.options.times import time_option
-from worker.errors import InputError
 from worker.http.settings import ApiKeys, HttpSettings, read_keys
 
 _DEFAULT = HttpSettings()
 
 
 def _seconds(name: str, text: str) -> Option:
-    return time_option(name, text, round(1000 * getattr(_DEFAULT, name.replace("-", "_"))))
+    return time_option(name, text, round(1000 * getattr(_DEFAULT, name.replace("-", "_"))), least=1)
 
 
 HTTP = grouped(
@@ -51,9 +50,6 @@ HTTP = grouped(
 
 def http_settings(options: argparse.Namespace) -> HttpSettings:
     """Return the settings of the options; read the keys."""
-    for name in ("deadline", "request_timeout", "idle_timeout"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1ms")
     return HttpSettings(
         host=options.host,
         port=options.port,
