@@ -21,7 +21,7 @@ import yaml
 
 from tests.deploy.test_observability import RULES, dashboard_queries, rule_queries, rules
 from tests.programs import needs
-from worker.gateway.metrics import GATEWAY_CATALOGUE
+from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
 
 TIMEOUT = 60.0

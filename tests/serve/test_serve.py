@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import socket
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -13,7 +11,6 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.http.test_connections import fuzzed
 from tests.serve.process import ServeProcess
 from worker.cli.main import main
 
@@ -60,19 +57,6 @@ def test_orders_go_through_the_running_process(server, capsys, tmp_path):
     assert main(["parameters", "rollback", "frozen", *state]) == 0
     assert main(["parameters", "rollback", "nothing", *state]) == 2
     assert ask(server, "/status.json")["parameters"]["version"] > version
-
-
-def test_fuzzed_requests_do_not_stop_the_answers(server):
-    chance = random.Random(5)
-    for _ in range(300):
-        request, _ = fuzzed(chance)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-            connection.sendall(request)
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_WR)
-                head = connection.recv(65_536)
-                assert not head or head[9:10] in b"24", (request, head)
-    assert ask(server, "/v1/sessions", {"session_id": "after", "context": [0.5, -1]})["arm"]
 
 
 def test_a_second_server_does_not_start_on_the_same_folder(server, capsys):

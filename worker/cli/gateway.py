@@ -56,7 +56,7 @@ COMMAND = CommandSpec(
     name="gateway",
     summary=(
         "HTTP and JSON in front of Kafka, for clients in any language: the next ad of a session, and feedback.\n"
-        "Any number of gateways run beside each other. They keep nothing: all decisions are the workers'."
+        "Any number of gateways may run. They keep nothing: all decisions are the workers'."
     ),
     examples=(
         "adcascade gateway --port 8080",

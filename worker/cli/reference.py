@@ -12,7 +12,7 @@ from pathlib import Path
 
 from worker.cli.main import COMMANDS, load
 from worker.cli.options.parser import CommandSpec, Option
-from worker.gateway.metrics import GATEWAY_CATALOGUE
+from worker.gateway.run import GATEWAY_CATALOGUE
 from worker.http.metrics import HTTP_CATALOGUE
 from worker.kafka.topics import TopicLayout
 from worker.metrics import CATALOGUE

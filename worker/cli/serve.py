@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 COMMAND = CommandSpec(
     name="serve",
-    summary="Serve over HTTP on this machine, without Kafka: durable in a state folder, learning beside it.",
+    summary="Serve over HTTP on this machine, without Kafka: durable in a state folder, learning in a second process.",
     examples=(
         "adcascade serve --dim 16 --catalog arms.csv",
         "adcascade serve --dim 16 --catalog arms.csv --state /var/lib/adcascade --port 8080 --record served.log",

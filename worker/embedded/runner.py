@@ -213,7 +213,7 @@ class Embedded:
                 self._tap_emits(emits, partition)
             if self._state:
                 self._state.change_sessions(emits.changelog)
-        self._learn()  # at once, while the records are in the CPU cache
+        self._learn()  # now, while the records are in the CPU cache
         self._commit()
         self.tally.add(handled[0].tally)
         for observer in self._observers:

@@ -17,7 +17,7 @@ from worker.http.service import AdService, Answer, UnavailableError, UnknownSess
 from worker.http.settings import HttpSettings, SessionQuota
 from worker.stream.decoding import Rejected
 
-#: A batch may be so many times as large as a single request.
+#: The largest batch, in bodies of the largest single request.
 BATCH_SIZE: Final = 16
 
 _JSON: Final = {**HEADERS, "Content-Type": "application/json"}

@@ -1,7 +1,7 @@
 """The HTTP server, and the two ways to run it.
 
 `http_server` runs on the loop of `adcascade serve` and `adcascade gateway`: requests for ads, their description, the
-page to try it out, metrics and health. `WebServer` serves pages from a thread with a loop of its own: a worker answers
+page to try it out, metrics and health. `WebServer` serves pages from a thread with a separate loop: a worker answers
 health checks while its own loop is busy.
 """
 

@@ -2,7 +2,7 @@
 
 A running `adcascade serve` takes orders through a socket in its folder. A command sends an order as a line of JSON, as
 in the journal, and gets a line: the version after it, or what went wrong. The folder of `adcascade demo`, which no
-process uses, takes an order at once.
+process uses, takes an order immediately.
 """
 
 from __future__ import annotations

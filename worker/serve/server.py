@@ -23,7 +23,6 @@ from worker.runtime.memory import (
 from worker.runtime.watch import CatalogueCheck, different
 from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner, Waiting
-from worker.serve.service import EmbeddedService
 from worker.serve.settings import ServeSettings, dimension
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
@@ -68,12 +67,7 @@ def _first_version(settings: ServeSettings) -> Parameters:
 
 
 async def _serve(settings: ServeSettings, store: ServeStore, history: list[Parameters]) -> None:
-    server = Server(settings, store, history)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    await server.run(stop)
+    await Server(settings, store, history).run()
 
 
 class Server:
@@ -115,12 +109,13 @@ class Server:
         )
         self._desk = OrderDesk(self._runner)
         self._learner = LearnerProcess(settings.learner, self._on_status, self._metrics.troubles)
-        self._service = EmbeddedService(self._runner, settings.limits, secret=settings.secret)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; raise if a part fails for good."""
-        settings, metrics = self._settings, self._metrics
-        pages = status_routes(metrics, runner="serve", unready=self._service.ready, clock=settings.clock)
+    async def run(self) -> None:
+        """Serve until a signal; raise if a part fails for good."""
+        settings, metrics, stop = self._settings, self._metrics, asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        pages = status_routes(metrics, runner="serve", unready=self._runner.ready, clock=settings.clock)
         async with AsyncExitStack() as stack:
             running = asyncio.create_task(self._runner.run())
             stack.push_async_callback(_cancel, running)
@@ -133,7 +128,7 @@ class Server:
             stack.push_async_callback(_cancel, asyncio.create_task(self._watch()))
             url = await stack.enter_async_context(
                 http_server(
-                    self._service,
+                    self._runner,
                     settings.http,
                     registry=metrics.registry,
                     pages=pages,
