@@ -462,7 +462,7 @@ def test_a_fold_without_a_usable_estimate_is_rejected_and_the_next_window_goes_o
 @pytest.mark.parametrize("what", ["thresholds", "radius"])
 def test_numbers_that_are_not_finite_do_not_pass_the_gate(what, monkeypatch) -> None:
     if what == "radius":
-        monkeypatch.setattr(folding, "theory_radius", lambda **_: float("nan"))
+        monkeypatch.setattr(folding, "confidence_radius", lambda *_, **__: float("nan"))
     else:
         monkeypatch.setattr(folding, "score_of_rank", lambda *_: (float("inf"), 1.0))
     sessions = [event for name in "uvwxyz" for event in session(name, 10)]

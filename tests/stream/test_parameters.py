@@ -23,7 +23,7 @@ from worker.bandit.click_model import Observations
 from worker.bandit.personal import PersonalModel
 from worker.bandit.precision import Precision
 from worker.errors import InputError, ParametersError
-from worker.stream.parameters import Parameters, decode_parameters, with_settings
+from worker.stream.parameters import Parameters, decode_parameters
 from worker.stream.settings import Arm, LearningSettings
 from worker.stream.version_records import encode_parameters
 
@@ -472,15 +472,6 @@ def test_beta_is_the_radius_under_theory_and_the_setting_otherwise() -> None:
     assert theory.beta == 88.0
     assert decode_parameters(encode_parameters(theory)).beta == 88.0
     assert version(radius=88.0).beta == 1.5
-
-
-def test_other_settings_leave_the_estimate_and_drop_thresholds_of_another_horizon() -> None:
-    changed = with_settings(version(), policy="greedy", beta=3.0)
-    assert changed.model is not None
-    assert (changed.settings.policy, changed.beta, changed.thresholds) == ("greedy", 3.0, (0.3, 0.2, 0.1))
-    assert with_settings(version(), horizon=5).thresholds == ()
-    with pytest.raises(InputError, match="unknown bonus"):
-        with_settings(version(), bonus="none")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.stream.one_by_one import Closed
 from tests.stream.scenes import feedback, opened
 from worker.stream.events import Opened
+from worker.stream.joining import ClosedWindow
 from worker.stream.session import answered
-from worker.stream.windows import ClosedWindow, OpenWindows
+from worker.stream.windows import OpenWindows
 
 WINDOW, TIMEOUT = 1000, 300
 

@@ -25,7 +25,7 @@ from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
 from worker.stream.chance import session_uniforms
 from worker.stream.contexts import Standardisation, stack_packed
-from worker.stream.parameters import Parameters, with_settings
+from worker.stream.parameters import Parameters
 from worker.stream.settings import Arm, LearningSettings
 
 DRAWS: Final = 8  # slates drawn from a target that draws
@@ -171,7 +171,7 @@ def _part(served: Parameters, target: Parameters, logged: list[LoggedSession], s
     slates = _slates(logged, indices, shape)
     names = [session.session_id for session in logged]
     drawn = np.array([session.opening.mode in ("warmup", "random") for session in logged])
-    alone = with_settings(served, warmup=0, random_share=0.0)
+    alone = replace(served, settings=replace(served.settings, warmup=0, random_share=0.0))
     warmup = served.folds < served.settings.warmup
     whole = warmup or policy_named(served.settings.policy) is Random
     rule = _Planning(alone, shape).rule(contexts, excluded, names, 1.0 if whole else served.settings.random_share)

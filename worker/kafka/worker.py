@@ -49,7 +49,7 @@ def run_worker(settings: WorkerSettings) -> int:
     learning = with_dimension(settings.learning, settings.dim, history)
     first = Parameters.first(learning, settings.arms)
     if not history:
-        check_size(first.arms, first.model, largest_version(connection, topics), settings=first.settings)
+        check_size(first, largest_version(connection, topics))
     for line in compressed_inputs(connection, topics):
         log.warning(line)
     warn(settings, learning, history)
