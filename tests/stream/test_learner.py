@@ -159,15 +159,6 @@ def test_a_window_with_uncertain_sessions_only_is_closed_without_a_version() -> 
     assert (reader.closed_until, reader.open_sessions) == (1000, 0)
 
 
-def test_every_version_names_the_hash_of_its_parent() -> None:
-    reader = learner()
-    chain = reader.begin().versions
-    events = [*session("x", 10), progress(1350), ArmChange(arm="d", reward=1.0, active=True), Command(action="freeze")]
-    chain += reader.handle(written(events)).versions
-    assert [version.version for version in chain] == [0, 1, 2, 3]
-    assert [version.parent_sha256 for version in chain] == ["", *(version.sha256 for version in chain[:-1])]
-
-
 def test_a_window_without_sessions_makes_neither_a_version_nor_an_episode() -> None:
     outcome = learned(feedback(1, "a", True), progress(500), progress(2350))
     assert not outcome.versions
@@ -347,12 +338,6 @@ def test_frozen_windows_close_without_a_version_and_are_marked() -> None:
     assert outcome.episodes[0].newton_steps is None
 
 
-def test_arms_change_also_while_frozen() -> None:
-    outcome = learned(Command(action="freeze"), ArmChange(arm="d", reward=1.0, active=True))
-    assert outcome.versions[-1].frozen
-    assert len(outcome.versions[-1].arms) == 4
-
-
 def test_a_rollback_brings_back_the_estimate_under_the_arms_position_and_state_of_now() -> None:
     events = [*session("x", 10), progress(1350), *session("y", 1100, clicked=False), progress(2350)]
     events += [ArmChange(arm="d", reward=4.0, active=True), Command(action="freeze")]
@@ -462,7 +447,7 @@ def test_a_fold_without_a_usable_estimate_is_rejected_and_the_next_window_goes_o
 @pytest.mark.parametrize("what", ["thresholds", "radius"])
 def test_numbers_that_are_not_finite_do_not_pass_the_gate(what, monkeypatch) -> None:
     if what == "radius":
-        monkeypatch.setattr(folding, "theory_radius", lambda **_: float("nan"))
+        monkeypatch.setattr(folding, "confidence_radius", lambda *_, **__: float("nan"))
     else:
         monkeypatch.setattr(folding, "score_of_rank", lambda *_: (float("inf"), 1.0))
     sessions = [event for name in "uvwxyz" for event in session(name, 10)]

@@ -26,8 +26,9 @@ from tests.stream.scenes import (
     serving,
 )
 from worker.secret import Secret
+from worker.stream.catalogue import under
 from worker.stream.feedback import MOST_PARKED, make_token
-from worker.stream.parameters import Parameters, with_settings
+from worker.stream.parameters import Parameters
 from worker.stream.serving import Serving, handle_together
 from worker.stream.session import Session
 from worker.stream.settings import Arm
@@ -385,7 +386,7 @@ def test_a_shorter_horizon_leaves_the_feedback_of_longer_slates_alone() -> None:
     versions = Versions(zero)
     task = Serving(versions, topics=TOPICS)
     slate = decisions(task.handle([arrival()]))[0]["slate"]
-    shorter = with_settings(zero, horizon=2)
+    shorter = under(replace(zero.settings, horizon=2), zero)
     versions.learn(replace(shorter, version=1, effective_at=10**12))
     emits = task.handle([click(position=3, arm=slate[2])])
     assert [fact["kind"] for fact in facts(emits)] == ["feedback"]

@@ -17,10 +17,11 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, integer
 from worker.cli.options.target import TARGET, control, decoded_version, pick
 from worker.console import read_file, table, write_result
 from worker.errors import InputError, ParametersError
+from worker.stream.catalogue import under
 from worker.stream.contexts import MISSING
 from worker.stream.explanation import Explanation, Position, explain
 from worker.stream.features import context_encoder
-from worker.stream.parameters import Parameters, with_settings
+from worker.stream.parameters import Parameters
 from worker.stream.tastes import BASE_RATE, Contribution, columns_of_object, context_columns
 
 TOP = 5  # arms in the table of a position
@@ -107,7 +108,7 @@ def _overridden(parameters: Parameters, options: argparse.Namespace) -> Paramete
     if changes.get("beta") == "theory" and parameters.settings.beta != "theory":
         # The radius of the record belongs to its own β; 0 has it computed again.
         parameters = replace(parameters, radius=0.0)
-    return with_settings(parameters, **changes) if changes else parameters
+    return under(replace(parameters.settings, **changes), parameters)
 
 
 def _read_context(text: str, parameters: Parameters) -> tuple[Floats, tuple[str, ...]]:

@@ -24,7 +24,7 @@ from worker.evaluate.targets import Estimates, planned_by
 from worker.logs.versions import RecordedVersions
 from worker.stream.chance import session_uniforms
 from worker.stream.contexts import Standardisation, stack_packed
-from worker.stream.parameters import Parameters, first_model, with_settings
+from worker.stream.parameters import Parameters, first_model
 from worker.stream.settings import Arm, LearningSettings
 
 DRAWS: Final = 8  # slates drawn from a target that draws
@@ -67,7 +67,7 @@ def assemble(
     drawn: list[tuple[Ints, Ints]] = []
     for served, target, rows in _groups(everything, served_by, estimates, settings):
         group, names = sessions.part(rows), [everything[row].session_id for row in rows.tolist()]
-        alone = with_settings(served, warmup=0, random_share=0.0)
+        alone = replace(served, settings=replace(served.settings, warmup=0, random_share=0.0))
         warmup[rows] = served.folds < served.settings.warmup
         whole = warmup[rows[0]] or policy_named(served.settings.policy) is Random
         sessions.served.uniform[rows] = 1.0 if whole else served.settings.random_share

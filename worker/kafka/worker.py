@@ -53,7 +53,7 @@ def run_worker(settings: WorkerSettings) -> int:
     learning = with_dimension(settings.learning, settings.dim, history)
     first = Parameters.first(learning, settings.arms)
     if not history:
-        check_size(first.arms, first.model, largest_version(found, topics), settings=first.settings)
+        check_size(first, largest_version(found, topics))
     for line in compressed_inputs(found, topics):
         log.warning(line)
     warn(settings, learning, history)

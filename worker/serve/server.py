@@ -62,7 +62,7 @@ def run_server(settings: ServeSettings) -> int:
 def _first_version(settings: ServeSettings) -> Parameters:
     learning = replace(settings.learning, dim=dimension(settings.dim, None))
     first = Parameters.first(learning, settings.arms)
-    check_size(first.arms, first.model)
+    check_size(first)
     return first
 
 

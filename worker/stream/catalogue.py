@@ -101,11 +101,11 @@ def _changed(current: Parameters, order: Order, changes: Sequence[ArmChange | Ar
         return Refusal(order=order, reason=str(error))
     current = replace(current, settings=settings)
     added = len(arms) - len(current.arms)
-    model = _grown(current, arms)
-    if added and (reason := too_large(arms, model, settings=current.settings)):
-        return Refusal(order=order, reason=reason)
     answers = current.answers.with_arms(added) if added and current.answers is not None else current.answers
-    return replace(current, arms=tuple(arms), model=model, answers=answers)
+    changed = replace(current, arms=tuple(arms), model=_grown(current, arms), answers=answers)
+    if added and (reason := too_large(changed)):
+        return Refusal(order=order, reason=reason)
+    return changed
 
 
 def _grown(current: Parameters, arms: Sequence[Arm]) -> ClickModel:
@@ -228,7 +228,7 @@ def take_over(current: Parameters, order: Import) -> Parameters | Refusal | None
             type(taken.model).unpack(taken.model.pack(), intercept=taken.settings.intercept)
     except AdcascadeError as error:
         return Refusal(order=order, reason=f"these parameters do not fit the catalogue: {error}")
-    if taken is not None and added and (reason := too_large(taken.arms, taken.model, settings=taken.settings)):
+    if taken is not None and added and (reason := too_large(taken)):
         return Refusal(order=order, reason=reason)
     return taken
 
@@ -248,7 +248,7 @@ def _with_estimate(current: Parameters, target: Parameters, arms: tuple[Arm, ...
         expected_sessions=target.expected_sessions,
         explore_budget=target.explore_budget,
         thresholds=fitted_thresholds(target.thresholds, current.settings.horizon),
-        ties=_fitted_ties(target, current.settings),
+        ties=fitted_thresholds(target.ties, current.settings.horizon),
         answers=align_answers(target, arms, current.settings),
         radius=target.radius,
         standardisation=target.standardisation,
@@ -278,7 +278,7 @@ def under(settings: LearningSettings, parameters: Parameters) -> Parameters:
         parameters,
         settings=settings,
         thresholds=fitted_thresholds(parameters.thresholds, settings.horizon),
-        ties=_fitted_ties(parameters, settings),
+        ties=fitted_thresholds(parameters.ties, settings.horizon),
         answers=align_answers(parameters, parameters.arms, settings),
     )
 
@@ -297,15 +297,10 @@ def align_answers(target: Parameters, arms: Sequence[Arm], settings: LearningSet
     return counts.with_horizon(settings.horizon)
 
 
-def _fitted_ties(parameters: Parameters, settings: LearningSettings) -> tuple[float, ...]:
-    return fitted_thresholds(parameters.ties, settings.horizon) if parameters.ties else ()
-
-
 def fitted_thresholds(thresholds: tuple[float, ...], horizon: int) -> tuple[float, ...]:
-    """Cut thresholds to the horizon, or repeat the last one for new steps.
+    """Cut thresholds, or ties, to the horizon, or repeat the last one for new steps; none stay none.
 
     >>> fitted_thresholds((3.0, 2.0), 4)
     (3.0, 2.0, 2.0, 2.0)
     """
-    last = thresholds[-1:] or (0.0,)
-    return (*thresholds, *last * horizon)[:horizon]
+    return (*thresholds, *thresholds[-1:] * horizon)[:horizon]

@@ -123,7 +123,7 @@ class Parameters:
             arms=arms,
             model=first_model(settings, arms),
             thresholds=(0.0,) * settings.horizon,
-            radius=first_radius(settings, arms),
+            radius=confidence_radius(settings, arms),
             answers=counts_for(settings, len(arms)),
         )
 
@@ -221,28 +221,20 @@ def counts_for(settings: LearningSettings, arms: int) -> AnswerCounts | None:
     return AnswerCounts.none(arms=arms, horizon=settings.horizon)
 
 
-def first_radius(settings: LearningSettings, arms: Sequence[Arm]) -> float:
-    """Return β before any display; under "theory" with the least bound on ‖z‖, so that even version 0 explores."""
+def confidence_radius(
+    settings: LearningSettings, arms: Sequence[Arm], *, largest_square: float | None = None, displays: int = 0
+) -> float:
+    """Return β; under "theory" from the largest ‖x‖² of the contexts so far, at first d, so that version 0 explores."""
     if not isinstance(settings.beta, str):
         return settings.beta
     return theory_radius(
         dim=settings.dim,
         arms=len(arms),
         largest_reward=max((arm.reward for arm in arms), default=0.0),
-        largest_norm=math.sqrt(1 + settings.dim),
+        largest_norm=math.sqrt(1 + (settings.dim if largest_square is None else largest_square)),
         ridge=settings.ridge,
-        displays=0,
+        displays=displays,
     )
-
-
-def with_settings(parameters: Parameters, **changes: Any) -> Parameters:
-    """Return the same estimate under other settings."""
-    settings = replace(parameters.settings, **changes)
-    if settings.horizon == parameters.settings.horizon:
-        return replace(parameters, settings=settings)
-    answers = parameters.answers
-    fitted = None if answers is None else answers.with_horizon(settings.horizon)
-    return replace(parameters, settings=settings, thresholds=(), ties=(), answers=fitted)
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
