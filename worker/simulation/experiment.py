@@ -124,10 +124,6 @@ class ExperimentSettings:
         """The number of arms at the end."""
         return self.arms + self.new_arms
 
-    def arms_at(self, t: int) -> int:
-        """Return the number of arms in episode t = 1 … T."""
-        return self.arms if self.new_at is not None and t < self.new_at else self.all_arms
-
     def tasks(self) -> list[ExperimentTask]:
         """Return all runs, seeds outermost: so the first results are of all policies."""
         seeds = range(self.seed, self.seed + self.seeds)
@@ -284,8 +280,8 @@ class _Experiment:
         kept = self._journaled(slates)
         self._learn(contexts[kept], slates.arms[kept], clicked[kept], displayed[kept])
         valuer = Valuer(self.world, horizon=horizon, repeats=repeats)
-        best = valuer.best(contexts)
-        regret = best - valuer.served(contexts, slates.arms)
+        best = valuer.values(contexts, valuer.best_slates(contexts))
+        regret = best - valuer.values(contexts, slates.arms)
         buyers = np.flatnonzero(clicked >= 0)
         reward = self.world.rewards[slates.arms[buyers, clicked[buyers]]]
         explored = slates.explored[displayed].mean() if displayed.any() else 0.0
