@@ -49,15 +49,6 @@ def test_the_warm_up_explores_everything_and_greedy_nothing_after_it():
     assert run.explored == (1.0,) * 2 + (0.0,) * 10
 
 
-def test_the_estimate_is_close_where_it_is_used():
-    run = run_task(
-        ExperimentSettings(environment="uniform", episodes=100), ExperimentTask(policy="ucbbp", users=50, seed=1)
-    )
-    assert run.log_odds_error < 0.25
-    assert run.theta_error >= run.log_odds_error / 10
-    assert run.projection == pytest.approx(1, abs=0.4)
-
-
 def test_a_fold_without_a_usable_estimate_is_counted_and_keeps_the_old_one(monkeypatch):
     def fail(*_, **__):
         raise experiment.EstimationError("no")

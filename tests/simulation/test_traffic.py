@@ -97,19 +97,15 @@ def test_users_arrive_at_their_rate_whether_they_are_served_or_not() -> None:
 
 
 def test_flat_out_the_number_of_waiting_sessions_is_limited() -> None:
-    settings = replace(TIDY, rate=None, waiting=300)
-    traffic = Traffic(settings, now=START)
-    for time in range(50):
-        traffic.due(START + milliseconds(time))
-    first = traffic.waiting
-    assert 300 <= first < 300 + 300  # cohorts enter whole
-    worker = FakeWorker()
-    traffic = Traffic(settings, now=START)
-    for time in range(50):
+    traffic, worker = Traffic(replace(TIDY, rate=None, waiting=300), now=START), FakeWorker()
+    records: list[Sent] = []
+    for time in range(100):
         now = START + milliseconds(time)
-        records = traffic.due(now)
-        assert traffic.waiting < 600
-        traffic.receive(worker.answers(records), now)
+        records += traffic.due(now)
+        assert traffic.waiting < 600  # cohorts enter whole
+        if time >= 50:
+            traffic.receive(worker.answers(records), now)
+            records.clear()
     assert traffic.counts.sessions > 1_000
 
 
@@ -178,13 +174,6 @@ def test_a_repeated_decision_is_not_answered_again() -> None:
     assert traffic.due(START + milliseconds(1)) == []
     assert traffic.counts.others == len(values) + 3
     assert sent == traffic.counts.decided == 50
-
-
-def test_users_look_at_displays_for_the_time_set() -> None:
-    traffic = flat_out(200, look=(1_000, 2_000))
-    traffic.receive(decisions(traffic), START)
-    assert traffic.due(START + milliseconds(999)) == []
-    assert len(traffic.due(START + milliseconds(2_000))) > 190  # a few leave without an answer
 
 
 @pytest.mark.parametrize("slate", [(), ("stranger",)])

@@ -344,7 +344,12 @@ class _Experiment:
 
     def _learn(self, contexts: Floats, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
         """Fold the answers; `answered` (n, H) marks the positions that have one."""
-        self._count_answers(slates, clicked, answered)
+        sessions, positions = _displayed(slates, clicked, answered)
+        self.answers = self.answers.plus(
+            positions=positions,
+            arms=slates[sessions, positions],
+            answered=answered[sessions, positions].astype(np.float64),
+        )
         sessions, positions = np.nonzero(answered)
         seen = Observations(
             contexts=contexts,
@@ -363,14 +368,6 @@ class _Experiment:
         self.displays += int(answered.sum())
         self.clicks += int((clicked >= 0).sum())
         self._turns += len(_displayed(slates, clicked, answered)[0])
-
-    def _count_answers(self, slates: Ints, clicked: Ints, answered: NDArray[np.bool_]) -> None:
-        sessions, positions = _displayed(slates, clicked, answered)
-        self.answers = self.answers.plus(
-            positions=positions,
-            arms=slates[sessions, positions],
-            answered=answered[sessions, positions].astype(np.float64),
-        )
 
     def _log_odds_error(self) -> float:
         sessions, positions = np.nonzero(self._slates.arms != NO_ARM)

@@ -166,7 +166,7 @@ def worth_rows(numbers: Mapping[str, Any], *, earned: str) -> list[TableRow]:
     """Return the rows of clicks, revenue and regret; `earned` explains the revenue earned."""
     regret, share = numbers["pseudo_regret"], numbers["revenue_share"]
     oracle = f"expected; {share['overall']:.1%} of the oracle's {numbers['oracle_reward']:,.1f}"
-    tenths = f"pseudo-regret in the last tenth; {regret['first_tenth']:.5f} in the first"
+    tenths = f"pseudo-regret, last tenth; {regret['first_tenth']:.5f} in the first"
     return [
         ("clicks", f"{numbers['clicks']:,}", f"{numbers['clicks'] / max(1, numbers['sessions']):.1%} of the sessions"),
         ("revenue served", f"{numbers['served_reward']:,.1f}", oracle),

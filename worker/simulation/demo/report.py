@@ -199,7 +199,7 @@ def summary_rows(numbers: Mapping[str, Any], seconds: float) -> list[TableRow]:
     budget = "sessions; the policy has no budget"
     if explored["ratio"] is not None:
         budget = f"sessions, {explored['ratio']:.1%} of the budget of {explored['allowed']:,.0f}"
-    of_users = f"of each user's best ads, last tenth; {best['first_tenth']:.1%} in the first"
+    of_users = f"of each user's, last tenth; {best['first_tenth']:.1%} in the first"
     most = ", ".join(f"{reason} {count}" for reason, count in list(dead.items())[:3]) + (", …" if len(dead) > 3 else "")
     rows = [
         ("sessions", f"{numbers['sessions']:,}", f"in {numbers['episodes']} episodes, {seconds:.1f} s"),
@@ -209,7 +209,7 @@ def summary_rows(numbers: Mapping[str, Any], seconds: float) -> list[TableRow]:
     ]
     if (additive := numbers["additive"]) is not None:
         share, ads = additive["revenue_share"]["last_tenth"], additive["best_ads"]["last_tenth"]
-        rows.append(("additive model", f"{share:.1%}", f"of the oracle's in the last tenth; best ads {ads:.1%}"))
+        rows.append(("additive model", f"{share:.1%}", f"of the oracle's, last tenth; best ads {ads:.1%}"))
     rows += [
         ("explored", f"{explored['sessions']:,.0f}", budget),
         ("dead letters", f"{sum(dead.values()):,}", most),
