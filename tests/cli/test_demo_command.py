@@ -150,7 +150,7 @@ def test_a_state_folder_of_another_demo_and_a_log_that_exists_are_refused(capsys
     assert call(capsys, "--state", str(tmp_path / "kept"))[0] == 0
     code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--seed", "5", "--record", str(log))
     assert code == 2
-    assert "holds a demo with --seed 0, not 5" in err
+    assert "holds a demo with --seed 0, not --seed 5" in err
     code, _, err = call(capsys, "--state", str(tmp_path / "kept"), "--record", str(log))
     assert code == 2
     assert f"{log}: this file exists" in err

@@ -91,13 +91,13 @@ def test_the_table_has_the_share_lost_after_new_arms(capsys):
     more = ["--environment", "tastes", "--model", "personal", "--features", "2", "--new-arms", "3", "--new-at", "3"]
     code, out, _ = call(capsys, "--policy", "ucbbp", *more)
     assert code == 0
-    assert "K = 4 + 3 from episode 3" in out
+    assert "--model personal --features 2 --new-arms 3 --new-at 3" in out
     assert "lost, 3–6" in out
 
 
 def test_without_scikit_learn_one_line_names_it(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    environments._loaded.cache_clear()
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    environments.load_digits.cache_clear()
     code = main(["simulate", "--environment", "digits", "--episodes", "2", "--jobs", "1"])
     out, err = capsys.readouterr()
     assert (code, out) == (1, "")

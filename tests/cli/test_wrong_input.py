@@ -44,7 +44,7 @@ WRONG = {
     "simulate --episodes 1": "at least 2",
     "simulate --episodes 6 --warmup 6": "leaves none of 6",
     "simulate --model personal --no-intercept": "the model personal has an intercept",
-    "simulate --features 3": "features of arms explain tastes, and opposite has none",
+    "simulate --features 3": "the environment opposite has no features; use tastes or leaving",
     "simulate --new-arms 3": "new-arms and new-at go together",
     "simulate --new-arms 3 --new-at 301": "new-at must be one of the episodes 2 to 300",
     "simulate --environment digits --dim 5": "digits has 64 context features and 10 arms, not 5 and 10",

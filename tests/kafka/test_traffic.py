@@ -18,7 +18,7 @@ import pytest
 from tests.kafka.fleet import Fleet, Running
 from tests.kafka.world import ROOT, eventually
 from worker.cli.main import main
-from worker.simulation.poison import KINDS
+from worker.simulation.users import KINDS
 from worker.stream.partitioning import murmur2_partition
 
 pytestmark = pytest.mark.slow

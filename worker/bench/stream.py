@@ -88,9 +88,7 @@ def runner(tap: StreamTraffic | None = None) -> Embedded:
 
 def record_traffic(seconds: int) -> StreamTraffic:
     """Serve simulated users, and keep the records of all topics."""
-    world = environment()
-    names = [arm.arm for arm in world.catalogue()]
-    users = Users(world, names, horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
+    users = Users(environment(), horizon=HORIZON, rate=RATE, period=SECOND, habits=TIDY)
     traffic = StreamTraffic(users.start)
     served = runner(traffic)
     waiting: dict[int, list[Sent]] = {}

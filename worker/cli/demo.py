@@ -16,10 +16,9 @@ from worker.http.pages import operations
 from worker.logs.format import LogWriter
 from worker.metrics import Metrics
 from worker.simulation.demo.beside import Beside
-from worker.simulation.demo.report import can_draw, check_report, write_report
+from worker.simulation.demo.report import DemoView, can_draw, check_report, summary, summary_rows, write_report
 from worker.simulation.demo.run import TICK, Demo, DemoSettings, additive, check_state
-from worker.simulation.demo.summary import DemoView, summary, summary_table
-from worker.simulation.live import REFRESH, live_view
+from worker.simulation.reporting import REFRESH, laid_out, live_view
 from worker.web.status import status_routes
 
 DEFAULTS = DemoSettings()
@@ -103,13 +102,13 @@ def _run(demo: Demo, beside: Beside | None, view: DemoView, speed: float | None)
         while not demo.finished and not came:
             demo.step()
             if beside is not None:
-                beside.follow(demo.time)
+                beside.follow(len(demo.rows))
             show()
             if speed is not None:
                 ahead = (demo.time - from_time) / TICK / speed - (time.perf_counter() - began)
                 time.sleep(max(0.0, ahead))
         # Mostly the run beside is as far already. After a restart it began anew, and is behind.
-        while beside is not None and not came and not beside.follow(demo.time, wait=REFRESH):
+        while beside is not None and not came and not beside.follow(len(demo.rows), wait=REFRESH):
             show()
     return came[0] if came else 0
 
@@ -132,7 +131,7 @@ def _print_summary(
         return
     settings = demo.settings
     title = f"adcascade demo: {settings.environment}, {settings.model} model, {settings.policy}, seed {settings.seed}"
-    say("\n\n".join([title, summary_table(numbers, seconds), *([report] if page else [])]))
+    say("\n\n".join([title, laid_out(summary_rows(numbers, seconds)), *([report] if page else [])]))
 
 
 COMMAND = CommandSpec(

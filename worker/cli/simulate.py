@@ -15,6 +15,8 @@ from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
 from worker.console import check_writable, note, progress, table, write_file, write_result
 from worker.simulation.environments import DigitsTruth
 from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
+from worker.simulation.plots import check_plot, check_structure, plot_regret, plot_structure
+from worker.simulation.reporting import flag
 from worker.stream.settings import ANSWERS
 
 DEFAULTS = ExperimentSettings()
@@ -103,13 +105,9 @@ def _settings(options: argparse.Namespace) -> ExperimentSettings:
 def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:
     """Refuse, before any work, files that could not be written."""
     check_writable(options.json, options.plot, options.plot_structure)
-    plots = [path for path in (options.plot, options.plot_structure) if path is not None]
-    if not plots:
-        return
-    from worker.simulation.plots import check_plot, check_structure
-
-    for path in plots:
-        check_plot(path)
+    for path in (options.plot, options.plot_structure):
+        if path is not None:
+            check_plot(path)
     if options.plot_structure is not None:
         check_structure(settings)
 
@@ -125,10 +123,6 @@ def _make(settings: ExperimentSettings, jobs: int) -> list[Run]:
 
 
 def _draw(options: argparse.Namespace, settings: ExperimentSettings, runs: Sequence[Run]) -> None:
-    if options.plot is None and options.plot_structure is None:
-        return
-    from worker.simulation.plots import plot_regret, plot_structure
-
     if options.plot is not None:
         write_file(options.plot, plot_regret(runs, settings, options.plot))
         note(f"wrote {options.plot}")
@@ -140,28 +134,15 @@ def _draw(options: argparse.Namespace, settings: ExperimentSettings, runs: Seque
 
 
 def _title(settings: ExperimentSettings) -> str:
-    explored = f"{settings.bonus} bonus, β = {settings.beta}" if settings.repeats else f"β = {settings.beta}"
-    world = [
-        f"{settings.environment}: d = {settings.dim}",
-        f"K = {settings.arms}"
-        + (f" + {settings.new_arms} from episode {settings.new_at}" if settings.new_arms else ""),
-        f"H = {settings.horizon}",
-        f"T = {settings.episodes}",
-        *([f"{settings.features} features of arms"] if settings.features else []),
-        *([f"stay {settings.stay:g}"] if settings.stay < 1 else []),
-        f"{settings.seeds} seeds from {settings.seed}",
-    ]
-    learning = [
-        f"{settings.model} model" + ("" if settings.intercept else " without intercept"),
-        f"{settings.estimator} estimator",
-        explored,
-        f"ridge {settings.ridge:g}",
-        f"warm-up {settings.warmup}",
-        *(["answer rates learned"] if settings.answers == "learned" else []),
-        *([] if settings.repeats else ["no repeats"]),
-        *([f"learns from {settings.learn_at_most:,} sessions per episode"] if settings.learn_at_most else []),
-    ]
-    return f"{', '.join(world)}\n{', '.join(learning)}"
+    """Return the sizes of the experiment, and in a second line the settings that are not the default."""
+    shown = ("environment", "dim", "arms", "horizon", "episodes", "seeds", "seed", "policy", "users")
+    sizes = (
+        f"{settings.environment}: d = {settings.dim}, K = {settings.arms}, H = {settings.horizon}, "
+        f"T = {settings.episodes}, {settings.seeds} seeds from {settings.seed}"
+    )
+    chosen = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in shown}
+    others = [flag(name, value) for name, value in chosen.items() if value != getattr(DEFAULTS, name)]
+    return f"{sizes}\n{' '.join(others)}".rstrip()
 
 
 def summary(runs: Sequence[Run], new_at: int | None = None) -> str:
