@@ -207,7 +207,7 @@ def wait_for(running: subprocess.Popen[str], beginning: str) -> str:
 
 
 def scraped(url: str) -> dict[str, float]:
-    with urlopen(url, timeout=30) as answer:
+    with urlopen(url, timeout=300) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         sums: Counter[str] = Counter()
         for sample in (sample for family in families for sample in family.samples):
@@ -222,7 +222,7 @@ def test_metrics_are_served_during_the_run_and_ctrl_c_ends_it_with_a_summary():
         wait_for(running, " 25%")
         later = scraped(url)
         running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=60)
+        out, _ = running.communicate(timeout=300)
     assert early["adcascade_build_info"] == 1
     assert later["adcascade_arrivals_total"] == later["adcascade_arrivals_classified_total"] > 0
     assert later["adcascade_pseudo_regret_total"] > 0
@@ -239,7 +239,7 @@ def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Pat
     with process(*arguments, "--speed", "200") as running:
         wait_for(running, " 50%")
         running.kill()
-        running.communicate(timeout=60)
+        running.communicate(timeout=300)
     assert running.returncode == -signal.SIGKILL
     code, out, err = call(capsys, *arguments, "--json", "-")
     numbers, golden = json.loads(out), finish(settings)
@@ -262,7 +262,7 @@ def test_a_finished_run_started_again_has_the_same_figures_beside(capsys, tmp_pa
 
 def child_of(running: subprocess.Popen[str]) -> int:
     """Return the id of the process that runs the additive model."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while True:
         for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split():
             if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -272,7 +272,7 @@ def child_of(running: subprocess.Popen[str]) -> int:
 
 def wait_for_end_of(pid: int) -> None:
     """Wait until there is no such process, or only the entry that its new parent has not removed."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     with suppress(FileNotFoundError, ProcessLookupError):
         while Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline
@@ -287,7 +287,7 @@ def test_a_signal_to_all_processes_ends_the_run_with_comparable_figures(number):
         os.killpg(running.pid, number)
         with suppress(ProcessLookupError):  # as systemd does, which knows all processes of a service
             os.kill(child, number)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=300)
     assert running.returncode == 128 + number
     assert err == ""
     numbers = json.loads(out)
@@ -300,7 +300,7 @@ def test_the_process_beside_ends_when_the_demo_is_killed():
         wait_for(running, "metrics: ")
         child = child_of(running)
         running.kill()
-        _, err = running.communicate(timeout=60)
+        _, err = running.communicate(timeout=300)
     assert err == ""
     wait_for_end_of(child)
 
@@ -309,7 +309,7 @@ def test_the_death_of_the_process_beside_is_one_line_and_a_failure():
     with process("--episodes", "4000", "--users", "5") as running:
         wait_for(running, "status page: ")
         os.kill(child_of(running), signal.SIGKILL)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=300)
     assert running.returncode == 1
     assert out == ""
     assert err == "adcascade: the additive run beside was ended by SIGKILL; --no-beside leaves it out\n"

@@ -22,7 +22,7 @@ def with_client(transport: FakeTransport, use: Callable[[Client], Awaitable[None
     """Run a test with a client on a transport; an answer that never comes ends the test."""
 
     async def run() -> None:
-        async with asyncio.timeout(20), Client(transport=transport, **{"timeout": 10, **settings}) as ads:
+        async with asyncio.timeout(300), Client(transport=transport, **{"timeout": 120, **settings}) as ads:
             await use(ads)
 
     asyncio.run(run())

@@ -48,7 +48,7 @@ def with_transport(
 
     async def run() -> None:
         received = Received()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await transport.start(received.extend)
             try:
                 await use(transport, received)
@@ -164,7 +164,7 @@ def test_the_thread_ends_with_a_loop_that_was_closed_without_a_stop(brokers: Moc
     transport = KafkaTransport(brokers.connection, TOPICS)
     asyncio.run(transport.start(lambda _: None))
     (thread,) = client_threads()
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
 
 

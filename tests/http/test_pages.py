@@ -98,7 +98,7 @@ def test_slow_and_many_connections_end_and_others_are_answered():
         ended: set[socket.socket] = set()
         began = time.monotonic()
         while len(ended) < len(dripping):
-            assert time.monotonic() - began < 60, "they are not ended"
+            assert time.monotonic() - began < 300, "they are not ended"
             for connection in dripping:
                 with suppress(OSError):
                     connection.send(b"G")  # one byte of a request now and then
@@ -116,7 +116,7 @@ def has_ended(connection: socket.socket) -> bool:
     except OSError:
         return True
     finally:
-        connection.settimeout(10)
+        connection.settimeout(120)
 
 
 def test_a_port_that_is_taken_is_a_clear_error(client):

@@ -1,13 +1,14 @@
-"""Readers outside of any group, on the real broker."""
+"""Readers outside of any group, and the script that starts brokers."""
 
 from __future__ import annotations
 
+import subprocess
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.kafka.conftest import OwnBroker
+from tests.kafka.conftest import BROKER, OwnBroker
 from tests.kafka.fleet import Fleet
 from worker.kafka.clients import topic_reader
 
@@ -37,3 +38,14 @@ def test_a_reader_passes_over_deleted_records_and_stops_where_it_is_told(fleet: 
         assert [record.offset for record in reader.read_to(journal, 3, 5)] == [3, 4]
         assert list(reader.read_to(journal, 6, 6)) == []
         assert reader.poll(0.2) == [], "nothing is read that was not asked for"
+
+
+def test_brokers_run_side_by_side(address: str, own_broker: OwnBroker) -> None:
+    def script(action: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([BROKER, action, *own_broker.data], capture_output=True, text=True, check=False)
+
+    assert own_broker.address != address
+    assert own_broker.address in script("status").stdout
+    again = script("start")
+    assert (again.returncode, "already running" in again.stderr) == (1, True)
+    assert (script("stop").returncode, script("status").returncode) == (0, 3)

@@ -19,7 +19,7 @@ from threading import Timer
 import numpy as np
 import pytest
 
-from tests.kafka.world import eventually
+from tests.programs import eventually
 from worker.bandit.arrays import Floats
 from worker.bench import topics
 from worker.bench.core import Scene, Size

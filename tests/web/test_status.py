@@ -250,7 +250,7 @@ def test_a_trouble_has_details_and_what_to_do():
 
 def test_the_page_is_small_and_loads_nothing_from_elsewhere():
     with WebServer(status_routes(Metrics())) as server:
-        connection = HTTPConnection(server.host, server.port, timeout=10)
+        connection = HTTPConnection(server.host, server.port, timeout=120)
         size = 0
         for path in (*FILES, "/status.json"):
             connection.request("GET", path)

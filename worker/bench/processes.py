@@ -18,7 +18,7 @@ from worker.kafka.clients import admin_client, readable_errors
 from worker.kafka.connection import Connection
 from worker.runtime.child import command, environment
 
-START: Final = 60.0  # seconds for a server to start
+START: Final = 300.0  # seconds for a server to start
 
 
 def broker_script() -> Path:

@@ -197,9 +197,10 @@ class TopicReader:
         """A client for offsets and metadata."""
         return admin_client(self._connection)
 
-    def bounds(self, topic: str, partition: int = ONLY_PARTITION) -> tuple[int, int]:
-        """Return the offset of the first record of a partition, and the offset after the last."""
-        first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), REQUEST_TIMEOUT)
+    def bounds(self, topic: str) -> tuple[int, int]:
+        """Return the offset of the first record of a topic with one partition, and the offset after the last."""
+        partition = TopicPartition(topic, ONLY_PARTITION)
+        first, end = (offsets_of(self.admin, [partition], spec)[topic, ONLY_PARTITION] for spec in (BEGINNING, END))
         return first, end
 
     def read_from(self, positions: Mapping[tuple[str, int], int]) -> None:

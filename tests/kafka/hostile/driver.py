@@ -96,7 +96,7 @@ class Driver:
 
     def _run(self, work: Awaitable[Any]) -> Any:
         waited: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[arg-type]
-        return waited.result(60)
+        return waited.result(300)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,7 +108,7 @@ class Driver:
         self._producers = [Producer({**common, **writing, "compression.type": codec}) for codec in CODECS]
         reading = {"group.id": "hostile-driver", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
         self._consumer = Consumer({**common, **reading})
-        known = self._consumer.list_topics(timeout=30).topics
+        known = self._consumer.list_topics(timeout=120).topics
         names = [f"{self._prefix}.{name}" for name in ("decisions", "parameters")]
         self._consumer.assign([TopicPartition(name, p, 0) for name in names for p in known[name].partitions])
         self._readers = [self._loop.create_task(self._poll()), self._loop.create_task(self._arrive())]
