@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
@@ -38,6 +39,11 @@ def eventually(condition: Callable[[], _T], *, within: float = 300.0, what: str 
         assert time.monotonic() < deadline, f"not within {within:g} s: {what or condition}"
         time.sleep(0.05)  # between two looks, not for something to happen
     return value
+
+
+def show(text: str) -> None:
+    """Write a figure where `pytest -s` shows it."""
+    sys.stdout.write(f"\n{text}")
 
 
 def free_port() -> int:

@@ -172,7 +172,7 @@ def test_an_installed_package_finds_its_own_script(monkeypatch: pytest.MonkeyPat
     package = tmp_path / "worker"
     monkeypatch.setattr(worker, "__file__", str(package / "__init__.py"))
     assert broker_script() == tmp_path / "deploy/kafka/broker"
-    with pytest.raises(InputError, match="name a running one"), running_broker(None):
+    with pytest.raises(InputError, match="name a running one"), running_broker(None, tmp_path):
         pass
     packaged = package / "deploy/kafka/broker"
     packaged.parent.mkdir(parents=True)

@@ -135,9 +135,9 @@ def extend(fleet: Fleet, topic: str, partitions: int) -> None:
 def test_new_partitions_are_used_and_sessions_from_before_stay_where_they_are(fleet: Fleet) -> None:
     worker = fleet.serving()
     names = fleet.names
+    transport = KafkaTransport(fleet.connection, names, refresh=0.2)
 
     async def use(ads: Client) -> None:
-        transport = ads._exchange.transport
         # Sessions that a client would place elsewhere after the extension.
         moving = [n for n in (f"m{i}" for i in range(99)) if murmur2_partition(n.encode(), 8) >= 4][:5]
         before = [await ads.arrive(CONTEXT, session_id=name) for name in moving]
@@ -155,7 +155,6 @@ def test_new_partitions_are_used_and_sessions_from_before_stay_where_they_are(fl
         assert [shown.partition for shown in after] == [murmur2_partition(name.encode(), 8) for name in placed]
         assert {shown.partition for shown in after} == set(range(8))
 
-    transport = KafkaTransport(fleet.connection, names, refresh=0.2)
     with_client(fleet, use, transport=transport)
     arrived, clicked = ({r.key: r.partition for r in fleet.read(topic)} for topic in (names.arrivals, names.clicks))
     assert len(clicked) == 5

@@ -105,28 +105,6 @@ def test_the_same_arrival_at_many_gateways_at_once_is_one_session(served: Fleet,
     assert len(opened) == 1
 
 
-def test_mistakes_are_problems_with_the_reasons_of_dead_letters_and_leave_no_dead_letter(
-    served: Fleet, pair: tuple[Gateway, Gateway]
-) -> None:
-    before, gateway = len(dead(served)), pair[0]
-    shown = gateway.arrive("mistakes")
-    wrong = {"position": 1, "arm": shown["arm"], "clicked": True}
-    for path, body, status, reason in (
-        ("/v1/sessions", {"context": [1, 2]}, 400, "dimension"),
-        ("/v1/sessions", {"context": [1, 2, 3, 4, 1e16]}, 400, "norm"),
-        ("/v1/sessions", {"session_id": "mistakes", "context": [1, 2, 3, 4, 5]}, 409, "session-reused"),
-        ("/v1/sessions/mistakes/feedback", wrong, 403, "token"),
-        ("/v1/sessions/mistakes/feedback", {**wrong, "arm": "ad-x"}, 409, "arm-mismatch"),
-        ("/v1/sessions/mistakes/feedback", {**wrong, "position": 9}, 400, "position"),
-        ("/v1/sessions/unseen/feedback", {**wrong, "arm": "ad-x"}, 400, "unknown-arm"),
-    ):
-        found, problem = gateway.json(path, body)
-        assert (found, problem["reason"]) == (status, reason)
-    gateway.feedback(shown, clicked=True)
-    eventually(lambda: facts(served, "mistakes"), what="the click is in the journal")
-    assert len(dead(served)) == before
-
-
 def test_without_an_answer_at_the_deadline_fallback_ads_are_marked_and_the_same_request_gets_the_decision_later(
     fleet: Fleet,
 ) -> None:

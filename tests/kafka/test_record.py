@@ -249,27 +249,6 @@ def test_a_live_recording_ends_at_a_signal_with_all_that_is_there(
 # ── what cannot be done ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        (["--from", "yesterday"], "--from"),
-        (["--until", "tomorrow"], "--until"),
-        (["--topics", "arrivals,nonsense"], "nonsense"),
-        (["--live", "--until", "2030-01-01T00:00:00Z"], "--live"),
-    ],
-    ids=str,
-)
-def test_wrong_input_is_reported_in_one_line_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], complaint: str
-) -> None:
-    path = tmp_path / "log.gz"
-    assert main(["record", str(path), "--broker", "127.0.0.1:1", *given]) == 2
-    said = capsys.readouterr().err
-    assert complaint in said
-    assert said.count("\n") == 1
-    assert not path.exists()
-
-
 def test_a_log_that_exists_survives_topics_that_do_not(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
