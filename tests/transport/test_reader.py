@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tests.mock_cluster import PARTITIONS, MockCluster
 from worker.kafka.clients import END, admin_client, offsets_of, topic_reader
@@ -51,3 +52,20 @@ def test_offsets_are_those_after_the_last_records(brokers: MockCluster) -> None:
     partitions = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
     assert set(offsets_of(admin_client(brokers.connection), partitions, END).values()) == {10}
     assert offsets_of(admin_client(brokers.connection), [], END) == {}
+
+
+def test_a_new_topic_whose_leader_is_not_known_yet_is_asked_for_again(
+    brokers: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART]
+
+    class NewTopic(Consumer):
+        def get_watermark_offsets(self, *arguments: Any) -> Any:
+            if refusals:
+                raise KafkaException(KafkaError(refusals.pop()))
+            return super().get_watermark_offsets(*arguments)
+
+    monkeypatch.setattr("worker.kafka.clients.Consumer", NewTopic)
+    with topic_reader(brokers.connection) as reader:
+        assert reader.bounds(TOPIC) == (0, 10)
+    assert not refusals
