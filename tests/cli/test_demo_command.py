@@ -289,7 +289,7 @@ def test_a_signal_to_all_processes_ends_the_run_with_comparable_figures(number):
             os.kill(child, number)
         out, err = running.communicate(timeout=300)
     assert running.returncode == 128 + number
-    assert err == ""
+    assert [line for line in err.splitlines() if "%" not in line] == []  # it may have come further before the signal
     numbers = json.loads(out)
     assert numbers["additive"]["episodes"] <= numbers["episodes"] < 100
     wait_for_end_of(child)
