@@ -56,7 +56,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
 
     async def run() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await pyfuncitem.obj(
                 **{name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
             )

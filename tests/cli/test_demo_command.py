@@ -185,7 +185,7 @@ def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Pat
     with process(*arguments, "--speed", "200") as running:
         wait_for(running, " 50%")
         running.kill()
-        running.communicate(timeout=60)
+        running.communicate(timeout=300)
     assert running.returncode == -signal.SIGKILL
     code, out, err = call(capsys, *arguments, "--json", "-")
     numbers, golden = json.loads(out), finish(settings)
@@ -202,7 +202,7 @@ def test_a_killed_run_continues_as_if_it_had_never_stopped(capsys, tmp_path: Pat
 
 def child_of(running: subprocess.Popen[str]) -> int:
     """Return the id of the process that runs the additive model."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while True:
         for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split():
             if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -212,7 +212,7 @@ def child_of(running: subprocess.Popen[str]) -> int:
 
 def wait_for_end_of(pid: int) -> None:
     """Wait until there is no such process, or only the entry that its new parent has not removed."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     with suppress(FileNotFoundError, ProcessLookupError):
         while Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline
@@ -230,9 +230,9 @@ def test_metrics_are_served_until_a_signal_to_all_processes_ends_the_run_with_co
         os.killpg(running.pid, number)
         with suppress(ProcessLookupError):  # as systemd does, which knows all processes of a service
             os.kill(child, number)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=300)
     assert running.returncode == 128 + number
-    assert err == ""
+    assert [line for line in err.splitlines() if "%" not in line] == []  # it may have come further before the signal
     numbers = json.loads(out)
     assert numbers["additive"]["episodes"] <= numbers["episodes"] < 100
     assert numbers["finished"] is False
@@ -244,7 +244,7 @@ def test_the_process_beside_ends_when_the_demo_is_killed():
         wait_for(running, "metrics: ")
         child = child_of(running)
         running.kill()
-        _, err = running.communicate(timeout=60)
+        _, err = running.communicate(timeout=300)
     assert err == ""
     wait_for_end_of(child)
 
@@ -253,7 +253,7 @@ def test_the_death_of_the_process_beside_is_one_line_and_a_failure():
     with process("--episodes", "4000", "--users", "5") as running:
         wait_for(running, "status page: ")
         os.kill(child_of(running), signal.SIGKILL)
-        out, err = running.communicate(timeout=60)
+        out, err = running.communicate(timeout=300)
     assert running.returncode == 1
     assert out == ""
     assert err == "adcascade: the additive run beside was ended by SIGKILL; --no-beside leaves it out\n"

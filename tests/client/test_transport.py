@@ -141,7 +141,7 @@ def test_the_thread_ends_with_a_loop_that_was_closed_without_a_stop(brokers: Moc
     transport = KafkaTransport(brokers.connection, TOPICS)
     asyncio.run(transport.start(lambda _: None))
     (thread,) = client_threads()
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
 
 

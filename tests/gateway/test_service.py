@@ -193,7 +193,7 @@ async def test_a_click_that_the_brokers_do_not_have_at_the_deadline_is_marked_an
         await gateway.arrive()
         assert await gateway.feedback(1, "cap", True, within=0.001) == Answer("s", None, "clicked", fallback=True)
         for clicked in (True, False):
-            task = asyncio.create_task(gateway.feedback(1, "cap", clicked, session_id=f"n{clicked}", within=0.2))
+            task = asyncio.create_task(gateway.feedback(1, "cap", clicked, session_id=f"n{clicked}", within=2.0))
             sent = len(transport.sent)
             await until(lambda sent=sent: len(transport.sent) > sent)  # type: ignore[misc]
             transport.fail()

@@ -77,7 +77,7 @@ class Held(Memory):
         return await super().arrive(request, deadline)
 
     def release(self) -> None:
-        assert self.asked.wait(10)
+        assert self.asked.wait(120)
         self.asked.clear()
         loop, future = self._waiting.pop()
         loop.call_soon_threadsafe(future.set_result, None)
@@ -108,12 +108,12 @@ def http(service: Any, settings: HttpSettings | None = None) -> Iterator[HttpCli
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(120)
     try:
         yield HttpClient(found[0])
     finally:
         found[1].call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive()
 
 
@@ -127,7 +127,7 @@ class HttpClient:
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection = HTTPConnection(self.host, self.port, timeout=30)
+        connection = HTTPConnection(self.host, self.port, timeout=120)
         try:
             connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
             answer = connection.getresponse()
@@ -146,7 +146,7 @@ class HttpClient:
 
 def connect(client: Any) -> socket.socket:
     """Connect to a server that has a host and a port."""
-    return socket.create_connection((client.host, client.port), timeout=30)
+    return socket.create_connection((client.host, client.port), timeout=120)
 
 
 def is_closed(connection: socket.socket) -> bool:

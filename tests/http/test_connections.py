@@ -35,14 +35,14 @@ def answers(client: HttpClient) -> bool:
     ids=["a letter", "some headers", "all but one byte"],
 )
 def test_a_request_that_does_not_come_in_is_cut_off(beginning):
-    with http(Memory(), HttpSettings(request_timeout=0.3, idle_timeout=60)) as client, closing(connect(client)) as slow:
+    with http(Memory(), HttpSettings(request_timeout=1.0, idle_timeout=60)) as client, closing(connect(client)) as slow:
         slow.sendall(beginning)
         assert is_closed(slow)
         assert answers(client)
 
 
 def test_an_idle_connection_is_closed_after_a_while():
-    with http(Memory(), HttpSettings(idle_timeout=0.3)) as client, closing(connect(client)) as idle:
+    with http(Memory(), HttpSettings(idle_timeout=1.0)) as client, closing(connect(client)) as idle:
         idle.sendall(REQUEST)
         assert b"200 OK" in idle.recv(65_536)
         assert is_closed(idle)
@@ -50,11 +50,11 @@ def test_an_idle_connection_is_closed_after_a_while():
 
 @pytest.mark.parametrize("piece", [b"x", PAGE * 100], ids=["a byte at a time", "reads no answers"])
 def test_a_client_that_never_comes_to_an_end_is_cut_off(piece):
-    with http(Memory(), HttpSettings(request_timeout=0.5)) as client, closing(connect(client)) as bad:
+    with http(Memory(), HttpSettings(request_timeout=1.0)) as client, closing(connect(client)) as bad:
         bad.settimeout(0.1)
         began = time.monotonic()
         with pytest.raises(ConnectionError):
-            while time.monotonic() - began < 60:
+            while time.monotonic() - began < 300:
                 try:
                     bad.sendall(piece)
                     if len(piece) == 1 and not bad.recv(1):
@@ -93,13 +93,13 @@ def test_a_connection_whose_request_is_being_answered_is_not_closed():
     with http(service, HttpSettings(max_connections=1, idle_timeout=0.2)) as client, ExitStack() as stack:
         connection = stack.enter_context(closing(connect(client)))
         connection.sendall(REQUEST)
-        assert service.asked.wait(10)
+        assert service.asked.wait(120)
         connection.settimeout(0.6)
         with pytest.raises(TimeoutError):  # not by the time without requests either
             connection.recv(1)
         assert is_closed(stack.enter_context(closing(connect(client))))
         service.release()
-        connection.settimeout(30)
+        connection.settimeout(120)
         assert answer_to(connection)[0] == 200
 
 
@@ -147,9 +147,9 @@ def test_a_server_that_ends_answers_what_it_has_received():
     with http(service) as client:
         asking = threading.Thread(target=ask, args=(client,))
         asking.start()
-        assert service.asked.wait(10)
+        assert service.asked.wait(120)
         threading.Timer(0.2, service.release).start()
-    asking.join(10)
+    asking.join(120)
     assert got == [200]
 
 
@@ -158,7 +158,7 @@ def test_an_answer_for_a_client_that_has_gone_does_no_harm():
     with http(service) as client:
         with closing(connect(client)) as connection:
             connection.sendall(REQUEST)
-            assert service.asked.wait(10)
+            assert service.asked.wait(120)
         service.release()
         with closing(connect(client)) as other:
             other.sendall(REQUEST)

@@ -18,7 +18,7 @@ SETTINGS = DemoSettings(users=20, episodes=4)
 
 
 def follow(process: Beside, windows: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not process.follow(windows, wait=0.1):
         assert time.monotonic() < deadline
 

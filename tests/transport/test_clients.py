@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from tests.mock_cluster import PARTITIONS, MockCluster
 from worker.errors import FailedError, InputError
@@ -138,3 +138,20 @@ def test_reading_others_and_from_elsewhere_returns_nothing_of_before(brokers: Mo
             values += [int(message.value()) for message in reader.poll(1.0)]
     assert values == [33, 37]
     assert reader.positions == {(TOPIC, 1): 10}
+
+
+def test_a_new_topic_whose_leader_is_not_known_yet_is_asked_for_again(
+    brokers: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART]
+
+    class NewTopic(Consumer):
+        def get_watermark_offsets(self, *arguments: Any) -> Any:
+            if refusals:
+                raise KafkaException(KafkaError(refusals.pop()))
+            return super().get_watermark_offsets(*arguments)
+
+    monkeypatch.setattr("worker.kafka.clients.Consumer", NewTopic)
+    with topic_reader(brokers.connection) as reader:
+        assert reader.bounds(TOPIC) == (0, 10)
+    assert not refusals

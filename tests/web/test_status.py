@@ -238,7 +238,7 @@ def test_a_trouble_has_details_and_what_to_do():
 
 def test_the_page_is_small_and_loads_nothing_from_elsewhere():
     with WebServer(status_routes(Metrics())) as server:
-        connection = HTTPConnection(urlsplit(server.url).netloc, timeout=10)
+        connection = HTTPConnection(urlsplit(server.url).netloc, timeout=120)
         size = 0
         for path in (*FILES, "/status.json"):
             connection.request("GET", path)

@@ -57,14 +57,15 @@ _NO_BROKER: Final = (_ALL_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, Ka
 def admin_client(connection: Connection) -> AdminClient:
     """Return a client that describes and creates topics; raise `KafkaException` if no broker can be reached."""
     admin = AdminClient(connection.configuration(logger=SILENT_LOG))
-    deadline = monotonic() + REQUEST_TIMEOUT
+    seconds = 1.0  # a broker that refuses the connection is reported soon, one that is busy gets more time
     while True:
         try:
-            admin.list_topics(timeout=1.0)
+            admin.list_topics(timeout=seconds)
         except KafkaException:
             admin.poll(0)  # collects the errors of the brokers
-            if connection.errors or monotonic() > deadline:
+            if connection.errors or seconds >= REQUEST_TIMEOUT:
                 raise
+            seconds = min(4 * seconds, REQUEST_TIMEOUT)
         else:
             return admin
 

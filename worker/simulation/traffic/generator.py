@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from worker.bandit.arrays import NO_ARM
-from worker.metrics.history import DELAY_BOUNDS, Histogram, quantile
+from worker.metrics.history import DELAY_BOUNDS, Histogram
 from worker.simulation.environments import Chance, Environment, make_environment
 from worker.simulation.users import Cohort, Habits, Sent, Users
 from worker.simulation.worth import Valuer, WorthHistory
@@ -338,7 +338,7 @@ class Traffic:
 
     def latency(self, share: float) -> float | None:
         """Return a quantile of the seconds from an arrival to its first decision; None without decisions."""
-        found = quantile(LATENCY_BOUNDS, self.latencies.counts, share)
+        found = self.latencies.quantile(share)
         return None if found is None else min(found, self.longest)
 
 
