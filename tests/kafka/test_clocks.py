@@ -13,7 +13,7 @@ import pytest
 from tests.embedded.traffic import ARMS, SECOND, settings
 from tests.kafka.fleet import Fleet, flags
 from tests.kafka.world import eventually
-from worker.stream.encoding import encode_opened
+from worker.stream.encoding import encode_journal
 from worker.stream.events import Opened
 from worker.stream.learner import Learner
 
@@ -100,7 +100,7 @@ def test_wrong_clocks_timestamps_and_units_stop_neither_second_decisions_nor_lea
         slate = tuple(arm.arm for arm in ARMS[:2])
         opened = {"context": (0.1, 0.2, 0.3), "slate": slate, "modes": ("exploit",) * 2, "exclude": ()}
         far = Opened(session_id="far", arrived_at=YEAR_2100, parameters_version=0, **opened)  # type: ignore[arg-type]
-        fleet.send_raw([(names.journal, b"far", encode_opened(far))])
+        fleet.send_raw([(names.journal, b"far", encode_journal(far))])
         users.come()
         clock.error = HOUR
         eventually(lambda: "clock: " in worker.ask("/readyz")[1], what="the clock is reported")

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from worker.stream import decoding, encoding
 from worker.stream.contexts import MISSING
 from worker.stream.events import (
-    ACTIONS,
     MODES,
     MOST,
     MOST_PARTITIONS,
     TAG_PATTERN,
+    Action,
     ArmChange,
     ArmEntry,
     Arrival,
@@ -107,7 +107,7 @@ def progress(draw: st.DrawFn) -> Progress:
 
 @st.composite
 def command(draw: st.DrawFn) -> Command:
-    action = draw(st.sampled_from(ACTIONS))
+    action = draw(st.sampled_from(get_args(Action)))
     return Command(action=action, version=draw(counts) if action == "rollback" else None)
 
 
@@ -180,9 +180,9 @@ KINDS = (
     Kind(Feedback, "click", encoding.encode_feedback, respond, drawn(Feedback)),
     Kind(Decision, "decision", encode_decision, decoding.decode_decision, drawn(Decision, arm=st.none() | short_ids)),
     Kind(Episode, "episode", encoding.encode_episode, decoding.decode_episode, drawn(Episode)),
-    fact(Opened, "opened", encoding.encode_opened, opened()),
+    fact(Opened, "opened", encoding.encode_journal, opened()),
     fact(FeedbackFact, "feedback", encoding.encode_journal, drawn(FeedbackFact)),
-    fact(Progress, "progress", encoding.encode_progress, progress()),
+    fact(Progress, "progress", encoding.encode_journal, progress()),
     fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards, features=features)),
     fact(CatalogueChange, "arms", encoding.encode_journal, drawn(CatalogueChange, changes=entries)),
     fact(Command, "command", encoding.encode_journal, command()),

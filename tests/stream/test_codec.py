@@ -76,13 +76,6 @@ def test_fields_are_written_in_their_order_and_absent_ones_are_left_out(kind: An
     assert list(json.loads(kind.encode(event))) == ([] if kind.tag is None else ["kind"]) + present
 
 
-@given(data=st.data())
-def test_any_journal_event_is_written_as_by_its_own_function(kinds: Any, data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from([kind for kind in kinds if kind.tag is not None]))
-    event = data.draw(kind.draw)
-    assert encoding.encode_journal(event) == kind.encode(event)
-
-
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
 
 
@@ -350,9 +343,8 @@ def test_a_journal_record_outside_its_bounds_is_invalid(record: dict[str, Any]) 
     [
         (["a"], ["explore"], True),
         ([], [], True),
-        ([], ["none"], True),
         (["a"], [], False),
-        ([], ["explore"], False),
+        ([], ["none"], False),
         (["a", "b"], ["explore"], False),
     ],
 )
@@ -428,7 +420,7 @@ def test_a_context_is_written_only_if_it_is_finite(number: float) -> None:
         encoding.encode_arrival(Arrival(session_id="s", occurred_at=1, context=context))
     if math.isinf(number):
         with pytest.raises(ValueError, match="context"):
-            encoding.encode_opened(opened(context=context))
+            encoding.encode_journal(opened(context=context))
     # Finite numbers whose sum overflows are written.
     huge = Arrival(session_id="s", occurred_at=1, context=(1.7e308, 1.7e308))
     assert json.loads(encoding.encode_arrival(huge))["context"] == [1.7e308, 1.7e308]

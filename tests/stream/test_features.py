@@ -16,7 +16,7 @@ from tests.stream.scenes import TOPICS, opened, serving
 from worker.errors import InputError
 from worker.stream.contexts import MISSING, pack_context
 from worker.stream.decoding import LARGEST_NUMBER, Limits, Rejected, decode_arrival, decode_journal
-from worker.stream.encoding import encode_opened
+from worker.stream.encoding import encode_journal
 from worker.stream.events import Arrival, Opened
 from worker.stream.features import (
     KINDS,
@@ -265,7 +265,7 @@ def test_a_number_that_no_float_holds_is_a_dead_letter() -> None:
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.just(MISSING), max_size=8).map(tuple))
 def test_a_missing_number_is_null_in_the_journal_and_missing_again_when_it_is_read(context: Any) -> None:
     fact = opened(context=context)
-    value = encode_opened(fact)
+    value = encode_journal(fact)
     assert json.loads(value)["context"] == [None if math.isnan(number) else number for number in context]
     again = decode_journal(value)
     assert isinstance(again, Opened)
@@ -275,7 +275,7 @@ def test_a_missing_number_is_null_in_the_journal_and_missing_again_when_it_is_re
 
 @pytest.mark.parametrize("field", ["session_id", "arrived_at", "slate", "modes", "exclude", "parameters_version"])
 def test_null_is_accepted_nowhere_else_in_the_journal(field: str) -> None:
-    document = json.loads(encode_opened(opened()))
+    document = json.loads(encode_journal(opened()))
     for wrong in (None, [None]):
         with pytest.raises(Rejected):
             decode_journal(json.dumps(document | {field: wrong}).encode())

@@ -826,11 +826,11 @@ def test_prices_are_those_of_the_version_that_window_of_sessions() -> None:
 
 def test_where_no_arm_can_be_shown_there_is_no_regret_and_learning_goes_on() -> None:
     retire = [ArmChange(arm=arm.arm, reward=arm.reward, active=False) for arm in ARMS]
-    events = [*retire, opened(slate=(), modes=("none",)), progress(1350)]
+    events = [*retire, opened(slate=()), progress(1350)]
     outcome = learned(*events, policy="aucbbp", beta="theory")
     (episode,) = outcome.episodes
     assert (episode.regret_bound, episode.regret_posterior) == (None, None)
     assert outcome.versions[-1].folds == 1
-    nothing = Learner(SETTINGS, ()).handle(written([opened(slate=(), modes=("none",)), progress(1350)]))
+    nothing = Learner(SETTINGS, ()).handle(written([opened(slate=()), progress(1350)]))
     assert nothing.versions[0].folds == 1
     assert nothing.episodes[0].expected_reward == 0

@@ -59,8 +59,7 @@ def of(kind: Any) -> Any:
 def fits_together(document: dict[str, Any]) -> bool:
     """Return whether a journal record, good by its schema, also keeps the rules between two fields."""
     if document.get("kind") == "opened":
-        slate, modes = document["slate"], document["modes"]
-        return len(slate) == len(modes) or bool(not slate and modes == ["none"])
+        return len(document["slate"]) == len(document["modes"])
     if document.get("kind") == "progress":
         return bool(document["partition"] < document["partitions"])
     return True

@@ -18,7 +18,7 @@ from worker.metrics.troubles import TroubleLog
 from worker.runtime.learner_process import LearnerStatus
 from worker.runtime.watch import PATIENCE, CatalogueCheck, SettingsWatch, WatermarkWatch, different
 from worker.stream.decoding import Limits
-from worker.stream.encoding import encode_journal, encode_progress
+from worker.stream.encoding import encode_journal
 from worker.stream.events import Progress
 from worker.stream.features import Features
 from worker.stream.learner import Learner
@@ -95,7 +95,7 @@ def test_the_learner_names_the_slowest_partition_and_counts_late_records_when_th
     learner = Learner(settings(), ARMS)
     times = {0: START + 90_000, 1: START + 80_000, 2: START + 95_000}
     assert learner.slowest_partition == -1
-    progress = [encode_progress(Progress(partition=one, partitions=3, time=time)) for one, time in times.items()]
+    progress = [encode_journal(Progress(partition=one, partitions=3, time=time)) for one, time in times.items()]
     learner.handle(enumerate(progress))
     assert (learner.slowest_partition, learner.watermark) == (1, START + 80_000)
     arms = [arm.arm for arm in ARMS]

@@ -31,7 +31,7 @@ from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.store import Lesson, ServeStore
 from worker.stream.decoding import Limits, Rejected
-from worker.stream.encoding import encode_journal, encode_progress
+from worker.stream.encoding import encode_journal
 from worker.stream.events import Order, Progress, Reason
 from worker.stream.feedback import slate_tokens
 from worker.stream.serving import Serving
@@ -203,7 +203,7 @@ class ServeRunner:
         if progress:
             position.progress = progress
             reached = Progress(partition=0, partitions=1, time=progress, opened=self.serving.opened)
-            journal.append((None, encode_progress(reached)))
+            journal.append((None, encode_journal(reached)))
         lessons = [waiting for waiting in batch if waiting.lesson is not None]
         if not (journal or emits.changelog or lessons or (records and self._store.has_log)):
             return emits, 0, False
