@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from tests.first_release import FIRST_RELEASE
+from tests.stream.scenes import ADDITIVE
 from worker.cli.schemas import RECORDS, files
 from worker.errors import ParametersError
 from worker.stream.chance import Shares
@@ -192,7 +192,7 @@ def test_the_limits_of_the_schemas_are_the_defaults() -> None:
 
 def parameters_record() -> dict[str, Any]:
     parameters = Parameters.first(
-        LearningSettings(dim=3, **FIRST_RELEASE), (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0))
+        LearningSettings(dim=3, **ADDITIVE), (Arm(arm="a", reward=1.0), Arm(arm="b", reward=2.0))
     )
     record: dict[str, Any] = json.loads(encode_parameters(parameters))
     return record
