@@ -14,7 +14,7 @@ from tests.metrics.episodes import an_episode
 from tests.stream.conftest import encode_decision
 from tests.stream.scenes import feedback, opened, progress
 from worker.stream import decoding, encoding
-from worker.stream.contexts import pack_context, stack_packed, unpack_context
+from worker.stream.contexts import pack_context, stack_packed
 from worker.stream.decoding import (
     MAX_FACT_LEAD,
     MAX_PROGRESS_LEAD,
@@ -480,4 +480,3 @@ def test_stacking_and_packing_keep_every_bit(contexts: tuple[int, list[tuple[flo
     stacked = stack_packed(packed, dim)
     assert (stacked.shape, stacked.dtype) == ((len(rows), dim), np.float64)
     assert stacked.tobytes() == np.array(rows, dtype=np.float64).reshape(len(rows), dim).tobytes()
-    assert [pack_context(unpack_context(item)) for item in packed] == packed

@@ -33,7 +33,6 @@ from worker.serve.store import Lesson, ServeStore
 from worker.stream.decoding import Limits, Rejected
 from worker.stream.encoding import encode_journal
 from worker.stream.events import Order, Progress, Reason
-from worker.stream.feedback import slate_tokens
 from worker.stream.serving import Serving
 from worker.stream.session import Session
 from worker.stream.table import SessionRoom
@@ -274,16 +273,8 @@ class ServeRunner:
         if self.now() > session.deadline:
             return Answer(session_id, None, "expired")
         if decision is None:
-            decision = orjson.dumps(session.decision(session_id, self._tokens(session_id, session)))
+            decision = orjson.dumps(session.decision(session_id, self.serving.tokens(session_id, session)))
         return Answer(session_id, decision)
-
-    def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
-        if self._secret is None:
-            return None
-        slate, first = session.slate[session.passed :], session.passed + 1
-        return slate_tokens(
-            self._secret, session_id=session_id, slate=slate, arrived_at=session.arrived_at, first=first
-        )
 
 
 def _rejection(letter: DeadLetter) -> tuple[tuple[str, int], Rejected]:

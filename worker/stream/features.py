@@ -17,7 +17,6 @@ Rules that hold in this file:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -30,14 +29,11 @@ from numpy.typing import NDArray
 
 from worker.bandit.arrays import Floats
 from worker.errors import InputError
-from worker.stream.contexts import Standardisation
+from worker.stream.contexts import MISSING, Standardisation
 from worker.stream.events import described
 
 if TYPE_CHECKING:
     from worker.stream.settings import Arm
-
-
-from worker.stream.contexts import MISSING
 
 
 def hashed_column(name: str, value: str, columns: int) -> int:
@@ -119,15 +115,8 @@ class Feature:
     def _check_scale(self) -> None:
         if (self.centre is None) != (self.scale is None) or (self.centre is not None and self.kind != "number"):
             raise InputError(f"feature {self.name!r}: a number has centre and scale, or neither")
-        if self.centre is None or self.scale is None:
-            return
-        for value in (self.centre, self.scale):
-            if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-                raise InputError(f"feature {self.name!r}: centre and scale must be finite numbers, not {value!r}")
-        if self.scale <= 0:
-            raise InputError(f"feature {self.name!r}: scale must be above zero, not {self.scale}")
-        object.__setattr__(self, "centre", float(self.centre))
-        object.__setattr__(self, "scale", float(self.scale))
+        if self.centre is not None and self.scale is not None:
+            self._standardisation(self.centre, self.scale)  # raises if they are out of range
 
     @property
     def width(self) -> int:
@@ -163,8 +152,13 @@ class Feature:
 
     def standardised(self, numbers: Floats) -> Floats:
         """Return values (n,) of a number of ads on the scale of the first catalogue."""
-        centre, scale = 0.0 if self.centre is None else self.centre, 1.0 if self.scale is None else self.scale
-        return Standardisation(centre=np.array([centre]), scale=np.array([scale])).apply(numbers[:, None])[:, 0]
+        if self.centre is None or self.scale is None:
+            return self._standardisation(0.0, 1.0).apply(numbers[:, None])[:, 0]
+        return self._standardisation(self.centre, self.scale).apply(numbers[:, None])[:, 0]
+
+    @staticmethod
+    def _standardisation(centre: float, scale: float) -> Standardisation:
+        return Standardisation(centre=np.array([centre]), scale=np.array([scale]))
 
     def document(self) -> dict[str, Any]:
         """Return the feature as an entry of the record of a version."""
@@ -221,11 +215,6 @@ class Features:
     def context_names(self) -> tuple[str, ...]:
         """Names of the columns of a context, for people."""
         return tuple(name for feature in self.context for name in feature.column_names)
-
-    @cached_property
-    def ad_names(self) -> tuple[str, ...]:
-        """Names of the columns of an ad, for people."""
-        return tuple(name for feature in self.ads for name in feature.column_names)
 
     @cached_property
     def number_columns(self) -> NDArray[np.bool_]:

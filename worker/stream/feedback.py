@@ -40,35 +40,33 @@ _PURPOSE: Final = b"adcascade token 1\x00"
 _SIGNATURE_BYTES: Final = 16
 
 
-def token_secret(value: Secret | bytes) -> Secret:
-    """Return `value` as a secret that can sign tokens; raise `InputError` if it is too short."""
-    secret = value if isinstance(value, Secret) else Secret(value)
-    if len(secret.reveal()) < LEAST:
-        raise InputError(f"the token secret must have at least {LEAST} bytes, not {len(secret.reveal())}")
+def token_secret(secret: Secret) -> Secret:
+    """Return a secret that can sign tokens; raise `InputError` if it is too short."""
+    if (length := len(secret.reveal())) < LEAST:
+        raise InputError(f"the token secret must have at least {LEAST} bytes, not {length}")
     return secret
 
 
-def make_token(secret: Secret | bytes, *, session_id: str, position: int, arm: str, arrived_at: int) -> str:
+def make_token(secret: Secret, *, session_id: str, position: int, arm: str, arrived_at: int) -> str:
     """Return the token of one display.
 
     >>> make_token(Secret(b"0123456789abcdef"), session_id="s", position=1, arm="a", arrived_at=1700000000000)[:14]
     '1700000000000.'
     """
-    return f"{arrived_at}.{_signature(_key(secret), session_id, position, arm, arrived_at)}"
+    return f"{arrived_at}.{_signature(secret, session_id, position, arm, arrived_at)}"
 
 
 def slate_tokens(
-    secret: Secret | bytes, *, session_id: str, slate: Sequence[str], arrived_at: int, first: int = 1
+    secret: Secret, *, session_id: str, slate: Sequence[str], arrived_at: int, first: int = 1
 ) -> tuple[str, ...]:
     """Return one token per arm of a slate that starts at position `first`."""
-    key = _key(secret)
     return tuple(
-        f"{arrived_at}.{_signature(key, session_id, position, arm, arrived_at)}"
+        make_token(secret, session_id=session_id, position=position, arm=arm, arrived_at=arrived_at)
         for position, arm in enumerate(slate, start=first)
     )
 
 
-def check_token(secret: Secret | bytes, token: str | None, *, session_id: str, position: int, arm: str) -> int | None:
+def check_token(secret: Secret, token: str | None, *, session_id: str, position: int, arm: str) -> int | None:
     """Return the arrival time that a token vouches for, or None if it is missing, malformed, or not of this display.
 
     >>> secret = Secret(b"0123456789abcdef")
@@ -87,18 +85,14 @@ def check_token(secret: Secret | bytes, token: str | None, *, session_id: str, p
     arrived_at = int(time)
     if arrived_at > MOST or not 0 < position <= MOST:
         return None
-    expected = _signature(_key(secret), session_id, position, arm, arrived_at)
+    expected = _signature(secret, session_id, position, arm, arrived_at)
     return arrived_at if hmac.compare_digest(signature, expected) else None
 
 
-def _key(secret: Secret | bytes) -> bytes:
-    return token_secret(secret).reveal()
-
-
-def _signature(key: bytes, session_id: str, position: int, arm: str, arrived_at: int) -> str:
+def _signature(secret: Secret, session_id: str, position: int, arm: str, arrived_at: int) -> str:
     session, ad = session_id.encode(), arm.encode()
     message = _PURPOSE + pack(">QQII", arrived_at, position, len(session), len(ad)) + session + ad
-    return urlsafe_b64encode(hmac.digest(key, message, "sha256")[:_SIGNATURE_BYTES])[:-2].decode("ascii")
+    return urlsafe_b64encode(hmac.digest(secret.reveal(), message, "sha256")[:_SIGNATURE_BYTES])[:-2].decode("ascii")
 
 
 #: Most feedback records parked for one session; a well-behaved client sends one or two per position.

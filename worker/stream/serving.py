@@ -137,12 +137,13 @@ class Serving(SessionTable):
             # An exhausted slate needs no decision; an empty one gets mode `none`.
             if type(state) is not Session or state.clicked or 0 < len(state.slate) <= state.passed:
                 continue
-            decisions.append(state.decision(session_id, self._tokens(session_id, state)))
+            decisions.append(state.decision(session_id, self.tokens(session_id, state)))
         for session_id, session in batch.unremembered.items():
-            decisions.append(session.decision(session_id, self._tokens(session_id, session)))
+            decisions.append(session.decision(session_id, self.tokens(session_id, session)))
         batch.emits.changelog += self.bounds.fitting("sessions-changelog", changed_values, batch.emits)
 
-    def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
+    def tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
+        """Return the tokens of the positions that are left; None without a secret."""
         if self._secret is None:
             return None
         return slate_tokens(

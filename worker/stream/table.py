@@ -13,7 +13,6 @@ Rules that hold in this file (docs/design.md §3):
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
 from typing import Final
 
 from worker.stream.chance import OpenedCounts
@@ -22,43 +21,12 @@ from worker.stream.session import Parked, ParkedRecord, Session, State, decode_s
 from worker.stream.topology import Record, Tally
 from worker.stream.versions import Versions
 
-STEP = 1000  # milliseconds
+#: Sessions are due in steps of this many milliseconds, so that few times have to be compared.
+STEP: Final = 1000
 
 #: Arrivals of a partition that can have been answered and not be committed: more than a worker handles between two
 #: commits, and few compared with a backlog of hours.
 MOST_REPEATED: Final = 65_536
-
-
-class ExpiryQueue:
-    """Session ids, each to be looked at within one step after a time.
-
-    >>> queue = ExpiryQueue()
-    >>> queue.add("s", 1500)
-    >>> queue.has_due(1999), queue.has_due(2000), list(queue.pop_due(2000))
-    (False, True, ['s'])
-    """
-
-    def __init__(self) -> None:
-        self._due: dict[int, list[str]] = {}
-        self._steps: list[int] = []
-
-    def add(self, session_id: str, time: int) -> None:
-        """Add a session."""
-        step = time // STEP + 1
-        due = self._due.get(step)
-        if due is None:
-            self._due[step] = due = []
-            heappush(self._steps, step)
-        due.append(session_id)
-
-    def has_due(self, now: int) -> bool:
-        """Return whether a session is due."""
-        return bool(self._steps) and self._steps[0] * STEP <= now
-
-    def pop_due(self, now: int) -> Iterator[str]:
-        """Remove and yield all sessions that are due."""
-        while self.has_due(now):
-            yield from self._due.pop(heappop(self._steps))
 
 
 #: Bytes of a parked record that take the room of one more session.
@@ -127,7 +95,7 @@ class SessionTable:
         self.versions = versions
         self._awaited = 0  # sessions of the parked records
         self._held = 0  # of the room
-        self._expiry = ExpiryQueue()
+        self._due: dict[int, list[str]] = {}  # session ids by the time at which they are looked at, a whole step
         self._damaged: list[bytes] = []  # keys of values that could not be restored
 
     @property
@@ -181,7 +149,7 @@ class SessionTable:
         tally = Tally(handed_over=self.open_sessions, handed_over_parked=self.parked)
         self.table.clear()
         self._opened.clear()
-        self._expiry = ExpiryQueue()
+        self._due.clear()
         self.parked = self._awaited = 0
         self._hold(-self._held)
         return tally
@@ -235,7 +203,7 @@ class SessionTable:
     @property
     def has_due(self) -> bool:
         """Whether a value is to be deleted."""
-        return bool(self._damaged) or self._expiry.has_due(self.progress)
+        return bool(self._damaged) or any(time <= self.progress for time in self._due)
 
     def delete_damaged(self) -> list[bytes]:
         """Return the keys of the values that could not be read, once."""
@@ -245,7 +213,8 @@ class SessionTable:
     def delete_due(self) -> Iterator[tuple[str, State]]:
         """Delete and yield all that no further record can concern."""
         lateness = self.versions.newest.settings.lateness
-        for session_id in self._expiry.pop_due(self.progress):
+        times = sorted(time for time in self._due if time <= self.progress)
+        for session_id in [session_id for time in times for session_id in self._due.pop(time)]:
             state = self.table.get(session_id)
             if state is None:
                 continue
@@ -268,4 +237,5 @@ class SessionTable:
         return state.deadline if isinstance(state, Session) else self.parked_until(state.latest)
 
     def _schedule(self, session_id: str, until: int) -> None:
-        self._expiry.add(session_id, until + self.versions.newest.settings.lateness)
+        time = until + self.versions.newest.settings.lateness
+        self._due.setdefault((time // STEP + 1) * STEP, []).append(session_id)
