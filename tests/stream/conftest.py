@@ -162,8 +162,8 @@ class Kind:
         return self.event.__name__
 
 
-def fact(event: type[Any], tag: str, encode: Callable[[Any], bytes], draw: st.SearchStrategy[Any]) -> Kind:
-    return Kind(event, "journal", encode, decoding.decode_journal, draw, tag)
+def fact(event: type[Any], tag: str, draw: st.SearchStrategy[Any]) -> Kind:
+    return Kind(event, "journal", encoding.encode_journal, decoding.decode_journal, draw, tag)
 
 
 #: Features of an arm, and numbers of a context that may be missing.
@@ -180,14 +180,14 @@ KINDS = (
     Kind(Feedback, "click", encoding.encode_feedback, respond, drawn(Feedback)),
     Kind(Decision, "decision", encode_decision, decoding.decode_decision, drawn(Decision, arm=st.none() | short_ids)),
     Kind(Episode, "episode", encoding.encode_episode, decoding.decode_episode, drawn(Episode)),
-    fact(Opened, "opened", encoding.encode_journal, opened()),
-    fact(FeedbackFact, "feedback", encoding.encode_journal, drawn(FeedbackFact)),
-    fact(Progress, "progress", encoding.encode_journal, progress()),
-    fact(ArmChange, "arm", encoding.encode_journal, drawn(ArmChange, reward=rewards, features=features)),
-    fact(CatalogueChange, "arms", encoding.encode_journal, drawn(CatalogueChange, changes=entries)),
-    fact(Command, "command", encoding.encode_journal, command()),
-    fact(Import, "import", encoding.encode_journal, drawn(Import)),
-    fact(Tag, "tag", encoding.encode_journal, drawn(Tag, version=st.none() | counts)),
+    fact(Opened, "opened", opened()),
+    fact(FeedbackFact, "feedback", drawn(FeedbackFact)),
+    fact(Progress, "progress", progress()),
+    fact(ArmChange, "arm", drawn(ArmChange, reward=rewards, features=features)),
+    fact(CatalogueChange, "arms", drawn(CatalogueChange, changes=entries)),
+    fact(Command, "command", command()),
+    fact(Import, "import", drawn(Import)),
+    fact(Tag, "tag", drawn(Tag, version=st.none() | counts)),
 )
 
 

@@ -269,34 +269,6 @@ def test_arrays_of_parameters_may_be_nested_lists() -> None:
     validator("parameters").validate(record)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"version": -1},
-        {"sha256": "0"},
-        {"parent_sha256": None},
-        {"progress": {"x": 1}},
-        {"progress": [1]},
-        {"policy": "best"},
-        {"beta": "wide"},
-        {"beta": -1},
-        {"arms": [{"arm": "a"}]},
-        {"arms": [{"arm": "a", "reward": 0, "active": True}]},
-        {"theta_context": 1.0},
-        {"theta_context": ["x"]},
-        {"theta_context": {"shape": [3]}},
-        {"theta_context": {"shape": [3], "data": "%"}},
-        {"precision": {}},
-        {"thresholds": [None]},
-        {"window_end": -1},
-        {"horizon": 0},
-    ],
-    ids=str,
-)
-def test_the_schema_rejects_a_wrong_version(wrong: dict[str, Any]) -> None:
-    assert not validator("parameters").is_valid(parameters_record() | wrong)
-
-
 def test_the_index_of_the_history_is_valid_and_has_exactly_the_fields_of_its_schema() -> None:
     index = HistoryIndex(
         through=9, slots={"recent/7": KeptVersion(7, 1_700_000_000_000, 5), "tag/a": KeptVersion(0, 0)}
