@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from math import isfinite
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from worker.stream.events import MOST, Mode
+from worker.stream.events import MOST, Feedback, FeedbackFact, Mode
 
 #: How a session ended, counted when its value is deleted.
 ENDINGS = ("clicked", "exhausted", "expired", "empty")
@@ -37,25 +37,8 @@ Verdict: TypeAlias = Literal["applied", "redundant"] | Objection
 
 # ── the join ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-
-class Reaction(Protocol):
-    """A click or a pass: a feedback record, its fact in the journal, or what is kept of it."""
-
-    @property
-    def occurred_at(self) -> int:
-        """The time of the reaction."""
-
-    @property
-    def position(self) -> int:
-        """The position of the display, counted from 1."""
-
-    @property
-    def arm(self) -> str:
-        """The arm that was shown there."""
-
-    @property
-    def clicked(self) -> bool:
-        """Whether it was clicked, or passed over."""
+#: A click or a pass: a feedback record, or its fact in the journal.
+Reaction: TypeAlias = Feedback | FeedbackFact
 
 
 def objection(slate: tuple[str, ...], first: int, last: int, reaction: Reaction) -> Objection | None:
@@ -83,7 +66,6 @@ def answered(
 
     Nothing after a click counts. With `whole_slate`, a session without a click has passed over its whole slate.
 
-    >>> from worker.stream.events import FeedbackFact
     >>> passed, clicked = (FeedbackFact(session_id="s", occurred_at=9, position=h, arm=arm, clicked=h == 2)
     ...                    for h, arm in ((3, "c"), (2, "b")))
     >>> answered(("a", "b", "c"), [passed], whole_slate=False)

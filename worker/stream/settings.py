@@ -126,27 +126,15 @@ class LearningSettings:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in tuple(known):
                 raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(known)}")
-        for name in ("repeats", "intercept", "standardise"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if not self.intercept and self.model != "additive":
             raise InputError(f"the model {self.model} has an intercept; only additive runs without")
-        if not isinstance(self.salt, str):
-            raise InputError(f"salt must be a text, not {self.salt!r}")
-        self._check_features()
-        self._check_numbers()
-        check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
-
-    def _check_features(self) -> None:
-        if self.features is None:
-            return
-        if not isinstance(self.features, Features):
-            raise InputError(f"features must be declared features, not {self.features!r}")
-        if self.features.context and self.features.dim != self.dim:
+        if self.features is not None and self.features.context and self.features.dim != self.dim:
             raise InputError(
                 f"dim is {self.dim}, but the declared features of contexts have {self.features.dim} columns: "
                 "leave dim out, it follows from them"
             )
+        self._check_numbers()
+        check_combination(policy=self.policy, bonus=self.bonus, repeats=self.repeats)
 
     def _check_numbers(self) -> None:
         for name in ("epsilon", "random_share", "forgetting", "ridge", "beta"):
