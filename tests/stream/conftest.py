@@ -142,11 +142,6 @@ def respond(value: bytes | None) -> Feedback:
     return decoding.decode_feedback(value, limits=WIDE, horizon=WIDE_HORIZON, timestamp=0)
 
 
-def encode_decision(decision: Decision) -> bytes:
-    """Encode a decision by the shortest way; serving encodes it from the session's state."""
-    return msgspec.json.encode(decision)
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of event: where its schema is, how to write it, read it and draw it."""
@@ -178,7 +173,13 @@ entries = tuples(drawn(ArmEntry, reward=rewards, features=features))
 KINDS = (
     Kind(Arrival, "arrival", encoding.encode_arrival, arrive, drawn(Arrival, context=small)),
     Kind(Feedback, "click", encoding.encode_feedback, respond, drawn(Feedback)),
-    Kind(Decision, "decision", encode_decision, decoding.decode_decision, drawn(Decision, arm=st.none() | short_ids)),
+    Kind(
+        Decision,
+        "decision",
+        encoding.encode_decision,
+        decoding.decode_decision,
+        drawn(Decision, arm=st.none() | short_ids),
+    ),
     Kind(Episode, "episode", encoding.encode_episode, decoding.decode_episode, drawn(Episode)),
     fact(Opened, "opened", opened()),
     fact(FeedbackFact, "feedback", drawn(FeedbackFact)),

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.metrics.episodes import an_episode
-from tests.stream.conftest import encode_decision
-from tests.stream.scenes import feedback, opened, progress
+from tests.stream.scenes import decision, feedback, opened, progress
 from worker.stream import decoding, encoding
 from worker.stream.contexts import pack_context, stack_packed
 from worker.stream.decoding import (
@@ -25,8 +24,7 @@ from worker.stream.decoding import (
     decode_journal,
 )
 from worker.stream.encoding import encode_journal
-from worker.stream.events import MOST, ArmChange, Arrival, Opened
-from worker.stream.session import Session
+from worker.stream.events import ArmChange, Arrival, Opened
 
 NOW = 1_700_000_000_000
 ARRIVAL = {"session_id": "s-1", "occurred_at": NOW, "context": [0.5, -1.0]}
@@ -74,38 +72,6 @@ def test_fields_are_written_in_their_order_and_absent_ones_are_left_out(kind: An
         if field.required or getattr(event, field.name) != field.default
     ]
     assert list(json.loads(kind.encode(event))) == ([] if kind.tag is None else ["kind"]) + present
-
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
-
-
-@st.composite
-def sessions(draw: st.DrawFn) -> Session:
-    slate = tuple(draw(st.lists(texts, max_size=3)))
-    return Session(
-        draw(st.integers(0, MOST)),
-        0,
-        b"",
-        (),
-        draw(st.integers(0, MOST)),
-        slate,
-        tuple(draw(st.sampled_from(["explore", "exploit", "random"])) for _ in slate),
-        draw(st.none() | st.tuples(*[st.floats(0.01, 1.0) for _ in slate])),
-        tuple(draw(st.floats(allow_nan=False, allow_infinity=False)) for _ in slate),
-        0,
-        draw(st.integers(0, max(0, len(slate) - 1))),
-    )
-
-
-@given(st.lists(st.tuples(texts, sessions(), st.none() | st.just(("t",))), max_size=5))
-def test_a_decision_written_from_the_state_is_the_decision(shown) -> None:
-    for session_id, session, tokens in shown:
-        value = encoding.encode_decision(session.decision(session_id, tokens))
-        decision = decoding.decode_decision(value)
-        assert encode_decision(decision) == value
-        assert (decision.session_id, decision.tokens) == (session_id, tokens)
-        assert decision.slate == session.slate[session.passed :]
-        assert decision.arm == (decision.slate[0] if decision.slate else None)
 
 
 @given(
@@ -341,9 +307,9 @@ def test_a_number_that_is_not_finite_is_not_written(number: float) -> None:
     for name, wrong in episode.items():
         with pytest.raises(ValueError, match=name):
             encoding.encode_episode(msgspec.structs.replace(an_episode(), **{name: wrong}))
-    for name, parts in (("propensity", ((number,), (1.0,))), ("value", ((0.5,), (number,)))):
+    for name in ("propensity", "value"):
         with pytest.raises(ValueError, match=name):
-            Session(1, 2, b"", (), 0, ("a",), ("exploit",), *parts).decision("s", None)
+            encoding.encode_decision(decision("s", ("a",), **{name: number}))
 
 
 def test_finite_numbers_whose_sum_overflows_are_written() -> None:

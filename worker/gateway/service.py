@@ -26,6 +26,7 @@ from worker.client.transport import Keyed
 from worker.gateway.model import PublishedModel
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.encoding import encode_decision
 from worker.stream.events import Arrival, Decision, Feedback
 from worker.stream.features import context_encoder
 from worker.stream.session import Session
@@ -80,7 +81,7 @@ class KafkaAdService:
         slate = planner.fallback(arrival)
         version = planner.parameters.version
         session = Session(arrival.occurred_at, arrival.occurred_at, b"", (), version, *slate)
-        return Answer(arrival.session_id, orjson.dumps(session.decision(arrival.session_id, None)), fallback=True)
+        return Answer(arrival.session_id, encode_decision(session.decision(arrival.session_id, None)), fallback=True)
 
     # ── feedback ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

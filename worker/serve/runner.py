@@ -23,15 +23,13 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Final, Literal
 
-import orjson
-
 from worker.errors import FailedError
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
 from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.store import Lesson, ServeStore
 from worker.stream.decoding import Limits, Rejected
-from worker.stream.encoding import encode_journal
+from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
 from worker.stream.serving import Serving
 from worker.stream.session import Session
@@ -273,7 +271,7 @@ class ServeRunner:
         if self.now() > session.deadline:
             return Answer(session_id, None, "expired")
         if decision is None:
-            decision = orjson.dumps(session.decision(session_id, self.serving.tokens(session_id, session)))
+            decision = encode_decision(session.decision(session_id, self.serving.tokens(session_id, session)))
         return Answer(session_id, decision)
 
 

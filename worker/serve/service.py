@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple, cast
 
 import msgspec
-import orjson
 
 from worker.errors import FailedError
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
 from worker.secret import Secret
 from worker.serve.runner import NEVER_OPENED, ServeRunner, Waiting
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
+from worker.stream.encoding import encode_decision
 from worker.stream.events import Order
 from worker.stream.features import context_encoder
 from worker.stream.feedback import check_token
@@ -132,7 +132,7 @@ class EmbeddedService:
         )
         slate, version = planner.fallback(arrival), planner.parameters.version
         session = Session(now, now, b"", (), version, *slate)
-        return Answer(request.session_id, orjson.dumps(session.decision(request.session_id, None)), fallback=True)
+        return Answer(request.session_id, encode_decision(session.decision(request.session_id, None)), fallback=True)
 
     def _fallback_feedback(self, request: FeedbackRequest) -> Answer | None:
         """Return what is next if the feedback counts: later ads of the same slate."""

@@ -20,6 +20,7 @@ from worker.stream.events import (
     ArmEntry,
     Arrival,
     CatalogueChange,
+    Decision,
     Episode,
     Feedback,
     FeedbackFact,
@@ -60,9 +61,12 @@ def encode_episode(event: Episode) -> bytes:
     return _encode(event)
 
 
-def encode_decision(document: dict[str, Any]) -> bytes:
-    """Encode a decision that `Session.decision` returns, or a part of one."""
-    return _encode(document)
+def encode_decision(event: Decision) -> bytes:
+    """Encode a decision."""
+    if not isfinite(event.propensity + event.value):
+        _check_finite((event.propensity,), "propensity")
+        _check_finite((event.value,), "value")
+    return _encode(event)
 
 
 def encode_journal(event: JournalEvent) -> bytes:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_feedback
-from worker.stream.events import Arrival, Feedback, FeedbackFact, Opened
+from worker.stream.events import Arrival, Decision, Feedback, FeedbackFact, Opened
 from worker.stream.features import context_encoder
 from worker.stream.session import Parked, Session
 from worker.stream.slates import Slate, SlatePlanner
@@ -41,7 +41,7 @@ class Batch:
     touched: dict[str, bool] = field(default_factory=dict)
     facts: list[Opened | FeedbackFact] = field(default_factory=list)
     unremembered: dict[str, Session] = field(default_factory=dict)
-    decisions: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
 
 
 class OutputBounds:

@@ -13,7 +13,6 @@ Rules that hold in this file (docs/design.md §3); those of arrivals are in `arr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 
 from worker.secret import Secret
 from worker.stream.arrivals import Arrivals, plan_together
@@ -27,8 +26,6 @@ from worker.stream.session import Session, encode_state
 from worker.stream.table import SessionRoom, SessionTable
 from worker.stream.topology import Emits, Record, Tally, Topics
 from worker.stream.versions import Versions
-
-_mode_and_position = itemgetter("mode", "position")
 
 
 def handle_together(work: Iterable[tuple[Serving, Sequence[Record]]]) -> list[Emits]:
@@ -52,9 +49,9 @@ def _write(serving: Serving, batch: Batch, tally: Tally) -> None:
     """Encode the facts and the decisions of a batch."""
     emits, decisions = batch.emits, batch.decisions
     emits.journal += [(fact.session_id.encode(), encode_journal(fact)) for fact in batch.facts]
-    pairs = [(decision["session_id"].encode(), encode_decision(decision)) for decision in decisions]
+    pairs = [(decision.session_id.encode(), encode_decision(decision)) for decision in decisions]
     emits.decisions += serving.bounds.fitting("decisions", pairs, emits)
-    tally.decisions.update(map(_mode_and_position, decisions))
+    tally.decisions.update((decision.mode, decision.position) for decision in decisions)
 
 
 class Serving(SessionTable):
