@@ -8,15 +8,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from worker.http.api import ApiSettings
 from worker.http.server import http_server
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
+from worker.http.settings import HttpSettings
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
 from worker.stream.encoding import encode_decision
 from worker.stream.session import Session
@@ -94,14 +95,14 @@ def _answer(session_id: str, session: Session) -> Answer:
 
 
 @contextmanager
-def http(service: Any, settings: ApiSettings | None = None) -> Iterator[HttpClient]:
+def http(service: Any, settings: HttpSettings | None = None) -> Iterator[HttpClient]:
     """Serve in a thread while the context is open."""
     ready, stop = threading.Event(), asyncio.Event()
     found: list[Any] = []
 
     async def serve() -> None:
         registry = CollectorRegistry()
-        async with http_server(service, settings or ApiSettings(), host="127.0.0.1", port=0, registry=registry) as url:
+        async with http_server(service, replace(settings or HttpSettings(), port=0), registry=registry) as url:
             found.extend((url, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()

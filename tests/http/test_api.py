@@ -16,12 +16,10 @@ from jsonschema import Draft202012Validator
 import worker
 from tests.http.running import HttpClient, Memory, connect, http
 from worker.errors import InputError
-from worker.http.api import ApiSettings
-from worker.http.connections import ConnectionLimits
-from worker.http.keys import ApiKeys, read_keys
 from worker.http.pages import openapi
 from worker.http.problems import PROBLEMS
 from worker.http.requests import MOST_BATCH
+from worker.http.settings import ApiKeys, HttpSettings, read_keys
 from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS, MODES, MOST
 from worker.stream.session import ENDINGS
@@ -44,7 +42,7 @@ def client(service):
 @pytest.fixture(scope="module")
 def guarded():
     keys = ApiKeys({"web": Secret(KEY), "app": Secret(OTHER)})
-    with http(Memory(), ApiSettings(keys=keys, max_sessions_per_key=3)) as running:
+    with http(Memory(), HttpSettings(keys=keys, max_sessions_per_key=3)) as running:
         yield running
 
 
@@ -262,7 +260,7 @@ def test_without_keys_this_machine_and_addresses_are_answered(client, host):
 
 
 def test_names_that_are_allowed_are_answered_and_with_keys_all_are(guarded):
-    with http(Memory(), ApiSettings(allowed_hosts=("Ads.example",))) as client:
+    with http(Memory(), HttpSettings(allowed_hosts=("Ads.example",))) as client:
         assert client.ask("GET", "/metrics", Host="ads.example:443")[0] == 200
         assert client.ask("GET", "/metrics", Host="other.example")[0] == 403
     assert guarded.ask("GET", "/metrics", Host="other.example", Authorization=f"Bearer {KEY}")[0] == 200
@@ -373,8 +371,7 @@ def test_the_page_to_try_it_out_loads_nothing_from_elsewhere(client):
 
 
 def test_limits_are_those_of_the_settings():
-    settings = ApiSettings(connections=ConnectionLimits(max_body_bytes=30))
-    with http(Memory(), settings) as client:
+    with http(Memory(), HttpSettings(max_body_bytes=30)) as client:
         assert client.ask("POST", "/v1/sessions", {"context": [1, 2]})[0] == 200
         assert client.ask("POST", "/v1/sessions", {"context": [1, 2], "session_id": "long"})[0] == 413
 

@@ -6,14 +6,15 @@ import gzip
 import socket
 import time
 from contextlib import ExitStack, closing, suppress
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.http.running import HttpClient, connect
 from worker.errors import FailedError
-from worker.http.connections import ConnectionLimits
 from worker.http.pages import Page, operations
 from worker.http.server import WebServer
+from worker.http.settings import HttpSettings
 from worker.metrics import Metrics
 
 HELLO = {"/": lambda _: Page(body=b"hello")}
@@ -86,15 +87,15 @@ def test_a_failing_page_hides_the_details_and_the_others_work(client):
 def test_on_loopback_pages_are_for_this_machine_only(client):
     assert client.json("GET", "/metrics", Host="rebound.example")[1]["reason"] == "host"
     with WebServer(HELLO, host="0.0.0.0") as everywhere:
-        other = HttpClient(f"http://127.0.0.1:{everywhere.port}")
+        other = HttpClient(f"http://127.0.0.1:{urlsplit(everywhere.url).port}")
         assert other.ask("GET", "/", Host="worker.example")[2] == b"hello"
 
 
 def test_slow_and_many_connections_end_and_others_are_answered():
-    limits = ConnectionLimits(max_connections=20, request_timeout=1.0)
-    with WebServer(HELLO, limits=limits) as server, ExitStack() as stack:
+    settings = HttpSettings(max_connections=20, request_timeout=1.0)
+    with WebServer(HELLO, settings=settings) as server, ExitStack() as stack:
         client = HttpClient(server.url)
-        dripping = [stack.enter_context(closing(connect(server))) for _ in range(60)]
+        dripping = [stack.enter_context(closing(connect(client))) for _ in range(60)]
         ended: set[socket.socket] = set()
         began = time.monotonic()
         while len(ended) < len(dripping):

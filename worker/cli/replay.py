@@ -11,7 +11,7 @@ from worker.cli.options.brokers import PREFIX
 from worker.cli.options.catalog import CATALOG, read_arms
 from worker.cli.options.learning import LEARNING, context_dim, declared_ads
 from worker.cli.options.parser import JSON, CommandSpec, Option, number
-from worker.cli.options.times import Duration, time_span
+from worker.cli.options.times import time_span
 from worker.console import progress, table, write_result
 from worker.errors import InputError
 from worker.replay.relearn import relearn
@@ -79,9 +79,7 @@ def run(options: argparse.Namespace) -> int:
 def _changes(options: argparse.Namespace) -> dict[str, Any]:
     given = {option.attribute: getattr(options, option.attribute) for option in SETTINGS}
     given["dim"] = context_dim(options)
-    return {
-        name: int(value) if isinstance(value, Duration) else value for name, value in given.items() if value is not None
-    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 # ── for people ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,6 @@ from worker.bandit import MODELS
 from worker.cli.options.learning import setting, with_defaults, world
 from worker.cli.options.parser import JSON, CommandSpec, Option, count, integer
 from worker.console import check_writable, note, progress, table, write_file, write_result
-from worker.errors import InputError
 from worker.simulation.environments import DigitsTruth
 from worker.simulation.experiment import AFTER_NEW, ExperimentSettings, Run, cores, last_episodes, run_all
 from worker.stream.settings import ANSWERS
@@ -42,27 +41,31 @@ OPTIONS = (
     *_world(),
     count(
         "features",
-        "number of features of each arm, which explain most of the tastes; the model then has the revenue as one more",
+        "number of features of each arm, which explain most of the tastes; the revenue is then a feature, too",
         DEFAULTS.features,
         least=0,
     ),
-    count("new-arms", "number of further arms, which come in the middle of the run", DEFAULTS.new_arms, least=0),
+    count("new-arms", "number of arms that are added during the run", DEFAULTS.new_arms, least=0),
     count("new-at", "first episode with the new arms", least=2),
-    Option("model", "click model that learns", choices=tuple(MODELS), default=DEFAULTS.model),
+    Option("model", "click model of the learner", choices=tuple(MODELS), default=DEFAULTS.model),
     Option(
         "intercept",
-        "shared intercept of the model additive (default: on, but for the estimator paper)",
+        "shared intercept of the additive model (default: on, except with the estimator paper)",
         flag=True,
         default=None,
     ),
     Option(
         "answers",
-        "answer rates of displays: learned, or all displays taken as answered (default: learned where users leave)",
+        "answer rates: learned, or all displays counted as answered (default: learned where users leave)",
         choices=ANSWERS,
         default=None,
     ),
     *with_defaults(DEFAULTS, "estimator", "bonus", "beta", "epsilon", "ridge"),
-    setting("learn-at-most", default=DEFAULTS.learn_at_most, help="sessions per episode that are learned from; 0: all"),
+    setting(
+        "learn-at-most",
+        default=DEFAULTS.learn_at_most,
+        help="sessions per episode to learn from; 0: all",
+    ),
     setting("warmup", help="number of round-robin episodes at the start", default=DEFAULTS.warmup),
     Option(
         "users", "sessions N per episode; repeatable", parse=integer(least=1), repeatable=True, default=DEFAULTS.users
@@ -99,10 +102,7 @@ def _settings(options: argparse.Namespace) -> ExperimentSettings:
 
 def _check_files(options: argparse.Namespace, settings: ExperimentSettings) -> None:
     """Refuse, before any work, files that could not be written."""
-    files = [path for path in (options.json, options.plot, options.plot_structure) if path is not None]
-    if len(set(files)) < len(files):
-        raise InputError("--json, --plot and --plot-structure must be different files")
-    check_writable(*files)
+    check_writable(options.json, options.plot, options.plot_structure)
     plots = [path for path in (options.plot, options.plot_structure) if path is not None]
     if not plots:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,6 +13,7 @@ from worker.client.records import Context, check_session_id, encode_arrival, enc
 from worker.client.transport import ClientTransport, Keyed, UndeliveredError
 from worker.errors import InputError
 from worker.kafka.connection import Connection
+from worker.runtime.clock import wall_clock
 from worker.stream.decoding import Rejected
 from worker.stream.encoding import encode_feedback
 from worker.stream.events import Feedback
@@ -65,7 +65,7 @@ class Client:
             remember=remember,
             seconds=remember_seconds,
         )
-        self._now: Callable[[], int] = _now
+        self._now: Callable[[], int] = wall_clock
 
     async def __aenter__(self) -> Client:
         await self._exchange.start()
@@ -217,10 +217,6 @@ class Client:
 
     def _deadline(self, seconds: float | None) -> float:
         return asyncio.get_running_loop().time() + (self._timeout if seconds is None else seconds)
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _connection(servers: str | Iterable[str] | Connection) -> Connection:

@@ -13,8 +13,8 @@ from worker.client.kafka import KafkaTransport
 from worker.gateway.metrics import GatewayMetrics
 from worker.gateway.model import PublishedModel
 from worker.gateway.service import KafkaAdService
-from worker.http.api import ApiSettings
 from worker.http.server import http_server
+from worker.http.settings import HttpSettings
 from worker.kafka.clients import partition_counts
 from worker.kafka.connection import Connection
 from worker.stream.decoding import Limits
@@ -32,10 +32,8 @@ class GatewaySettings:
 
     connection: Connection
     topics: Topics
-    api: ApiSettings
+    http: HttpSettings
     limits: Limits
-    host: str
-    port: int
     max_in_flight: int
     max_remembered_sessions: int
 
@@ -68,7 +66,7 @@ async def run_gateway(settings: GatewaySettings, stop: asyncio.Event) -> None:
     try:
         async with (
             model.following(),
-            http_server(service, settings.api, host=settings.host, port=settings.port, registry=registry) as url,
+            http_server(service, settings.http, registry=registry) as url,
         ):
             brokers = ",".join(connection.servers)
             message = "a gateway for topics %s.* on %s; requests, metrics and health at %s"

@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 from aiohttp import HttpVersion11, web
 
 from worker.http.connections import HEADERS, HttpConnection, problem_response
-from worker.http.keys import ApiKeys
 from worker.http.metrics import ROUTES, HttpMetrics
 from worker.http.pages import Page, Route
 from worker.http.problems import ProblemError
 from worker.http.service import UnavailableError, UnknownSessionError
+from worker.http.settings import ApiKeys
 from worker.stream.decoding import Rejected
 
 log = logging.getLogger(__name__)

@@ -52,7 +52,7 @@ def families(snapshot: Snapshot) -> Iterator[Metric]:
         name = spec.name.removeprefix("adcascade_")
         if spec.kind == "histogram":
             family = HistogramMetricFamily(spec.name, spec.help, labels=list(spec.labels))
-            for labels, histogram in snapshot.histograms[name].items():
+            for labels, histogram in snapshot.now.histograms[name].items():
                 family.add_metric(list(labels), histogram.buckets(), histogram.sum)
             yield family
             continue

@@ -55,7 +55,7 @@ class Waiting:
     order: Order | None = None
     lesson: Lesson | None = None
     refused: Sequence[tuple[int, str]] = ()  # orders of the lesson, by offset
-    future: asyncio.Future[Answer | None]
+    future: asyncio.Future[Answer | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     since: float = field(default_factory=monotonic)
     error: Exception | None = None
     offset: int = -1
@@ -157,10 +157,9 @@ class ServeRunner:
 
     async def _tick(self) -> None:
         """Report progress, and let sessions expire, also without requests."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._interval)
-            await self.submit(Waiting(kind="tick", future=loop.create_future()))
+            await self.submit(Waiting(kind="tick"))
 
     async def _run_batch(self, batch: list[Waiting]) -> None:
         try:

@@ -21,9 +21,9 @@ from worker.runtime.memory import (
     sessions_that_fit,
 )
 from worker.runtime.watch import CatalogueCheck, different
-from worker.serve.control import SOCKET, take_orders
+from worker.serve.control import SOCKET, OrderDesk
 from worker.serve.runner import ServeRunner, Waiting
-from worker.serve.service import EmbeddedService, OrderDesk
+from worker.serve.service import EmbeddedService
 from worker.serve.settings import ServeSettings, dimension
 from worker.serve.store import Lesson, ServeStore, Version, check_runner, first_version
 from worker.stream.decoding import decode_episode
@@ -127,16 +127,14 @@ class Server:
             self._learner.assign(True)
             stack.push_async_callback(self._learner.stop)
             stack.push_async_callback(self._wait_for_learner)
-            orders = await take_orders(settings.folder, self._desk.order)
+            orders = await self._desk.listen(settings.folder)
             stack.callback((settings.folder / SOCKET).unlink, missing_ok=True)
             stack.callback(orders.close)
             stack.push_async_callback(_cancel, asyncio.create_task(self._watch()))
             url = await stack.enter_async_context(
                 http_server(
                     self._service,
-                    settings.api,
-                    host=settings.host,
-                    port=settings.port,
+                    settings.http,
                     registry=metrics.registry,
                     pages=pages,
                     troubles=metrics.trouble_lines,
@@ -171,8 +169,7 @@ class Server:
         refused = list(status.refused)
         if status.versions or status.episodes or status.tags:
             lesson = await asyncio.to_thread(decoded_lesson, status)  # a large version takes a while
-            future = asyncio.get_running_loop().create_future()
-            waiting = Waiting(kind="lesson", lesson=lesson, future=future)
+            waiting = Waiting(kind="lesson", lesson=lesson)
             await self._runner.submit(waiting)
             refused += waiting.refused
             for episode, _ in lesson.episodes:
