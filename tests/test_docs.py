@@ -38,6 +38,7 @@ from worker.cli.main import COMMANDS, load
 from worker.cli.options.brokers import connection
 from worker.cli.options.parser import build_parser, resolve
 from worker.cli.reference import reference
+from worker.secret import Secret
 from worker.stream.events import DEAD_LETTER_REASONS
 from worker.stream.feedback import check_token
 from worker.stream.troubles import TROUBLES
@@ -240,7 +241,7 @@ def test_the_tokens_of_the_examples_are_those_of_their_displays() -> None:
     for event in feedback:
         assert event["token"] == decision["tokens"][event["position"] - 1]
         display = {"session_id": event["session_id"], "position": event["position"], "arm": event["arm"]}
-        assert check_token(SECRET, event["token"], **display) == decision["arrived_at"]
+        assert check_token(Secret(SECRET), event["token"], **display) == decision["arrived_at"]
 
 
 def test_what_is_not_run_names_files_that_exist() -> None:

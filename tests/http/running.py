@@ -19,6 +19,7 @@ from worker.http.server import http_server
 from worker.http.service import Answer, ArriveRequest, FeedbackRequest, UnavailableError, UnknownSessionError
 from worker.http.settings import HttpSettings
 from worker.stream.decoding import Limits, decode_arrival, decode_feedback
+from worker.stream.encoding import encode_decision
 from worker.stream.session import Session
 
 NOW = 1_700_000_000_000
@@ -84,7 +85,7 @@ class Held(Memory):
 
 
 def _decision(session_id: str, session: Session) -> bytes:
-    return json.dumps(session.decision(session_id, None)).encode()
+    return encode_decision(session.decision(session_id, None))
 
 
 def _answer(session_id: str, session: Session) -> Answer:

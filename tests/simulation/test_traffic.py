@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from tests.client.fake import FakeTransport
-from tests.stream.conftest import encode_decision
 from tests.stream.scenes import decision
 from worker.client import UndeliveredError
 from worker.simulation.traffic.client import BoundedSender
@@ -24,6 +23,7 @@ from worker.simulation.traffic.generator import GRACE, MOST_BEHIND, NANOSECONDS,
 from worker.simulation.traffic.report import TrafficMetrics, done, summary, summary_rows
 from worker.simulation.users import Sent
 from worker.simulation.worth import Valuer, Worth, WorthHistory
+from worker.stream.encoding import encode_decision
 
 START = 1_800_000_000_000 * NANOSECONDS
 TIDY = TrafficSettings(duplicates=0.0, silence=0.0, poison=0.0, prefetching=0.0, look=(0, 0))

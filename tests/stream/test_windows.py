@@ -84,7 +84,7 @@ def test_where_only_clicks_are_reported_a_session_without_one_passed_over_its_wh
 
 
 def test_a_session_without_a_slate_counts_as_a_session_and_has_no_displays() -> None:
-    window = closed(opened(slate=(), modes=("none",)), feedback(1, "a", CLICK), whole_slates=True)
+    window = closed(opened(slate=()), feedback(1, "a", CLICK), whole_slates=True)
     assert len(window.plans) == 1
     assert not window.arms
 

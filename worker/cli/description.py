@@ -12,7 +12,7 @@ from worker.bandit.personal import PersonalModel
 from worker.console import table
 from worker.stream.chance import ALL
 from worker.stream.parameters import Parameters
-from worker.stream.settings import LATER_SETTINGS, SETTINGS
+from worker.stream.settings import SETTINGS
 from worker.stream.tastes import AdProfile, Taste, context_columns
 
 TOP = 15  # rows of a table; --json has all
@@ -57,7 +57,7 @@ def describe(parameters: Parameters) -> dict[str, Any]:
 
 def _settings(parameters: Parameters) -> dict[str, Any]:
     settings = parameters.settings
-    plain = {name: getattr(settings, name) for name in (*SETTINGS, *LATER_SETTINGS)}
+    plain = {name: getattr(settings, name) for name in SETTINGS}
     return {**plain, "features": None if settings.features is None else settings.features.document()}
 
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 from msgspec import Raw, Struct
 
 from worker.http.service import ArriveRequest, FeedbackRequest
-from worker.stream.decoding import Rejected, reader_of
+from worker.stream.decoding import Reader, Rejected
 
 #: Most requests in a batch.
 MOST_BATCH: Final = 1_000
@@ -43,9 +43,9 @@ class _Batch(Struct):
     requests: list[Raw]
 
 
-_read_arrive: Final = reader_of(_Arrive)
-_read_feedback: Final = reader_of(_Feedback)
-_read_batch: Final = reader_of(_Batch)
+_read_arrive: Final = Reader[_Arrive](_Arrive)
+_read_feedback: Final = Reader[_Feedback](_Feedback)
+_read_batch: Final = Reader[_Batch](_Batch)
 
 
 def read_arrive(body: bytes, most: int) -> ArriveRequest:

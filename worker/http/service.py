@@ -19,6 +19,7 @@ import orjson
 
 from worker.errors import AdcascadeError
 from worker.stream.decoding import Limits, decode_arrival
+from worker.stream.encoding import encode_decision
 from worker.stream.events import Arrival
 from worker.stream.features import context_encoder
 from worker.stream.session import Session
@@ -120,7 +121,7 @@ def fallback_answer(planner: SlatePlanner, arrival: Arrival) -> Answer:
     """Return the answer with fallback ads to an arrival."""
     at, version = arrival.occurred_at, planner.parameters.version
     session = Session(at, at, b"", (), version, *planner.fallback(arrival))
-    return Answer(arrival.session_id, orjson.dumps(session.decision(arrival.session_id, None)), fallback=True)
+    return Answer(arrival.session_id, encode_decision(session.decision(arrival.session_id, None)), fallback=True)
 
 
 class AdService(Protocol):

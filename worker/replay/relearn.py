@@ -39,7 +39,7 @@ from worker.replay.versions import Origin, Timetable, compare, find_origin, is_l
 from worker.stream.chance import ALL, OpenedCounts, journaled
 from worker.stream.contexts import pack_context
 from worker.stream.decoding import Limits, Rejected, decode_arrival, decode_decision, decode_feedback, decode_journal
-from worker.stream.encoding import encode_journal, encode_opened, encode_progress, fact_of
+from worker.stream.encoding import encode_journal, fact_of
 from worker.stream.events import MOST, Arrival, Decision, Mode, Opened, Progress
 from worker.stream.features import context_encoder
 from worker.stream.learner import Learner
@@ -225,7 +225,7 @@ class Relearner:
             if share == 0:
                 return
             opened = msgspec.structs.replace(opened, share=share)
-        self._fact(encode_opened(opened))
+        self._fact(encode_journal(opened))
 
     def _plan(self) -> None:
         """Plan the sessions without a recorded slate, before a later version is learned."""
@@ -264,7 +264,7 @@ class Relearner:
         self._plan()
         if time > self._progressed:
             self._progressed = time
-            self._fact(encode_progress(Progress(partition=0, partitions=1, time=time, opened=self._opened(time))))
+            self._fact(encode_journal(Progress(partition=0, partitions=1, time=time, opened=self._opened(time))))
         self._learn()
 
     def _opened(self, time: int) -> tuple[tuple[int, int], ...] | None:

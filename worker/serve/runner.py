@@ -25,7 +25,6 @@ from time import monotonic, perf_counter
 from typing import Final, Literal, cast
 
 import msgspec
-import orjson
 
 from worker.errors import FailedError
 from worker.http.service import (
@@ -41,9 +40,9 @@ from worker.metrics import Metrics
 from worker.secret import Secret
 from worker.serve.store import Lesson, ServeStore
 from worker.stream.decoding import Limits, Rejected, decode_feedback
-from worker.stream.encoding import encode_journal, encode_progress
+from worker.stream.encoding import encode_decision, encode_journal
 from worker.stream.events import Order, Progress, Reason
-from worker.stream.feedback import check_token, slate_tokens
+from worker.stream.feedback import check_token
 from worker.stream.serving import Serving
 from worker.stream.session import Session
 from worker.stream.table import SessionRoom
@@ -227,7 +226,7 @@ class ServeRunner:
         if progress:
             position.progress = progress
             reached = Progress(partition=0, partitions=1, time=progress, opened=self.serving.opened)
-            journal.append((None, encode_progress(reached)))
+            journal.append((None, encode_journal(reached)))
         lessons = [waiting for waiting in batch if waiting.lesson is not None]
         if not (journal or emits.changelog or lessons or (records and self._store.has_log)):
             return emits, 0, False
@@ -298,16 +297,8 @@ class ServeRunner:
         if self.now() > session.deadline:
             return Answer(session_id, None, "expired")
         if decision is None:
-            decision = orjson.dumps(session.decision(session_id, self._tokens(session_id, session)))
+            decision = encode_decision(session.decision(session_id, self.serving.tokens(session_id, session)))
         return Answer(session_id, decision)
-
-    def _tokens(self, session_id: str, session: Session) -> tuple[str, ...] | None:
-        if self._secret is None:
-            return None
-        slate, first = session.slate[session.passed :], session.passed + 1
-        return slate_tokens(
-            self._secret, session_id=session_id, slate=slate, arrived_at=session.arrived_at, first=first
-        )
 
     # ── deadlines ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -123,9 +123,7 @@ def _standardisation(parameters: Parameters, sessions: ObservedSessions) -> Stan
 def _budget(parent: Parameters, sessions: int) -> int:
     """Return M_t of the episode that comes after this fold."""
     settings = parent.settings
-    # The first release counted one episode less. Its versions carry the budget whatever the policy is.
-    t = parent.folds + (1 if settings.are_of_the_first_release else 2)
-    return explore_budget(sessions, t, settings.horizon_episodes)
+    return explore_budget(sessions, parent.folds + 2, settings.horizon_episodes)
 
 
 def _answers(parent: Parameters, window: ClosedWindow) -> AnswerCounts | None:

@@ -29,7 +29,7 @@ from worker.errors import InputError, ParametersError
 from worker.stream.ad_features import with_ads
 from worker.stream.chance import ALL, Shares
 from worker.stream.contexts import ARRAYS, LEAST_SESSIONS, ObservedSessions, Standardisation, without_gaps
-from worker.stream.settings import LATER_SETTINGS, SETTINGS, Arm, LearningSettings, is_number
+from worker.stream.settings import SETTINGS, Arm, LearningSettings, is_number
 from worker.stream.version_records import COUNTS, PLAIN, ArmRecord, VersionRecord, array_in, digest_of, document_of
 
 
@@ -277,7 +277,7 @@ def parameters_of(document: Mapping[str, Any], *, complete: bool = True) -> Para
 
 
 def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a hand-written file with the fields that it may leave out."""
+    """Return a hand-written file with the fields that it may leave out: a file that names no model is the simplest."""
     beta, arms = document.get("beta"), document.get("arms")
     return {
         **{field.name: field.default for field in fields(LearningSettings) if field.name in SETTINGS},
@@ -285,6 +285,11 @@ def _completed(document: Mapping[str, Any]) -> dict[str, Any]:
         "version": 0,
         "progress": {},
         "warmup": 0,
+        "model": "additive",
+        "intercept": False,
+        "answers": "all",
+        "standardise": False,
+        "learn_at_most": 0,
         "dim": 1,
         "sha256": "",
         "radius": beta if is_number(beta) else 0.0,
@@ -301,7 +306,7 @@ def _parameters(record: VersionRecord, document: Mapping[str, Any]) -> Parameter
         raise ParametersError(f"unknown model {record.model!r}; one of {', '.join(MODELS)}")
     kind = MODELS[record.model]
     model = kind.unpack({name: read(name) for name in kind.fields}, intercept=record.intercept)
-    chosen = {name: getattr(record, name) for name in (*SETTINGS, *LATER_SETTINGS)}
+    chosen = {name: getattr(record, name) for name in SETTINGS}
     settings = LearningSettings(**{**chosen, "dim": document.get("dim", model.dim)})
     counts = standardisation = pending = None
     if record.answer_counts is not UNSET:

@@ -44,7 +44,7 @@ from worker.stream.events import (
     described,
 )
 from worker.stream.features import Features
-from worker.stream.settings import ANSWERS, LATER_SETTINGS, SETTINGS, UNANSWERED, Arm, LearningSettings
+from worker.stream.settings import ANSWERS, SETTINGS, UNANSWERED, Arm, LearningSettings
 
 if TYPE_CHECKING:  # a version's hash is that of its record: the value imports this file
     from worker.stream.parameters import Parameters
@@ -195,23 +195,22 @@ class VersionRecord(Struct, frozen=True, kw_only=True):
     lateness: Annotated[int, described("Time that a record may be late, in milliseconds.", **_WHOLE)]
     window: Annotated[int, described("Length of an episode in milliseconds.", minimum=1)]
     unanswered: Annotated[str, described("Meaning of a displayed position without feedback.", enum=list(UNANSWERED))]
-    model: Annotated[str, described("Click model.", enum=list(MODELS))] = LATER_SETTINGS["model"]
-    intercept: Annotated[bool, described("Whether the model has a shared intercept.")] = LATER_SETTINGS["intercept"]
+    model: Annotated[str, described("Click model.", enum=list(MODELS))]
+    intercept: Annotated[bool, described("Whether the model has a shared intercept.")]
     answers: Annotated[
         str, described("Whether answer rates are learned, or every display counts as answered.", enum=list(ANSWERS))
-    ] = LATER_SETTINGS["answers"]
-    standardise: Annotated[
-        bool, described("Whether the numbers of contexts are standardised by the first sessions.")
-    ] = LATER_SETTINGS["standardise"]
+    ]
+    standardise: Annotated[bool, described("Whether the numbers of contexts are standardised by the first sessions.")]
     features: Annotated[
         Features | None, described("Declared features; missing if none are declared. Their columns are in this order.")
-    ] = LATER_SETTINGS["features"]
+    ] = None
     learn_at_most: Annotated[
         int,
         described(
-            "Sessions per window that are learned from, about; beyond it a share is journaled. 0: all.", **_WHOLE
+            "Sessions per window that are learned from, about; beyond it a share is journaled. 0 or missing: all.",
+            **_WHOLE,
         ),
-    ] = LATER_SETTINGS["learn_at_most"]
+    ] = 0
     ties: Annotated[
         tuple[Rate, ...],
         described(
@@ -249,6 +248,8 @@ PLAIN: Final = (
     *("version", "effective_at", "made_at", "journal_offset", "resume_offset", "window_end", "parent_sha256", "frozen"),
     *("folds", "observations", "expected_sessions", "explore_budget", "thresholds", "radius"),
 )
+#: Settings that a record has only if they are set.
+_OPTIONAL: Final = ("features", "learn_at_most")
 COUNTS: Final = ("displayed", "answered")
 _UNCOVERED: Final = frozenset(
     ["sha256", "made_at", "effective_at", "window_end", "journal_offset", "resume_offset", "progress", "kernels"]
@@ -275,13 +276,14 @@ def document_of(parameters: Parameters) -> dict[str, Any]:
     settings = parameters.settings
     document: dict[str, Any] = {
         **{name: getattr(parameters, name) for name in PLAIN},
-        **{name: getattr(settings, name) for name in SETTINGS},
+        **{name: getattr(settings, name) for name in SETTINGS if name not in _OPTIONAL},
         "progress": {str(partition): time for partition, time in sorted(parameters.progress.items())},
         "arms": [_arm_document(arm) for arm in parameters.arms],
     }
-    for name, first in LATER_SETTINGS.items():
-        if (value := getattr(settings, name)) != first:
-            document[name] = value.document() if isinstance(value, Features) else value
+    if settings.learn_at_most:
+        document["learn_at_most"] = settings.learn_at_most
+    if settings.features is not None:
+        document["features"] = settings.features.document()
     if parameters.ties:
         document["ties"] = parameters.ties
     if parameters.kernels:
